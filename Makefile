@@ -1,0 +1,67 @@
+# `make` lists the targets. Variables can be set in the environment or on the command line.
+
+# An interpreter of version 3.10 to 3.12.
+PYTHON ?= python3
+VENV ?= .venv
+# The model to pack: a folder or a hub id; empty means what MODEL_CONFIG names.
+MODEL ?= examples/shapes/model
+MODEL_CONFIG ?= model-config.yaml
+# continuous, sequence or async; empty means what MODEL_CONFIG says.
+PROFILE ?= continuous
+HTTP_PORT ?= 8080
+MANAGEMENT_PORT ?= 8081
+METRICS_PORT ?= 8082
+GRPC_PORT ?= 7070
+GRPC_MANAGEMENT_PORT ?= 7071
+# Options for pytest, e.g. `make test PYTEST_ARGS="tests/unit -x"`.
+PYTEST_ARGS ?= tests/unit tests/e2e
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.stamp
+PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
+
+.PHONY: help setup demo serve test lint mar protos clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(INSTALLED) ## make .venv with everything pinned (needs nothing but Python)
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
+		|| { echo "$(PYTHON) is not Python 3.10 to 3.12; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,java,dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## pack, serve on free ports, ask about a picture, stop; fails on a wrong answer
+	PYTHON=$(BIN)/python ./archive.sh --model examples/shapes/model --output build/demo
+	$(BIN)/python examples/demo.py build/demo/chat.mar
+
+serve: mar ## serve build/chat.mar in the foreground until Ctrl-C
+	@exec $(BIN)/python -m ts_stateful.serve build/chat.mar --http-port $(HTTP_PORT) \
+		--management-port $(MANAGEMENT_PORT) --metrics-port $(METRICS_PORT) \
+		--grpc-port $(GRPC_PORT) --grpc-management-port $(GRPC_MANAGEMENT_PORT)
+
+test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real TorchServe
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED) ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+mar: $(INSTALLED) ## pack MODEL into build/chat.mar
+	PYTHON=$(BIN)/python ./archive.sh $(if $(MODEL),--model '$(MODEL)') --config '$(MODEL_CONFIG)' \
+		$(if $(PROFILE),--profile $(PROFILE))
+
+protos: $(INSTALLED) ## generate handlers/ts_stateful/pb from protos/
+	$(BIN)/python -m grpc_tools.protoc -I protos \
+		-I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		--python_out=handlers --pyi_out=handlers --grpc_python_out=handlers $(PROTOS)
+
+clean: ## remove what was built, and .venv
+	rm -rf build dist logs htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
+	rm -rf handlers/*.egg-info
+	find handlers tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,137 @@
+"""The wire protocol, outbound: answers as typed structs, and their JSON encoder.
+
+Owns the names of answer fields; knows nothing of how an answer comes about. The same structs decode answers in the client.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+__all__ = [
+    "Cancelled",
+    "Closed",
+    "HelloAnswer",
+    "Opened",
+    "ServerLimits",
+    "SessionInfo",
+    "Timing",
+    "TokenDetails",
+    "TurnAnswer",
+    "TurnPart",
+    "Usage",
+    "encode",
+]
+
+class TokenDetails(Struct, frozen=True):
+    """`cached_tokens`: tokens of the context whose KV was reused instead of computed."""
+
+    cached_tokens: int = 0
+
+
+class Usage(Struct, frozen=True):
+    """Token counts under OpenAI's names; `prompt_tokens` counts the whole context of the turn."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: TokenDetails = TokenDetails()
+
+
+class Timing(Struct, frozen=True):
+    """Where a turn's time went, in milliseconds; `restored_from` is None, `host`, `store` or `replay`."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    first_token_ms: float = 0.0
+    total_ms: float = 0.0
+    restored_from: str | None = None
+
+
+class Opened(Struct, frozen=True):
+    """Answer to `open`; `expires_at` is RFC 3339 in UTC, whole seconds."""
+
+    session_id: str
+    expires_at: str
+    usage: Usage
+
+
+class TurnPart(Struct, frozen=True):
+    """A streamed event that is not the last one."""
+
+    text: str
+
+
+class TurnAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The whole answer to a prompt, or the last event of a streamed one (then `text` is the last piece).
+
+    The answer to `continue` is the same with `next` and `more`; while `more` is true only those and `text` are set.
+    """
+
+    text: str
+    session_id: str | None = None
+    turn: int | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    timing: Timing | None = None
+    replayed: bool = False
+    next: int | None = None
+    more: bool | None = None
+
+
+class Cancelled(Struct, frozen=True):
+    """Answer to `cancel`; `turn` is None if nothing was running."""
+
+    session_id: str
+    cancelled: bool
+    turn: int | None = None
+
+
+class Closed(Struct, frozen=True):
+    """Answer to `close`."""
+
+    session_id: str
+    closed: bool = True
+
+
+class SessionInfo(Struct, frozen=True, kw_only=True):
+    """Answer to `info`. Bytes count real storage by tier; `residency` is `device`, `host` or `record`."""
+
+    session_id: str
+    age_s: float
+    idle_s: float
+    expires_at: str
+    turns: int
+    tokens: int
+    cached_tokens: int  # whose KV is held
+    images: int
+    residency: str
+    device_bytes: int
+    host_bytes: int
+    running: bool  # a turn is in progress
+    waiting: int  # prompts behind it
+
+
+class ServerLimits(Struct, frozen=True, kw_only=True):
+    """What the server takes, in the units of the names."""
+
+    max_sessions: int
+    idle_s: float
+    lifetime_s: float
+    queued_prompts: int
+    context_tokens: int
+    images: int
+    image_bytes: int
+    image_pixels: int
+
+
+class HelloAnswer(Struct, frozen=True, kw_only=True):
+    """Answer to `hello`: who serves, in which profile, within which limits."""
+
+    server: str
+    version: str
+    profile: str
+    model: str
+    limits: ServerLimits
+
+
+encode = msgspec.json.Encoder().encode

@@ -1,0 +1,152 @@
+"""Configuration: what `model-config.yaml` may say, as frozen structs that are built once.
+
+Owns the names, defaults and ranges of every setting, and which profile of TorchServe's frontend a configuration means. YAML
+keys are camelCase and map one to one to the snake_case fields here. An unknown key under `handler:` is refused by name;
+top-level keys that belong to TorchServe alone pass. Whether a combination works is judged in `config_check`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "FrontendConfig",
+    "HandlerConfig",
+    "MediaConfig",
+    "Profile",
+    "load_config",
+]
+
+_Positive = Annotated[float, Meta(gt=0)]
+_Count = Annotated[int, Meta(ge=1)]
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, of the wrong type or out of range; the message names the key and the cure."""
+
+
+class Profile(enum.Enum):
+    """Which of TorchServe's ways of batching carries the requests."""
+
+    CONTINUOUS = "continuous"
+    SEQUENCE = "sequence"
+    ASYNC = "async"
+
+
+class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """`handler.media`: what images the server takes, and from where. Safe by default."""
+
+    allowed_schemes: tuple[Literal["https", "http", "data"], ...] = ("https", "data")
+    allowed_hosts: tuple[str, ...] = ()  # empty: every public host; `*.example.com` matches subdomains
+    allow_private_addresses: bool = False  # loopback, private, link-local (cloud metadata), ...
+    max_bytes: _Count = 20_000_000
+    max_pixels: _Count = 40_000_000
+    max_images: _Count = 8  # per request
+    timeout_sec: _Positive = 10.0  # for one image, all redirects and bytes included
+    max_redirects: Annotated[int, Meta(ge=0)] = 3
+    workers: _Count = 4  # images fetched and decoded at the same time
+
+
+class HandlerConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """`handler`: the model, its engine processes and their budgets."""
+
+    model: str = "model"  # a folder in the archive, a path, or a hub id
+    revision: str | None = None
+    trust_remote_code: bool = False
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    threads: Annotated[int, Meta(ge=0)] = 0  # of the engine on a CPU; 0: torch's own choice
+    engines: Literal["auto"] | _Count = "auto"
+    engine_linger_sec: _Positive = 60.0  # an engine whose worker is gone waits this long for the next
+    restart_deadline_sec: _Positive = 60.0  # requests wait this long for an engine that restarts
+    heartbeat_sec: _Positive = 30.0  # an engine that shows no sign of life for this long is killed
+    load_timeout_sec: _Positive = 600.0
+    reattach_sec: _Positive = 10.0  # a turn whose client is gone goes on for this long
+    context_length: _Count | None = None  # tokens; None: what the model's configuration says
+    prefill_chunk: _Count = 256  # tokens prefilled between two decode steps
+    device_cache_bytes: _Count | None = None  # KV and embeddings; None: no bound on a CPU, 80 % of what is free on a GPU
+    host_cache_bytes: Annotated[int, Meta(ge=0)] = 0  # embeddings and KV moved off the device
+    media: MediaConfig = MediaConfig()
+
+
+class FrontendConfig(Struct, frozen=True, kw_only=True):
+    """The keys that TorchServe's frontend reads, of which this package reads, honours or checks these."""
+
+    min_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="minWorkers", default=1)
+    max_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxWorkers", default=1)
+    batch_size: _Count = msgspec.field(name="batchSize", default=1)
+    max_batch_delay_ms: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxBatchDelay", default=100)
+    response_timeout_s: _Count = msgspec.field(name="responseTimeout", default=120)
+    startup_timeout_s: _Count = msgspec.field(name="startupTimeout", default=120)
+    job_queue_size: _Count = msgspec.field(name="jobQueueSize", default=100)
+    continuous_batching: bool = msgspec.field(name="continuousBatching", default=False)
+    sequence_batching: bool = msgspec.field(name="sequenceBatching", default=False)
+    async_communication: bool = msgspec.field(name="asyncCommunication", default=False)
+    sequence_max_idle_ms: Annotated[int, Meta(ge=0)] = msgspec.field(
+        name="sequenceMaxIdleMSec", default=0
+    )
+    sequence_timeout_ms: Annotated[int, Meta(ge=0)] = msgspec.field(
+        name="sequenceTimeoutMSec", default=0
+    )
+    max_num_sequence: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxNumSequence", default=0)
+    max_sequence_job_queue_size: _Count = msgspec.field(name="maxSequenceJobQueueSize", default=1)
+
+    @property
+    def profile(self) -> Profile:
+        """The profile that these keys select; continuous where they select none."""
+        if self.async_communication:
+            return Profile.ASYNC
+        if self.sequence_batching and not self.continuous_batching:
+            return Profile.SEQUENCE
+        return Profile.CONTINUOUS
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds of idleness after which a session expires (TorchServe's unset 0 means 10 minutes here)."""
+        return (self.sequence_max_idle_ms or 600_000) / 1000
+
+    @property
+    def lifetime_s(self) -> float:
+        """Seconds after which a session expires even if it is used (unset: an hour, or the idle time if longer)."""
+        return (self.sequence_timeout_ms or max(3_600_000, self.sequence_max_idle_ms)) / 1000
+
+    @property
+    def max_sessions(self) -> int:
+        """Sessions open at the same time (unset: TorchServe's own default, workers times batch size)."""
+        return self.max_num_sequence or max(1, self.min_workers) * self.batch_size
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """All of `model-config.yaml` that this package reads."""
+
+    frontend: FrontendConfig = FrontendConfig()
+    handler: HandlerConfig = HandlerConfig()
+
+
+def load_config(document: Mapping[str, Any] | None) -> Config:
+    """The configuration in a parsed `model-config.yaml`.
+
+    Raises:
+        ConfigError: a key is unknown under `handler:`, or a value has a wrong type or range.
+    """
+    document = dict(document or {})
+    handler = document.pop("handler", None) or {}
+    return Config(
+        frontend=_convert(document, FrontendConfig, prefix=""),
+        handler=_convert(handler, HandlerConfig, prefix="handler"),
+    )
+
+
+def _convert(document: Any, kind: type[Any], prefix: str) -> Any:
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        path = f"$.{prefix}" if prefix else "$"
+        raise ConfigError(f"model-config.yaml: {str(error).replace('`$', f'`{path}')}") from None

@@ -1,0 +1,122 @@
+"""A model and what belongs to it, loaded from a folder or a hub id.
+
+Owns how a stock `transformers` checkpoint becomes something that the engine can run, and the refusal of what it cannot. Knows
+nothing of sessions.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from ts_stateful.config import ConfigError, HandlerConfig
+from ts_stateful.engine.text import ChatText
+from ts_stateful.engine.vision import Vision
+
+__all__ = ["Model", "load_model", "resolve_model"]
+
+logger = logging.getLogger(__name__)
+
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A loaded model: `vision` is None for one that sees nothing; `context_tokens` is its window."""
+
+    name: str
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    text: ChatText
+    vision: Vision | None
+    context_tokens: int
+    eos_ids: frozenset[int]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return torch.device(self.network.device)
+
+
+def resolve_model(name: str, model_dir: Path) -> str:
+    """The folder that `handler.model` means (in the archive first, then as a path), or else the hub id as it is."""
+    for folder in (model_dir / name, Path(name).expanduser()):
+        if (folder / "config.json").is_file():
+            return str(folder)
+    return name
+
+
+def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -> Model:
+    """Loads weights, tokenizer and processor.
+
+    Raises:
+        ConfigError: the model cannot be found or loaded, or sessions of it cannot be kept.
+    """
+    name = resolve_model(settings.model, model_dir)
+    options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+        sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        _check_attention(config, name)
+        auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        network = auto.from_pretrained(name, dtype=_dtype(settings, device), **options)
+        owner = (AutoProcessor if sees else AutoTokenizer).from_pretrained(name, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ConfigError(f"handler.model {settings.model!r} cannot be loaded: {error}") from error
+    network.to(device).eval()
+    return build_model(Path(name).name, network, owner, settings.context_length)
+
+
+def build_model(
+    name: str, network: PreTrainedModel, owner: Any, context_length: int | None = None
+) -> Model:
+    """Puts a loaded network together with its processor or tokenizer (`owner`)."""
+    tokenizer = getattr(owner, "tokenizer", owner)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ConfigError(f"{name}: a fast tokenizer is needed (a tokenizer.json)")
+    vision = Vision(network, owner) if owner is not tokenizer else None
+    text = ChatText(tokenizer, owner, vision.image_token if vision else None)
+    eos = network.generation_config.eos_token_id
+    eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
+    window = network.config.get_text_config(decoder=True).max_position_embeddings
+    return Model(
+        name=name,
+        network=network,
+        tokenizer=tokenizer,
+        text=text,
+        vision=vision,
+        context_tokens=min(window, context_length or window),
+        eos_ids=frozenset(eos_ids),
+    )
+
+
+def _check_attention(config: Any, name: str) -> None:
+    text_config = config.get_text_config(decoder=True)
+    if config.is_encoder_decoder:
+        raise ConfigError(f"{name}: encoder-decoder models are not served with sessions")
+    kinds = set(get_layer_types_and_kwargs(text_config)[0])
+    if not kinds <= _ATTENTION:
+        other = ", ".join(sorted(kinds - _ATTENTION))
+        raise ConfigError(f"{name}: layers of kind {other} keep states that cannot be cut back")
+
+
+def _dtype(settings: HandlerConfig, device: torch.device) -> torch.dtype:
+    if settings.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    return dtype

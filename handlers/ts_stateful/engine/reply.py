@@ -1,0 +1,78 @@
+"""From generated ids to text: incremental decoding that never splits a character, and stop strings.
+
+Owns the text of a reply while it is generated. Knows nothing of how the ids came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+__all__ = ["ReplyText"]
+
+
+class ReplyText:
+    """The text of one reply.
+
+    `text` is what may be shown: it grows by whole characters, and what could become a stop string is held back. Its
+    pieces, concatenated, are the whole reply.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = tuple(stop)
+        self._decoded = ""
+        self._ends: list[int] = []  # characters decoded after each token
+        self._ids: list[int] = []
+        self._shown = 0
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        """The text that may be shown so far."""
+        return self._decoded[: self._shown]
+
+    @property
+    def num_kept(self) -> int:
+        """The number of ids that carry the shown text; behind a stop string the rest does not count."""
+        if not self.stopped:
+            return len(self._ids)
+        starts = [0, *self._ends]
+        return sum(start < self._shown for start in starts[: len(self._ids)])
+
+    def push(self, token_id: int) -> bool:
+        """Takes the next id; returns whether a stop string is complete, which ends the reply before it."""
+        self._ids.append(token_id)
+        piece = self._stream.step(self._tokenizer, token_id)
+        searched = max(0, len(self._decoded) - max(map(len, self._stop), default=0))
+        self._decoded += piece or ""
+        self._ends.append(len(self._decoded))
+        found = [at for stop in self._stop if (at := self._decoded.find(stop, searched)) >= 0]
+        if found:
+            self._shown = min(found)
+            self.stopped = True
+        else:
+            self._shown = len(self._decoded) - self._held_back()
+        return self.stopped
+
+    def finish(self) -> str:
+        """Ends the reply: what was held back is shown, and so are bytes that never became a character."""
+        if not self.stopped:
+            whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+            if whole.startswith(self._decoded):
+                self._decoded = whole
+            self._shown = len(self._decoded)
+        return self.text
+
+    def _held_back(self) -> int:
+        """The length of the longest end of the text that is the beginning of a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(self._decoded)), longest, -1):
+                if self._decoded.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

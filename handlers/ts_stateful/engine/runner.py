@@ -1,0 +1,86 @@
+"""The forward passes: prefill of one chunk, decode of one token a sequence.
+
+Owns what a stock `transformers` model is called with. Knows sequences, but nothing of requests, scheduling or the table.
+This is the general path: every sequence has a cache of its own, and a step runs them one after the other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ts_stateful.engine.model import Model
+from ts_stateful.engine.sequence import Sequence
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """Runs one model on one device."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._network = model.network
+        accepts = inspect.signature(self._network.forward).parameters
+        self._options: dict[str, Any] = {"use_cache": True, "return_dict": True}
+        if "logits_to_keep" in accepts:
+            self._options["logits_to_keep"] = 1
+        self._rope_index = getattr(self._network.base_model, "get_rope_index", None)
+
+    @torch.inference_mode()
+    def prefill(self, sequence: Sequence, num_tokens: int) -> Tensor:
+        """Computes the next `num_tokens` of a prompt; returns the logits `(vocabulary,)` behind them."""
+        start = sequence.context.kv.length
+        stop = start + num_tokens
+        inputs: dict[str, Any] = {"position_ids": self._positions(sequence, start, stop)}
+        vision = self._model.vision
+        if vision is not None:
+            first = sequence.ids[:start].count(vision.image_token_id)
+            last = first + sequence.ids[start:stop].count(vision.image_token_id)
+            if last > first:
+                for image in sequence.all_images:
+                    if image.features is None:
+                        vision.encode(image)
+                inputs["mm_encoder_outputs"] = vision.outputs(sequence.all_images, first, last)
+        return self._forward(sequence, start, stop, inputs)
+
+    @torch.inference_mode()
+    def decode(self, sequence: Sequence) -> Tensor:
+        """Feeds a sequence its last id; returns the logits `(vocabulary,)` behind it."""
+        start = sequence.context.kv.length
+        positions = self._positions(sequence, start, start + 1)
+        return self._forward(sequence, start, start + 1, {"position_ids": positions})
+
+    def _forward(
+        self, sequence: Sequence, start: int, stop: int, inputs: dict[str, Any]
+    ) -> Tensor:
+        ids = torch.tensor([sequence.ids[start:stop]], device=self._model.device)
+        output = self._network(
+            input_ids=ids, past_key_values=sequence.context.kv, **inputs, **self._options
+        )
+        logits: Tensor = output.logits[0, -1]
+        return logits
+
+    def _positions(self, sequence: Sequence, start: int, stop: int) -> Tensor:
+        """Positions of ids `start` to `stop`: `(1, n)`, or `(3, 1, n)` for models with M-RoPE."""
+        device = self._model.device
+        grids = [image.grid for image in sequence.all_images if image.grid is not None]
+        index = torch.arange(start, stop, device=device).unsqueeze(0)
+        if self._rope_index is None or not grids:
+            return index
+        if sequence.positions is None:
+            assert self._model.vision is not None
+            ids = torch.tensor([sequence.ids[: sequence.num_prompt]])
+            sequence.positions, _ = self._rope_index(
+                ids,
+                mm_token_type_ids=(ids == self._model.vision.image_token_id).int(),
+                image_grid_thw=torch.cat(grids),
+            )
+        prompt: Tensor = sequence.positions  # (3, 1, num_prompt)
+        if stop <= sequence.num_prompt:
+            return prompt[..., start:stop].to(device)
+        # Behind the prompt there is only text, whose positions go on from the highest one.
+        return (index + int(prompt.max()) + 1 - sequence.num_prompt).expand(3, 1, -1)

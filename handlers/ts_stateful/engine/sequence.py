@@ -1,0 +1,117 @@
+"""One turn in progress, from its request to its commit.
+
+Owns what lives exactly as long as a turn: its ids, its reply, its times and who waits for it. A `Session` lives between
+turns, a `Sequence` within one. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from ts_stateful.engine.context import Context
+from ts_stateful.engine.reply import ReplyText
+from ts_stateful.engine.sampler import Row
+from ts_stateful.engine.text import Message
+from ts_stateful.engine.vision import ImageInput
+from ts_stateful.protocol import Open, Prompt
+from ts_stateful.sessions.session import Session
+
+__all__ = ["Sequence", "Status", "Subscriber", "Waiter"]
+
+
+class Status(enum.Enum):
+    """Where a turn stands."""
+
+    LOADING = "loading"  # its images are on their way
+    WAITING = "waiting"  # for the turns before it
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(eq=False)
+class Subscriber:
+    """A request that wants a turn's answer; `sent` counts the characters of the reply that it has got."""
+
+    request_id: str
+    stream: bool
+    pull: bool
+    sent: int = 0
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A `continue` that waits for text behind `after` characters, until `deadline`."""
+
+    request_id: str
+    after: int
+    deadline: float
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A turn in progress; an `open` is one that generates nothing. Times are of the engine's clock, in seconds."""
+
+    session: Session[Context]
+    command: Open | Prompt
+    submitted_at: float
+    opens: bool = False  # it opened its session
+    status: Status = Status.LOADING
+    number: int = 0  # of the turn, from when it runs
+    subscribers: list[Subscriber] = field(default_factory=list)
+    waiters: list[Waiter] = field(default_factory=list)
+    orphaned_at: float | None = None  # since when nobody waits for it
+    images: list[ImageInput] = field(default_factory=list)  # new with this turn
+    cancelled: bool = False
+    # From when it runs:
+    ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
+    num_prompt: int = 0  # ids before the reply
+    keep: int = 0  # ids of the session's log that stay as they are
+    cached: int = 0  # ids whose KV was there
+    message: Message | None = None
+    rendered: str = ""
+    reply: ReplyText | None = None
+    max_new_tokens: int = 0
+    positions: Any = None  # of the prompt's ids, for models whose positions do not follow from the index
+    restored_from: str | None = None
+    started_at: float = 0.0
+    first_token_at: float | None = None
+
+    @property
+    def context(self) -> Context:
+        """The state of its session."""
+        return self.session.state
+
+    @property
+    def all_images(self) -> list[ImageInput]:
+        """The images of the session, this turn's last."""
+        return self.context.images + self.images
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Ids whose KV is missing, the last generated one not counted: that is the next decode step's."""
+        return max(0, self.num_prompt - self.context.kv.length)
+
+    @property
+    def num_generated(self) -> int:
+        """Ids generated so far."""
+        return len(self.ids) - self.num_prompt
+
+    @property
+    def text(self) -> str:
+        """The reply so far, as far as it may be shown."""
+        return self.reply.text if self.reply else ""
+
+    @property
+    def row(self) -> Row:
+        """How its next token is chosen."""
+        command = self.command
+        assert isinstance(command, Prompt)
+        return Row(
+            command.temperature,
+            command.top_k,
+            command.top_p,
+            command.seed or 0,
+            self.num_generated,
+        )

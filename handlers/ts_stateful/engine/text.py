@@ -1,0 +1,215 @@
+"""From conversation to token ids: what a new turn appends to the ids that a session holds already.
+
+Owns chat templates, tokenization and the rule that generated ids are kept verbatim. Knows nothing of tensors, sessions or
+scheduling. An image is one placeholder token in the rendered text and becomes the ids of its expansion (for LLaVA 576 times
+`<image>`, say) after tokenization, which is what processors do on the text before it. Control tokens that somebody spells out
+in a text are marked, so that they are tokenized as the text that they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jinja2
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
+
+from ts_stateful.errors import InvalidRequest
+
+__all__ = ["ChatText", "Dialogue", "Extension", "Message", "common_prefix"]
+
+_CUT = "\ue0f0user\ue0f0"  # private-use characters: where the first user's text will stand in an opening
+_ANCHOR_CHARS = 48
+
+
+class Message(NamedTuple):
+    """What somebody said: `text` with its control tokens marked, behind `num_images` images."""
+
+    role: str
+    text: str
+    num_images: int = 0
+
+
+class Dialogue:
+    """The text of a session: its messages, and what was rendered for its last turn, whose ids are in the log."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.opening_images = 0  # images of `open`, with which the first user message will begin
+        self.rendered = ""  # up to where the last reply began
+        self.reply = ""
+        self.num_turns = 0
+
+
+class Extension(NamedTuple):
+    """How a log becomes the context of a turn: the first `keep` ids stay, `ids` follow; `rendered` is its text."""
+
+    keep: int
+    ids: list[int]
+    rendered: str
+
+
+class ChatText:
+    """The text side of one model.
+
+    `owner` is the processor or tokenizer whose chat template is used; `image_token` the placeholder of an image in rendered
+    text, None for a model that sees nothing.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, owner: Any, image_token: str | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._owner = owner
+        self._has_template = getattr(owner, "chat_template", None) is not None
+        self._image_token = image_token
+        self._image_token_id = (
+            None if image_token is None else tokenizer.convert_tokens_to_ids(image_token)
+        )
+        tokens = (added.content for added in tokenizer.added_tokens_decoder.values())
+        controls = sorted((t for t in tokens if not t.isspace()), key=len, reverse=True)
+        self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
+
+    def begin(self, system: str | None, num_images: int) -> Dialogue:
+        """The dialogue of a new session."""
+        dialogue = Dialogue()
+        if system is not None:
+            dialogue.messages.append(self._message("system", system))
+        dialogue.opening_images = num_images
+        return dialogue
+
+    def user_message(self, dialogue: Dialogue, prompt: str, num_images: int) -> Message:
+        """The next user message; the images of `open` come first in the first one."""
+        opening = dialogue.opening_images if dialogue.num_turns == 0 else 0
+        return self._message("user", prompt, opening + num_images)
+
+    def commit(self, dialogue: Dialogue, message: Message, rendered: str, reply: str) -> None:
+        """Takes a turn into the dialogue: `rendered` ends where the reply began."""
+        answer = self._message("assistant", reply)
+        dialogue.messages += [message, answer]
+        dialogue.rendered, dialogue.reply = rendered, answer.text
+        dialogue.num_turns += 1
+
+    def opening(self, dialogue: Dialogue, expansions: Sequence[Sequence[int]]) -> list[int]:
+        """The ids with which every first prompt of this dialogue begins; empty where the template does not tell.
+
+        Raises:
+            InvalidRequest: the template refuses a system prompt.
+        """
+        message = Message("user", _CUT, dialogue.opening_images)
+        head, cut, _ = self._render([*dialogue.messages, message]).partition(_CUT)
+        return self._splice(self._encode_whole(head), expansions) if cut and head else []
+
+    def extend(
+        self,
+        dialogue: Dialogue,
+        log: Sequence[int],
+        message: Message,
+        expansions: Sequence[Sequence[int]],
+    ) -> Extension:
+        """What the log and `message` make together, up to where the reply begins.
+
+        `expansions` are the ids of every image of the session, the new ones last. Where the template only appends, the log
+        is kept whole, generated ids verbatim; where it rewrites what was, the longest common prefix is kept.
+
+        Raises:
+            InvalidRequest: the template or the tokenizer cannot take the text.
+        """
+        rendered = self._render([*dialogue.messages, message])
+        appended = _appended(dialogue, rendered)
+        if appended is not None:
+            new = self._encode_behind(dialogue.rendered + dialogue.reply, appended)
+            fresh = expansions[len(expansions) - message.num_images :]
+            return Extension(len(log), self._splice(new, fresh), rendered)
+        whole = self._splice(self._encode_whole(rendered), expansions)
+        keep = common_prefix(log, whole)
+        return Extension(keep, whole[keep:], rendered)
+
+    def _message(self, role: str, text: str, num_images: int = 0) -> Message:
+        return Message(role, mark_control_tokens(text, self._controls), num_images)
+
+    def _render(self, messages: list[Message]) -> str:
+        if not self._has_template:  # a conversation is then the plain concatenation of what was said
+            image = self._image_token or ""
+            return "".join(image * m.num_images + m.text for m in messages)
+        try:
+            rendered: str = self._owner.apply_chat_template(
+                [{"role": m.role, "content": self._content(m)} for m in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except jinja2.TemplateError:
+            by_system = messages[0].role == "system"
+            raise InvalidRequest(
+                "the model's chat template does not take "
+                + ("a system prompt here" if by_system else "this conversation"),
+                field="system" if by_system else "prompt",
+            ) from None
+        return rendered
+
+    def _content(self, message: Message) -> str | list[dict[str, str]]:
+        """A message as templates expect it: parts for a model that sees, plain text for one that does not."""
+        if self._image_token is None:
+            return message.text
+        return [{"type": "image"}] * message.num_images + [{"type": "text", "text": message.text}]
+
+    def _encode_whole(self, rendered: str) -> list[int]:
+        """The ids of a rendered conversation from its beginning."""
+        # As processors do: special tokens (BOS) are added unless the template has written them. The chat template of a
+        # tokenizer alone never gets any added.
+        bos = self._tokenizer.bos_token
+        written = self._image_token is None or (bos is not None and rendered.startswith(bos))
+        prefix = [] if self._has_template and written else self._tokenizer("").input_ids
+        return [*prefix, *self._encode(rendered)]
+
+    def _encode_behind(self, before: str, text: str) -> list[int]:
+        """The ids of `text` as it follows `before`: a tokenizer treats the beginning of a text differently."""
+        anchor = self._controls.split(before[-_ANCHOR_CHARS:])[-1]
+        anchor_ids, both = self._encode(anchor), self._encode(anchor + text)
+        if both[: len(anchor_ids)] == anchor_ids:
+            return both[len(anchor_ids) :]
+        return self._encode(text)  # a token would span the border; generated ids are kept as they are
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = encode_marked_chat(self._tokenizer, text)
+        except ValueError:
+            raise InvalidRequest(
+                "a control token of the model is spelled out, which its tokenizer cannot take as text",
+                field="prompt",
+            ) from None
+        return ids
+
+    def _splice(self, ids: list[int], expansions: Sequence[Sequence[int]]) -> list[int]:
+        if not expansions:
+            return ids
+        remaining = iter(expansions)
+        spliced: list[int] = []
+        for token_id in ids:
+            if token_id == self._image_token_id:
+                spliced += next(remaining, [token_id])
+            else:
+                spliced.append(token_id)
+        return spliced
+
+
+def _appended(dialogue: Dialogue, rendered: str) -> str | None:
+    """What a template has put behind the last reply, or None if it has changed what came before.
+
+    White space around the reply does not count: many templates trim it, or set a blank before it that tokenizers make part
+    of the reply's first token.
+    """
+    if dialogue.num_turns == 0 or not rendered.startswith(dialogue.rendered):
+        return None
+    rest, reply = rendered[len(dialogue.rendered) :].lstrip(), dialogue.reply.strip()
+    return rest[len(reply) :] if rest.startswith(reply) else None
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of ids that `a` and `b` have in common at their beginning."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))

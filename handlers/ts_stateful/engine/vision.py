@@ -1,0 +1,115 @@
+"""From images to the embeddings that stand for them in the context.
+
+Owns the processor's and the vision tower's part of a stock vision-language model, one image at a time. Knows nothing of
+sessions or text.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import PIL.Image
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from ts_stateful.config import ConfigError
+
+__all__ = ["ImageInput", "Vision"]
+
+_PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
+
+
+@dataclass(eq=False)
+class ImageInput:
+    """An image of a session.
+
+    `ids` are the token ids that stand for it in the context; `tensors` what the processor made of it, until `features`
+    replace them: a tensor `(rows, hidden)` a feature map, the first for the image tokens themselves.
+    """
+
+    ids: list[int]
+    grid: Tensor | None  # (1, 3): patches in time, height and width, for models with M-RoPE
+    tensors: dict[str, Tensor]
+    features: tuple[Tensor, ...] | None = field(default=None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of what is kept for it."""
+        kept = self.features if self.features is not None else tuple(self.tensors.values())
+        return sum(int(tensor.nbytes) for tensor in kept)
+
+
+class Vision:
+    """The seeing half of a model."""
+
+    def __init__(self, network: PreTrainedModel, processor: Any) -> None:
+        # A copy, because tokenizers must not be called from two threads at once and this one is called by media threads.
+        self._processor = copy.deepcopy(processor)
+        self._lock = threading.Lock()
+        self._network = network
+        self._features = getattr(network.base_model, "get_image_features", None)
+        accepts = inspect.signature(network.forward).parameters
+        if self._features is None or "mm_encoder_outputs" not in accepts:
+            raise ConfigError(
+                f"{type(network).__name__} does not take image embeddings that were made before"
+            )
+        self._accepts = frozenset(inspect.signature(self._features).parameters)
+        self.image_token: str = processor.image_token
+        self.image_token_id: int = network.config.image_token_id
+        self._pooled_as_list = True
+        self.num_encoded = 0  # runs of the vision tower
+
+    def prepare(self, image: PIL.Image.Image) -> ImageInput:
+        """The processor's part, on the CPU; may be called from any thread."""
+        with self._lock:
+            made = self._processor(
+                text=[self.image_token],
+                images=[image],
+                return_tensors="pt",
+                add_special_tokens=False,
+            )
+        tensors = {
+            name: tensor
+            for name, tensor in made.items()
+            if name in self._accepts and isinstance(tensor, Tensor)
+        }
+        if not any(name in tensors for name in _PIXELS):
+            raise ConfigError("the processor gives the model no pixels")
+        return ImageInput(
+            ids=made["input_ids"][0].tolist(), grid=made.get("image_grid_thw"), tensors=tensors
+        )
+
+    def encode(self, image: ImageInput) -> None:
+        """The vision tower's part: replaces an image's `tensors` by its `features`."""
+        device, dtype = self._network.device, self._network.dtype
+        inputs = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in image.tensors.items()
+        }
+        assert self._features is not None
+        output = self._features(**inputs, return_dict=True)
+        self.num_encoded += 1
+        self._pooled_as_list = not isinstance(output.pooler_output, Tensor)
+        maps = [output.pooler_output, *(output.get("deepstack_features") or ())]
+        features = tuple(
+            torch.cat([part.reshape(-1, part.shape[-1]) for part in feature]) for feature in maps
+        )
+        expected = image.ids.count(self.image_token_id)
+        if features[0].shape[0] != expected:
+            raise RuntimeError(f"{features[0].shape[0]} image features for {expected} tokens")
+        image.features, image.tensors = features, {}
+
+    def outputs(self, images: Sequence[ImageInput], start: int, stop: int) -> dict[str, Any]:
+        """The encoder outputs that fill image tokens `start` to `stop` (counted over the whole context)."""
+        maps = [image.features for image in images if image.features is not None]
+        rows = [torch.cat(feature)[start:stop] for feature in zip(*maps, strict=True)]
+        wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
+        deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
+        return {"image": BaseModelOutputWithPooling(pooler_output=wrapped[0], **deepstack)}

@@ -1,0 +1,234 @@
+"""Every error that a client can meet, as one tree.
+
+Owns the codes, HTTP statuses and JSON form of errors (the wire protocol's error table); knows nothing else of the package,
+so server and client raise the very same classes.
+
+    StatefulError
+    ├── InvalidRequest          invalid_request        400
+    │   └── SessionIdMismatch   session_id_mismatch    400
+    ├── MediaError
+    │   ├── MediaInvalid        media_invalid          400
+    │   ├── MediaForbidden      media_forbidden        403
+    │   └── MediaTooLarge       media_too_large        413
+    ├── SessionError
+    │   ├── SessionNotFound     session_not_found      404
+    │   ├── SessionExpired      session_expired        410
+    │   ├── SessionClosed       session_closed         410
+    │   ├── SessionExists       session_exists         409
+    │   ├── SessionMoved        session_moved          409
+    │   └── TurnGap             turn_gap               409
+    ├── ContextTooLong          context_too_long       413
+    ├── Overloaded
+    │   ├── TooManySessions     too_many_sessions      429  (retryable)
+    │   └── QueueFull           queue_full             429  (retryable)
+    ├── InternalError           internal               500
+    ├── EngineUnavailable       engine_unavailable     503  (retryable)
+    └── OutOfMemory             out_of_memory          507  (retryable)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "ContextTooLong",
+    "EngineUnavailable",
+    "InternalError",
+    "InvalidRequest",
+    "MediaError",
+    "MediaForbidden",
+    "MediaInvalid",
+    "MediaTooLarge",
+    "OutOfMemory",
+    "Overloaded",
+    "QueueFull",
+    "SessionClosed",
+    "SessionError",
+    "SessionExists",
+    "SessionExpired",
+    "SessionIdMismatch",
+    "SessionMoved",
+    "SessionNotFound",
+    "StatefulError",
+    "TooManySessions",
+    "TurnGap",
+    "error_classes",
+    "error_from_body",
+]
+
+
+class StatefulError(Exception):
+    """Base of all errors of this package.
+
+    `message` is written for the person who reads it at the client; `field` names the offending field of the request, as a
+    path like `images[0].url`; `retry_after_s` says how long to wait, where that is known.
+    """
+
+    code: ClassVar[str] = ""
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str, *, field: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+    def to_body(self) -> dict[str, dict[str, Any]]:
+        """The JSON body of the answer: `{"error": {...}}` as the wire protocol has it."""
+        error: dict[str, Any] = {
+            "code": self.code,
+            "status": self.status,
+            "message": self.message,
+            "retryable": self.retryable,
+        }
+        if self.field is not None:
+            error["field"] = self.field
+        if self.retry_after_s is not None:
+            error["retry_after_s"] = self.retry_after_s
+        return {"error": error}
+
+
+class InvalidRequest(StatefulError):
+    """The request is malformed, contradictory or out of range."""
+
+    code, status = "invalid_request", 400
+
+
+class SessionIdMismatch(InvalidRequest):
+    """Header and body name different sessions."""
+
+    code = "session_id_mismatch"
+
+
+class MediaError(StatefulError):
+    """An image could not be taken."""
+
+
+class MediaInvalid(MediaError):
+    """The bytes are not an image that can be decoded."""
+
+    code, status = "media_invalid", 400
+
+
+class MediaForbidden(MediaError):
+    """The scheme, host or address of a URL is not allowed."""
+
+    code, status = "media_forbidden", 403
+
+
+class MediaTooLarge(MediaError):
+    """More bytes or pixels than the server takes."""
+
+    code, status = "media_too_large", 413
+
+
+class SessionError(StatefulError):
+    """The session is not in the state that the request needs."""
+
+
+class SessionNotFound(SessionError):
+    """No session of that id was ever opened here."""
+
+    code, status = "session_not_found", 404
+
+
+class SessionExpired(SessionError):
+    """The session ran out of its idle or its absolute time."""
+
+    code, status = "session_expired", 410
+
+
+class SessionClosed(SessionError):
+    """The session was closed."""
+
+    code, status = "session_closed", 410
+
+
+class SessionExists(SessionError):
+    """A session of that id is open already."""
+
+    code, status = "session_exists", 409
+
+
+class SessionMoved(SessionError):
+    """Another owner committed a turn of this session."""
+
+    code, status = "session_moved", 409
+
+
+class TurnGap(SessionError):
+    """The turn number does not follow the last committed turn."""
+
+    code, status = "turn_gap", 409
+
+
+class ContextTooLong(StatefulError):
+    """History, prompt and images do not fit the model's context window."""
+
+    code, status = "context_too_long", 413
+
+
+class Overloaded(StatefulError):
+    """The server is full for now; try again after `retry_after_s`."""
+
+    status, retryable = 429, True
+
+
+class TooManySessions(Overloaded):
+    """`maxNumSequence` sessions are open."""
+
+    code = "too_many_sessions"
+
+
+class QueueFull(Overloaded):
+    """`maxSequenceJobQueueSize` prompts of this session are waiting."""
+
+    code = "queue_full"
+
+
+class InternalError(StatefulError):
+    """A defect of the server; its log has the trace under the id in the message."""
+
+    code, status = "internal", 500
+
+
+class EngineUnavailable(StatefulError):
+    """The engine is restarting, for longer than `restartDeadlineSec`."""
+
+    code, status, retryable = "engine_unavailable", 503, True
+
+
+class OutOfMemory(StatefulError):
+    """Not enough memory, even after every idle session was evicted."""
+
+    code, status, retryable = "out_of_memory", 507, True
+
+
+def error_classes() -> dict[str, type[StatefulError]]:
+    """Every class that has a code, by its code."""
+
+    def walk(cls: type[StatefulError]) -> Iterator[type[StatefulError]]:
+        yield cls
+        for child in cls.__subclasses__():
+            yield from walk(child)
+
+    return {cls.code: cls for cls in walk(StatefulError) if cls.code}
+
+
+def error_from_body(body: Mapping[str, Any]) -> StatefulError | None:
+    """The typed error that an answer carries, or None if the answer is not an error.
+
+    An unknown code (of a newer server) becomes a plain `StatefulError` with the code in its message.
+    """
+    error = body.get("error")
+    if not isinstance(error, Mapping):
+        return None
+    code, message = str(error.get("code", "")), str(error.get("message", ""))
+    cls = error_classes().get(code)
+    if cls is None:
+        cls, message = StatefulError, f"{code}: {message}"
+    return cls(message, field=error.get("field"), retry_after_s=error.get("retry_after_s"))

@@ -1,0 +1,64 @@
+"""What goes into an engine and what comes out of it: submitted requests and events.
+
+Owns the two types that frontend, process and engine share. Knows nothing of how they travel.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+from ts_stateful.protocol import Cancel, Close, Command, Continue, Hello, Info, Open, Prompt
+
+__all__ = ["Describe", "EngineCommand", "Event", "EventKind", "Submit"]
+
+
+class Describe(Command, frozen=True, tag="describe"):
+    """Asks an engine for its figures; comes from TorchServe's management API alone, never from a client."""
+
+
+EngineCommand = Open | Prompt | Cancel | Close | Info | Continue | Hello | Describe
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    """Worker to engine: a request.
+
+    `attachments` are the file parts of a multipart form, images that follow `command.images`. `opens` says that
+    `command.session_id` was made by the worker for a session that does not exist yet. `skip` is the number of characters of
+    the reply that the client has already got (after an engine's death). `pull` asks for one answer at once, with `more`,
+    instead of events: the rest is fetched with `continue`.
+    """
+
+    request_id: str
+    command: EngineCommand
+    attachments: tuple[bytes, ...] = ()
+    opens: bool = False
+    pull: bool = False
+    skip: int = 0
+
+
+class EventKind(enum.Enum):
+    """What an event is to its request."""
+
+    ACCEPTED = "accepted"  # nothing to say yet, but the answer will be a 200 unless something breaks
+    PART = "part"  # one streamed document; more follow
+    LAST = "last"  # the terminal document: the answer, the last streamed event, or an error
+
+
+class Event(Struct, frozen=True, tag="event"):
+    """Engine to worker: something about a request. Every request gets exactly one `LAST`.
+
+    `body` is one JSON document (empty for `ACCEPTED`). `opened_until` (Unix seconds, UTC) is set on every event of a request
+    that opened a session, `closed` on the answer to `close`: both become session headers over HTTP. `num_chars` counts the
+    characters of the reply in `body`.
+    """
+
+    request_id: str
+    kind: EventKind
+    body: bytes = b""
+    status: int = 200
+    session_id: str | None = None
+    opened_until: int | None = None
+    closed: bool = False
+    num_chars: int = 0

@@ -1,0 +1,184 @@
+"""Images behind URLs, fetched without trusting the URL, the name server or the web server.
+
+Owns the policy of a fetch: schemes, hosts, addresses, redirects, bytes and time. HTTP and TLS are
+httpcore's, below them the connections are `connect`'s. Nothing is taken from the environment
+(proxies, credentials), no cookie is kept.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import ssl
+import time
+from collections.abc import Sequence
+
+import httpcore
+
+from ts_stateful.config import MediaConfig
+from ts_stateful.errors import MediaForbidden, MediaInvalid
+from ts_stateful.media.addresses import is_local_name, is_public_address
+from ts_stateful.media.connect import Clock, Deadline, PinnedBackend, Resolver, resolve
+from ts_stateful.media.encoded import check_size, decode_data_url
+from ts_stateful.media.urls import Target, parse_url, resolve_redirect, scheme_of
+
+__all__ = ["Fetcher"]
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class Fetcher:
+    """Fetches the bytes of images by URL as a `MediaConfig` allows it; thread-safe.
+
+    Owns the threads that wait for name servers until `close`. The seams are for tests and unusual
+    networks: `resolver` (see `connect.Resolver`), `clock` (monotonic seconds), `backend` (makes the
+    sockets; is given checked addresses only) and `ssl_context` (by default the system's and
+    certifi's roots).
+    """
+
+    def __init__(
+        self,
+        config: MediaConfig,
+        *,
+        resolver: Resolver = resolve,
+        clock: Clock = time.monotonic,
+        backend: httpcore.NetworkBackend | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._config = config
+        self._resolver = resolver
+        self._clock = clock
+        self._backend = backend or httpcore.SyncBackend()
+        self._given_ssl_context = ssl_context
+        self._web_schemes = tuple(name for name in config.allowed_schemes if name != "data")
+        # A query cannot be interrupted, only left behind; the pool bounds how many of those there
+        # can be.
+        self._queries = concurrent.futures.ThreadPoolExecutor(
+            max_workers=4 * config.workers, thread_name_prefix="media-resolve"
+        )
+
+    def close(self) -> None:
+        """Ends the threads; a fetch after this is refused with a RuntimeError."""
+        self._queries.shutdown(wait=False, cancel_futures=True)
+
+    def fetch(self, url: str, field: str) -> bytes:
+        """The bytes behind `url`, at most `max_bytes` of them; takes at most `timeout_sec` seconds
+        with all redirects.
+
+        Raises:
+            MediaForbidden: the scheme, the host or one of its addresses is not allowed, here or
+                after a redirect. No connection was made to what is not allowed.
+            MediaTooLarge: the body is larger than `max_bytes`.
+            MediaInvalid: the URL is malformed, or the server does not answer with a body of status
+                200 in time.
+        """
+        config = self._config
+        if scheme_of(url, config.allowed_schemes, field) == "data":
+            return decode_data_url(url, config.max_bytes, field)
+        target = parse_url(url, self._web_schemes, field)
+        deadline = Deadline(self._clock, config.timeout_sec)
+        try:
+            return self._follow(target, deadline, field)
+        except httpcore.TimeoutException:
+            message = f"the image could not be fetched within {config.timeout_sec:g} s"
+            raise MediaInvalid(message, field=field) from None
+        except (httpcore.NetworkError, httpcore.ProtocolError):
+            raise MediaInvalid(
+                "the image could not be fetched from its server", field=field
+            ) from None
+
+    def _follow(self, target: Target, deadline: Deadline, field: str) -> bytes:
+        for _ in range(self._config.max_redirects + 1):
+            answer = self._get(target, deadline, field)
+            if isinstance(answer, bytes):
+                return answer
+            target = answer
+        limit = self._config.max_redirects
+        raise MediaInvalid(f"the image's server redirects more than {limit} times", field=field)
+
+    def _get(self, target: Target, deadline: Deadline, field: str) -> bytes | Target:
+        """The body behind `target`, or where it redirects to."""
+        addresses = self._allowed_addresses(target, deadline, field)
+        url = httpcore.URL(
+            scheme=target.scheme.encode(),
+            host=target.host.encode(),
+            port=target.port,
+            target=target.path.encode(),
+        )
+        headers: dict[bytes | str, bytes | str] = {
+            "Host": target.authority,
+            "User-Agent": "ts-stateful",
+            "Accept": "image/*",
+            "Accept-Encoding": "identity",  # so that bytes on the wire are bytes of the image
+            "Connection": "close",
+        }
+        backend = PinnedBackend(self._backend, addresses, deadline)
+        ssl_context = self._ssl_context if target.scheme == "https" else None
+        with (
+            httpcore.ConnectionPool(ssl_context, network_backend=backend) as pool,
+            pool.stream("GET", url, headers=headers) as response,
+        ):
+            location = _header(response, b"location")
+            if response.status in _REDIRECTS and location is not None:
+                return resolve_redirect(target, location, self._web_schemes, field)
+            return _read_body(response, self._config.max_bytes, field)
+
+    def _allowed_addresses(self, target: Target, deadline: Deadline, field: str) -> Sequence[str]:
+        config = self._config
+        if config.allowed_hosts and not any(_matches(p, target.host) for p in config.allowed_hosts):
+            raise MediaForbidden("the URL's host is not one of the allowed hosts", field=field)
+        if not config.allow_private_addresses and is_local_name(target.host):
+            raise MediaForbidden("the URL's host is a name of a private network", field=field)
+        addresses = self._resolve(target, deadline, field)
+        # One bad address among good ones refuses all: a name that mixes them does it on purpose.
+        if not config.allow_private_addresses and not all(map(is_public_address, addresses)):
+            raise MediaForbidden("the URL's host has an address that is not public", field=field)
+        return addresses
+
+    def _resolve(self, target: Target, deadline: Deadline, field: str) -> Sequence[str]:
+        if target.is_address:
+            return [target.host]
+        query = self._queries.submit(self._resolver, target.host, target.port)
+        try:
+            addresses = query.result(deadline.remaining_s())
+        except concurrent.futures.TimeoutError:
+            query.cancel()
+            raise httpcore.ConnectTimeout from None
+        except OSError:
+            addresses = []
+        if not addresses:
+            raise MediaInvalid("the URL's host cannot be resolved", field=field)
+        return addresses
+
+    @functools.cached_property
+    def _ssl_context(self) -> ssl.SSLContext:
+        # On first use, as it reads all root certificates. Of two made at once either will do.
+        return self._given_ssl_context or httpcore.default_ssl_context()
+
+
+def _read_body(response: httpcore.Response, max_bytes: int, field: str) -> bytes:
+    """The body, counted while it comes; the length that the server states only refuses early."""
+    if response.status != 200:
+        message = f"the image's server answered with status {response.status}"
+        raise MediaInvalid(message, field=field)
+    if (_header(response, b"content-encoding") or b"identity").lower() != b"identity":
+        raise MediaInvalid("the image's server compressed the answer unasked", field=field)
+    declared = _header(response, b"content-length") or b"0"
+    check_size(int(declared) if len(declared) < 20 else max_bytes + 1, max_bytes, field)
+    body = bytearray()
+    for chunk in response.iter_stream():
+        body += chunk
+        check_size(len(body), max_bytes, field)
+    return bytes(body)
+
+
+def _header(response: httpcore.Response, name: bytes) -> bytes | None:
+    return next((value for key, value in response.headers if key.lower() == name), None)
+
+
+def _matches(pattern: str, host: str) -> bool:
+    """Whether `pattern` of the configuration, an exact host or `*.` and a domain, covers `host`."""
+    pattern = pattern.lower().strip("[]")
+    if pattern.startswith("*."):
+        return host.endswith(pattern[1:])
+    return host == pattern

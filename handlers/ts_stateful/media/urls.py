@@ -1,0 +1,162 @@
+"""URLs of images, parsed once and strictly.
+
+Owns the only reading of a URL: what is parsed here, scheme, host, port and target, is what is
+connected to and sent, so two parsers cannot disagree about it. Every way of disguising a host that
+browsers and libraries forgive is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import urljoin
+
+from ts_stateful.errors import MediaForbidden, MediaInvalid
+
+__all__ = ["Target", "parse_url", "resolve_redirect", "scheme_of"]
+
+_MAX_CHARS = 8192
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_AUTHORITY = re.compile(r"//([^/?#]*)")
+_HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:]*)(?::(.*))?")
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_UNSAFE = re.compile(r"[\x00-\x20\x7f]")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to connect to and what to ask for."""
+
+    scheme: str  # http or https
+    host: str  # a lower-case DNS name, or an address in canonical text without brackets
+    port: int
+    path: str  # with the query, never empty, ASCII
+
+    @property
+    def is_address(self) -> bool:
+        """Whether the host is an IP address rather than a name."""
+        return ":" in self.host or self.host.rpartition(".")[2].isdigit()
+
+    @property
+    def authority(self) -> str:
+        """Host and port as the Host header has them: IPv6 in brackets, no default port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The URL that parses to this target."""
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+
+def scheme_of(url: str, allowed: Collection[str], field: str) -> str:
+    """The scheme of `url` in lower case, which is one of `allowed`.
+
+    Raises:
+        MediaInvalid: the URL is empty.
+        MediaForbidden: the URL has another scheme, or none (a local path).
+    """
+    if not url:
+        raise MediaInvalid("the URL is empty", field=field)
+    match = _SCHEME.match(url)
+    scheme = match.group(1).lower() if match else None
+    if scheme is None or scheme not in allowed:
+        names = ", ".join(f"{name}:" for name in allowed) or "none"
+        raise MediaForbidden(f"the URL's scheme is not allowed; allowed: {names}", field=field)
+    return scheme
+
+
+def parse_url(url: str, allowed: Collection[str], field: str) -> Target:
+    """The target that an `http:` or `https:` URL names; a fragment is dropped.
+
+    Raises:
+        MediaInvalid: the URL is malformed: whitespace, control characters, no host, port out of
+            range, not ASCII.
+        MediaForbidden: the scheme is not in `allowed`, or the host is disguised: user information,
+            a backslash, a non-ASCII host, an address that is not in its canonical form, a trailing
+            dot.
+    """
+    scheme = scheme_of(url[:_MAX_CHARS], allowed, field)
+    if len(url) > _MAX_CHARS:
+        raise MediaInvalid(f"the URL has more than {_MAX_CHARS} characters", field=field)
+    _refuse_unsafe_characters(url, field)
+    match = _AUTHORITY.match(url, len(scheme) + 1)
+    if match is None or not match.group(1):
+        raise MediaInvalid("the URL names no host", field=field)
+    host, port = _split_authority(match.group(1), field)
+    path = url[match.end() :].partition("#")[0]
+    if not path.isascii():
+        raise MediaInvalid("the URL's path and query must be percent-encoded", field=field)
+    return Target(
+        scheme=scheme,
+        host=_canonical_host(host, field),
+        port=_DEFAULT_PORTS[scheme] if port is None else port,
+        path=path if path.startswith("/") else f"/{path}",
+    )
+
+
+def resolve_redirect(base: Target, location: bytes, allowed: Collection[str], field: str) -> Target:
+    """The target of a redirect from `base`, judged as strictly as a URL that a client sent.
+
+    Raises:
+        MediaInvalid, MediaForbidden: as `parse_url`.
+    """
+    try:
+        text = location.decode("ascii")
+        # Before joining, because the join strips what it ought to refuse.
+        _refuse_unsafe_characters(text, field)
+        url = urljoin(base.url, text)
+    except ValueError:  # not ASCII, or brackets that do not pair
+        raise MediaInvalid("the image's server redirects to a malformed URL", field=field) from None
+    return parse_url(url, allowed, field)
+
+
+def _refuse_unsafe_characters(url: str, field: str) -> None:
+    if _UNSAFE.search(url):
+        raise MediaInvalid("the URL contains whitespace or control characters", field=field)
+    if "\\" in url:
+        raise MediaForbidden("the URL contains a backslash", field=field)
+
+
+def _split_authority(authority: str, field: str) -> tuple[str, int | None]:
+    if "@" in authority:
+        raise MediaForbidden("the URL contains user information", field=field)
+    match = _HOST_AND_PORT.fullmatch(authority)
+    if match is None or not match.group(1):
+        raise MediaInvalid("the URL names no host", field=field)
+    host, port = match.groups()
+    if port is None:
+        return host, None
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise MediaInvalid("the URL's port is not a number from 1 to 65535", field=field)
+    return host, int(port)
+
+
+def _canonical_host(host: str, field: str) -> str:
+    if not host.isascii():
+        # Parsers differ in how they map Unicode to a name; the client can send the name it means.
+        raise MediaForbidden("the URL's host is not ASCII; write it in punycode", field=field)
+    host = host.lower()  # not before: some letters that are not ASCII have ASCII lower cases
+    try:
+        if host.startswith("["):
+            return str(IPv6Address(_without_scope(host[1:-1])))
+        labels = host.split(".")
+        if _NUMBER.fullmatch(labels[-1]):
+            # Resolvers also read 2130706433, 0x7f.1 and 0177.0.0.1 as addresses; here it is one in
+            # its canonical form or nothing.
+            return str(ip_address(host))
+    except ValueError:
+        raise MediaForbidden("the URL's host is not a canonical address", field=field) from None
+    if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
+        raise MediaForbidden("the URL's host is not a plain DNS name", field=field)
+    return host
+
+
+def _without_scope(address: str) -> str:
+    if "%" in address:
+        raise ValueError("an address with a scope names a link of this machine")
+    return address

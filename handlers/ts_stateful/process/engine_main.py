@@ -1,0 +1,192 @@
+"""The engine process: an engine behind a Unix socket.
+
+Owns the process: its socket, its loop, its threads and its end. Started by `supervisor` with the path of a spec; ends when
+TorchServe has gone, or when no worker has come back for `engineLingerSec`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import torch
+
+from ts_stateful.config import Config, load_config
+from ts_stateful.engine.engine import Engine
+from ts_stateful.engine.model import load_model
+from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.media.fetch import Fetcher
+from ts_stateful.media.load import MediaLoader
+from ts_stateful.process.channel import Channel
+from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
+from ts_stateful.process.spec import EngineSpec
+
+__all__ = ["EngineProcess", "main"]
+
+logger = logging.getLogger("ts_stateful.engine")
+
+_ALREADY_RUNNING = 75  # exit status (EX_TEMPFAIL): another engine holds the lock
+_WATCH_S = 1.0  # how often the frontend is looked after
+
+
+class EngineProcess:
+    """Runs an engine and speaks for it."""
+
+    def __init__(self, spec: EngineSpec, config: Config) -> None:
+        self._spec = spec
+        self._settings = config.handler
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._owners: dict[str, Channel] = {}
+        self._channels: set[Channel] = set()
+        self._alone_since = time.monotonic()
+        self._frontend = psutil.Process(spec.frontend_pid)
+        self._next_watch = 0.0
+        self.stopping = False
+        self.frontend_gone = False
+        model = load_model(self._settings, Path(spec.model_dir), torch.device(spec.device))
+        self._engine = Engine(
+            model,
+            config,
+            emit=self._emit,
+            load_images=MediaLoader(self._settings.media, Fetcher(self._settings.media)).load,
+            executor=ThreadPoolExecutor(self._settings.media.workers, "media"),
+            post=self._inbox.put,
+        )
+
+    def serve(self) -> None:
+        """Listens, and runs the engine until it is time to end."""
+        path = self._spec.path("sock")
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen()
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        logger.info("engine %d serves on %s", self._spec.index, self._spec.device)
+        while not self._over():
+            self._drain()
+            self._engine.tick()
+            if self._engine.busy:
+                self._engine.step()
+
+    def _drain(self) -> None:
+        """Does what has come in; waits for it only if the engine has nothing to do."""
+        with contextlib.suppress(queue.Empty):
+            self._inbox.get(timeout=self._patience())()
+            while True:
+                self._inbox.get_nowait()()
+
+    def _patience(self) -> float:
+        if self._engine.busy:
+            return 0.0
+        deadline = self._engine.next_deadline()
+        until_due = _WATCH_S if deadline is None else deadline - time.monotonic()
+        return min(_WATCH_S, max(0.0, until_due))
+
+    def _over(self) -> bool:
+        now = time.monotonic()
+        if now >= self._next_watch:
+            self._next_watch = now + _WATCH_S
+            if not _alive(self._frontend):
+                logger.info("TorchServe is gone")
+                self.stopping = self.frontend_gone = True
+            if not self._channels and now - self._alone_since > self._settings.engine_linger_sec:
+                logger.info("no worker has come back")
+                self.stopping = True
+        return self.stopping
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            self._open_channel(listener.accept()[0])
+
+    def _open_channel(self, connection: socket.socket) -> None:
+        channel = Channel(
+            connection,
+            at_engine=True,
+            on_message=lambda message: self._inbox.put(partial(self._take, channel, message)),
+            on_close=lambda: self._inbox.put(partial(self._closed, channel)),
+        )
+        channel.start()
+
+    def _take(self, channel: Channel, message: Any) -> None:
+        if isinstance(message, Submit):
+            self._owners[message.request_id] = channel
+            self._engine.submit(message)
+        elif isinstance(message, Drop):
+            self._owners.pop(message.request_id, None)
+            self._engine.drop(message.request_id)
+        elif isinstance(message, Ping):
+            channel.send(Pong(len(self._engine.table)))
+        elif isinstance(message, Attach):
+            self._channels.add(channel)
+            ids = tuple(session.session_id for session in self._engine.table)
+            channel.send(Attached(os.getpid(), ids))
+
+    def _closed(self, channel: Channel) -> None:
+        self._channels.discard(channel)
+        self._alone_since = time.monotonic()
+        for request_id in [rid for rid, owner in self._owners.items() if owner is channel]:
+            del self._owners[request_id]
+            self._engine.drop(request_id)
+
+    def _emit(self, event: Event) -> None:
+        last = event.kind is EventKind.LAST
+        owner = self._owners.pop(event.request_id, None) if last else self._owners.get(event.request_id)
+        if owner is not None:
+            owner.send(event)
+
+
+def _alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def main(spec_path: str) -> int:
+    """Runs the engine of a spec; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    spec = EngineSpec.load(Path(spec_path))
+    with spec.path("lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _ALREADY_RUNNING
+        with contextlib.suppress(OSError):  # the kernel's OOM killer takes the engine before the worker
+            Path("/proc/self/oom_score_adj").write_text("500")
+        config = load_config(spec.document)
+        frontend = msgspec.structs.replace(config.frontend, max_num_sequence=spec.max_sessions)
+        config = msgspec.structs.replace(config, frontend=frontend)
+        if config.handler.threads:
+            torch.set_num_threads(config.handler.threads)
+        process = EngineProcess(spec, config)
+
+        def stop(*_: object) -> None:
+            process.stopping = True
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for TorchServe; the engine follows it
+        process.serve()
+        spec.path("sock").unlink(missing_ok=True)
+        if process.frontend_gone:
+            shutil.rmtree(spec.folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

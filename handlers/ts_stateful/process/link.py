@@ -1,0 +1,202 @@
+"""The worker's side of one engine: what is in flight there, through restarts.
+
+Owns the requests that an engine has not answered yet: they are sent again when the engine comes back, so that every accepted
+request gets exactly one terminal answer. Knows one engine; which request goes to which is `dispatch`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ts_stateful.answers import encode
+from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError
+from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.process.channel import Channel
+from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
+from ts_stateful.process.supervisor import EngineDied, Supervisor
+
+__all__ = ["EngineLink", "Timeouts"]
+
+logger = logging.getLogger(__name__)
+
+_BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
+_MAX_DEATHS = 2  # an engine that a request was in flight with and that died: after so many the request is given up
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds a request waits for an engine that restarts, and an engine may show no sign of life."""
+
+    restart_s: float
+    heartbeat_s: float
+
+
+@dataclass(eq=False)
+class _InFlight:
+    message: Submit
+    sent: bool = False
+    deaths: int = 0
+    num_chars: int = 0
+
+
+class EngineLink:
+    """One engine, as the worker sees it. `on_attached` gets the ids of its sessions whenever a connection is made."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        timeouts: Timeouts,
+        *,
+        pid: int,
+        on_event: Callable[[Event], None],
+        on_attached: Callable[[tuple[str, ...]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._supervisor = supervisor
+        self._timeouts = timeouts
+        self._pid = pid
+        self._on_event = on_event
+        self._on_attached = on_attached
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._in_flight: dict[str, _InFlight] = {}
+        self._channel: Channel | None = None
+        self._down_since: float | None = clock()
+        self._last_sign = clock()
+        self._closing = False
+        self.num_sessions = 0
+
+    def connect(self) -> None:
+        """Starts or finds the engine and attaches to it; raises `EngineDied` if it cannot."""
+        connection = self._supervisor.connect()
+        channel: Channel = Channel(
+            connection,
+            at_engine=False,
+            on_message=self._take,
+            on_close=lambda: self._lost(channel),
+        )
+        with self._lock:
+            self._channel = channel
+            self._down_since = None
+            self._last_sign = self._clock()
+            channel.start()
+            channel.send(Attach(self._pid))
+            for request in self._in_flight.values():
+                self._send(request)
+
+    def submit(self, message: Submit) -> None:
+        """Sends a request, or keeps it until the engine is back."""
+        with self._lock:
+            request = self._in_flight[message.request_id] = _InFlight(message)
+            self._send(request)
+
+    def drop(self, request_id: str) -> bool:
+        """Forgets a request whose client is gone; returns whether it was in flight here."""
+        with self._lock:
+            request = self._in_flight.pop(request_id, None)
+            if request is not None and request.sent and self._channel is not None:
+                self._channel.send(Drop(request_id))
+            return request is not None
+
+    def watch(self) -> None:
+        """To be called every second or so: asks for a sign of life, kills an engine that gives none, and answers requests
+        that have waited too long for one that restarts."""
+        now = self._clock()
+        with self._lock:
+            channel, down_since = self._channel, self._down_since
+        if channel is not None:
+            channel.send(Ping())
+            if now - self._last_sign > self._timeouts.heartbeat_s:
+                logger.error("the engine shows no sign of life; it is killed")
+                self._supervisor.kill()
+        elif down_since is not None and now - down_since > self._timeouts.restart_s:
+            self._refuse_all(
+                EngineUnavailable(
+                    "the engine is restarting; try again later",
+                    retry_after_s=self._timeouts.restart_s,
+                )
+            )
+
+    def close(self) -> None:
+        """Lets go of the engine, which waits for the next worker."""
+        self._closing = True
+        self._supervisor.stop()
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+
+    def _send(self, request: _InFlight) -> None:
+        if self._channel is not None:
+            request.sent = True
+            skip = request.num_chars
+            message = request.message
+            self._channel.send(msgspec.structs.replace(message, skip=skip) if skip else message)
+
+    def _take(self, message: Any) -> None:
+        self._last_sign = self._clock()
+        if isinstance(message, Event):
+            with self._lock:
+                request = self._in_flight.get(message.request_id)
+                if request is None:
+                    return
+                request.num_chars += message.num_chars
+                if message.kind is EventKind.LAST:
+                    del self._in_flight[message.request_id]
+            self._on_event(message)
+        elif isinstance(message, Attached):
+            self._supervisor.engine_pid = message.engine_pid
+            self.num_sessions = len(message.session_ids)
+            self._on_attached(message.session_ids)
+        elif isinstance(message, Pong):
+            self.num_sessions = message.num_sessions
+
+    def _lost(self, channel: Channel) -> None:
+        with self._lock:
+            if self._closing or channel is not self._channel:
+                return
+            self._channel = None
+            self._down_since = self._clock()
+            self.num_sessions = 0
+            for request in self._in_flight.values():
+                request.deaths += request.sent
+                request.sent = False
+            doomed = [r for r in self._in_flight.values() if r.deaths >= _MAX_DEATHS]
+        logger.warning("the engine is gone with %d requests in flight", len(self._in_flight))
+        self._refuse(doomed, InternalError("the engine died twice while it worked on this request"))
+        threading.Thread(target=self._restart, name="engine-restart", daemon=True).start()
+
+    def _restart(self) -> None:
+        self._supervisor.lost()
+        for attempt in range(10**9):
+            time.sleep(_BACK_OFF_S[min(attempt, len(_BACK_OFF_S) - 1)])
+            if self._closing:
+                return
+            try:
+                self.connect()
+            except EngineDied as error:
+                logger.error("the engine does not start: %s", error)
+            else:
+                logger.info("the engine is back")
+                return
+
+    def _refuse_all(self, error: StatefulError) -> None:
+        with self._lock:
+            waiting = list(self._in_flight.values())
+        self._refuse(waiting, error)
+
+    def _refuse(self, requests: list[_InFlight], error: StatefulError) -> None:
+        for request in requests:
+            request_id = request.message.request_id
+            with self._lock:
+                if self._in_flight.pop(request_id, None) is None:
+                    continue
+            self._on_event(
+                Event(request_id, EventKind.LAST, encode(error.to_body()), status=error.status)
+            )

@@ -1,0 +1,99 @@
+"""What worker and engine say to each other over their Unix socket: msgpack documents behind a length.
+
+Owns the message types and their framing. Knows nothing of who sends them. The socket is private to the user (mode 0600), so
+both sides trust the form; contents that came from a client were validated by `protocol` before.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ts_stateful.events import Describe, Event, EventKind, Submit
+
+__all__ = [
+    "Attach",
+    "Attached",
+    "Describe",
+    "Drop",
+    "Event",
+    "EventKind",
+    "Ping",
+    "Pong",
+    "Submit",
+    "receive",
+    "send",
+]
+
+
+class Attach(Struct, frozen=True, tag="attach"):
+    """Worker to engine, first on every connection."""
+
+    worker_pid: int
+
+
+class Drop(Struct, frozen=True, tag="drop"):
+    """Worker to engine: the client of this request is gone; no more events for it."""
+
+    request_id: str
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """Worker to engine; the engine's step loop itself answers, so a `Pong` proves that it makes progress."""
+
+
+class Attached(Struct, frozen=True, tag="attached"):
+    """Engine to worker, first on every connection: who it is and which sessions it holds."""
+
+    engine_pid: int
+    session_ids: tuple[str, ...] = ()
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    """Engine to worker: the answer to `Ping`, with the sessions open and the room left."""
+
+    num_sessions: int = 0
+
+
+ToEngine = Attach | Submit | Drop | Ping
+ToWorker = Attached | Event | Pong
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_LENGTH = struct.Struct("!I")
+
+
+def send(connection: socket.socket, message: ToEngine | ToWorker) -> None:
+    """Writes one message; raises OSError when the other side is gone."""
+    payload = _encoder.encode(message)
+    connection.sendall(_LENGTH.pack(len(payload)) + payload)
+
+
+def receive(connection: socket.socket, *, at_engine: bool) -> Any | None:
+    """Reads the next message, or None when the other side has closed the connection.
+
+    `at_engine` says which side is reading. Raises OSError when the connection breaks.
+    """
+    head = _read(connection, _LENGTH.size)
+    if head is None:
+        return None
+    payload = _read(connection, _LENGTH.unpack(head)[0])
+    if payload is None:
+        return None
+    return (_to_engine if at_engine else _to_worker).decode(payload)
+
+
+def _read(connection: socket.socket, num_bytes: int) -> bytearray | None:
+    buffer = bytearray(num_bytes)
+    view = memoryview(buffer)
+    while view:
+        count = connection.recv_into(view)
+        if count == 0:
+            return None
+        view = view[count:]
+    return buffer

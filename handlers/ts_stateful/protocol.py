@@ -1,0 +1,199 @@
+"""The wire protocol, inbound: requests as typed structs.
+
+Owns what a JSON document may say and how a wrong one is refused, naming the field. Knows nothing of transports, sessions or
+models. Parsing is pure and takes microseconds: no fetch, no decode of images.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ts_stateful.errors import InvalidRequest
+
+__all__ = [
+    "Cancel",
+    "Close",
+    "Command",
+    "Continue",
+    "Hello",
+    "Image",
+    "Info",
+    "Open",
+    "Prompt",
+    "parse_json",
+    "parse_request",
+]
+
+_Count = Annotated[int, Meta(ge=0, le=2**31)]
+_StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+_Scalar = str | int | float | bool | None
+
+
+class Image(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One image of a request: exactly one of a URL or base64 text."""
+
+    url: str | None = None
+    base64: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.url is None) == (self.base64 is None):
+            raise ValueError("an image takes exactly one of `url` and `base64`")
+
+
+class Command(
+    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", kw_only=True
+):
+    """A request about a session; `session_id` is None while there is none yet."""
+
+    session_id: str | None = None
+
+
+class Open(Command, frozen=True, tag="open", kw_only=True):
+    """Opens a session with a system prompt and images."""
+
+    system: str | None = None
+    images: tuple[Image, ...] = ()
+    ttl_s: Annotated[float, Meta(gt=0)] | None = None
+    metadata: Annotated[dict[str, _Scalar], Meta(max_length=32)] = {}
+
+
+class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
+    """One turn: the user's text and images, and how to generate the reply."""
+
+    prompt: str
+    images: tuple[Image, ...] = ()
+    stream: bool = False
+    max_new_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: _Count = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    stop: _StopString | Annotated[tuple[_StopString, ...], Meta(max_length=16)] = ()
+    ignore_eos: bool = False
+    turn: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple, whichever form the client used."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+
+class Cancel(Command, frozen=True, tag="cancel"):
+    """Ends the turn in progress; what was generated is kept."""
+
+
+class Close(Command, frozen=True, tag="close"):
+    """Ends the session."""
+
+
+class Info(Command, frozen=True, tag="info"):
+    """Asks for the figures of one session."""
+
+
+class Continue(Command, frozen=True, tag="continue", kw_only=True):
+    """Asks for the text of a turn behind its first `after` characters."""
+
+    turn: Annotated[int, Meta(ge=1, le=2**31)]
+    after: _Count = 0
+    wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+
+
+class Hello(Command, frozen=True, tag="hello"):
+    """Asks what server this is."""
+
+
+Request = Open | Prompt | Cancel | Close | Info | Continue | Hello
+_TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)  # type: ignore[attr-defined]
+
+
+def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
+    """The JSON object in `body`, strictly: no duplicate keys, no NaN or Infinity, UTF-8 only.
+
+    Raises:
+        InvalidRequest: it is anything else.
+    """
+    if not body:
+        raise InvalidRequest("the body is empty; send a JSON object, e.g. {\"prompt\": \"Hello\"}")
+    try:
+        text = body if isinstance(body, str) else bytes(body).decode("utf-8")
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not UTF-8") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    except ValueError as error:  # malformed, or an integer of more digits than Python converts
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "a value is out of range"
+        raise InvalidRequest(f"the body is not JSON: {reason}") from None
+    if not isinstance(document, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    if "\\u" in text:
+        _refuse_lone_surrogates(document)
+    return document
+
+
+def parse_request(document: dict[str, Any]) -> Request:
+    """The typed request in a JSON object.
+
+    Raises:
+        InvalidRequest: unknown `type` or field, wrong type or range; `field` names it.
+    """
+    if "type" not in document and "prompt" in document:
+        document = {"type": "prompt", **document}
+    if document.get("type") not in _TYPES:
+        raise InvalidRequest(f"`type` must be one of {', '.join(map(str, _TYPES))}", field="type")
+    _refuse_non_finite(document)
+    try:
+        return msgspec.convert(document, Request)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InvalidRequest("a key occurs twice", field=twice[:64])
+    return document
+
+
+def _no_constant(name: str) -> float:
+    raise InvalidRequest(f"{name} is not JSON")
+
+
+def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
+    # JSON can spell half a surrogate pair; no tokenizer and no transport can carry it.
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise InvalidRequest("the body spells a character that does not exist") from None
+
+
+def _refuse_non_finite(document: dict[str, Any]) -> None:
+    # A body that the transport has decoded already may carry the NaN and Infinity that strict parsing refuses.
+    for key, value in document.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest("must be a finite number", field=key)
+
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_NAMED = re.compile(r"field `([^`]*)`")
+
+
+def _invalid(message: str) -> InvalidRequest:
+    """msgspec's message, with the path moved into `field` and completed by the name of an unknown or missing field."""
+    path_match = _PATH.search(message)
+    path = path_match.group(1) if path_match else ""
+    reason = message[: path_match.start()] if path_match else message
+    named = _NAMED.search(reason)
+    if named:
+        path = f"{path}.{named.group(1)}" if path else named.group(1)
+    return InvalidRequest(reason[:1].lower() + reason[1:], field=path[:128] or None)

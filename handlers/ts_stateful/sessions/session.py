@@ -1,0 +1,91 @@
+"""What a session is between and around its turns.
+
+Owns a session's identity, its times and its committed turns. Knows neither the model nor tensors: what a model keeps for a
+session is the opaque `state`, of which only the bytes in each tier and the way down the ladder are known here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from ts_stateful.answers import Timing, Usage
+
+__all__ = ["Residency", "Session", "SessionState", "Turn"]
+
+
+class Residency(enum.Enum):
+    """Where the tensors of a session are, from the top of the ladder down."""
+
+    DEVICE = "device"
+    HOST = "host"
+    RECORD = "record"  # only what a rebuild needs: token ids and image embeddings
+
+
+class SessionState(Protocol):
+    """What an engine keeps for a session, as the table sees it."""
+
+    @property
+    def residency(self) -> Residency:
+        """Where the tensors are now."""
+        ...
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of storage on the device."""
+        ...
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of storage in host memory (where that is not the device itself)."""
+        ...
+
+    def to_host(self) -> None:
+        """Moves the tensors from the device to host memory."""
+        ...
+
+    def to_record(self) -> None:
+        """Drops everything that can be computed again from the record."""
+        ...
+
+
+StateT = TypeVar("StateT", bound=SessionState)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A committed turn: immutable, and all that a replayed answer or a `continue` needs."""
+
+    number: int
+    text: str
+    finish_reason: str
+    usage: Usage
+    timing: Timing
+
+
+@dataclass(eq=False)
+class Session(Generic[StateT]):
+    """A session in the table. Times are of the table's monotonic clock, in seconds."""
+
+    session_id: str
+    state: StateT
+    opened_at: float
+    expires_at: float  # absolute: use does not postpone it
+    idle_s: float  # idleness after which it expires
+    last_used: float
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    work: deque[Any] = field(default_factory=deque)  # what is not answered yet, in order; the first is in progress
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is in progress; a busy session is neither idle nor evicted."""
+        return bool(self.work)
+
+    @property
+    def deadline(self) -> float:
+        """When it expires if nothing happens; an absolute end still waits for a turn in progress."""
+        return self.expires_at if self.busy else min(self.expires_at, self.last_used + self.idle_s)

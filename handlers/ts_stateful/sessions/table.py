@@ -1,0 +1,222 @@
+"""Which sessions are open, in the order of their use, and which of them keep their tensors.
+
+Owns the LRU, the byte budgets, idle and absolute expiry, and the memory of sessions that have ended. Knows nothing of models
+or transports and never imports torch: it is tested on plain integers. The clock is a constructor argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Generic, NamedTuple
+
+from lru import LRU
+
+from ts_stateful.errors import (
+    SessionClosed,
+    SessionError,
+    SessionExists,
+    SessionExpired,
+    SessionNotFound,
+    TooManySessions,
+)
+from ts_stateful.sessions.session import Residency, Session, StateT
+
+__all__ = ["Limits", "SessionTable", "short_id"]
+
+_REMEMBER_S = 3600.0
+_REMEMBER_COUNT = 100_000  # ended sessions; the oldest are forgotten first and then answer as unknown
+
+
+def short_id(session_id: str) -> str:
+    """A form of a session id that may be logged: it does not open the session."""
+    return hashlib.sha256(session_id.encode()).hexdigest()[:10]
+
+
+class Limits(NamedTuple):
+    """`max_sessions` open at once; seconds of idleness and of life; bytes on the device and in host memory."""
+
+    max_sessions: int
+    idle_s: float
+    lifetime_s: float
+    device_bytes: int | None = None
+    host_bytes: int = 0
+
+
+class _Ended(NamedTuple):
+    at: float
+    error: type[SessionError]
+
+
+class SessionTable(Generic[StateT]):
+    """The open sessions of one engine."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._sessions: LRU[str, Session[StateT]] = LRU(limits.max_sessions)
+        self._ended: LRU[str, _Ended] = LRU(_REMEMBER_COUNT)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session[StateT]]:
+        """The sessions, most recently used first."""
+        return iter(self._sessions.values())
+
+    def open(
+        self,
+        session_id: str,
+        state: StateT,
+        *,
+        ttl_s: float | None = None,
+        metadata: dict[str, object] | None = None,
+    ) -> Session[StateT]:
+        """Opens a session; `ttl_s` shortens its lifetime, never prolongs it.
+
+        Raises:
+            SessionExists: a session of that id is open.
+            TooManySessions: the table is full, after what has expired was removed.
+        """
+        self.expire()
+        if session_id in self._sessions:
+            raise SessionExists("a session of this id is open already", field="session_id")
+        if len(self._sessions) >= self._limits.max_sessions:
+            raise TooManySessions(
+                f"{self._limits.max_sessions} sessions are open, which is maxNumSequence",
+                retry_after_s=self._retry_after_s(),
+            )
+        now = self._clock()
+        lifetime_s = min(ttl_s or self._limits.lifetime_s, self._limits.lifetime_s)
+        session = Session(
+            session_id=session_id,
+            state=state,
+            opened_at=now,
+            expires_at=now + lifetime_s,
+            idle_s=self._limits.idle_s,
+            last_used=now,
+            metadata=metadata or {},
+        )
+        self._sessions[session_id] = session
+        if session_id in self._ended:
+            del self._ended[session_id]
+        return session
+
+    def get(self, session_id: str) -> Session[StateT]:
+        """The open session of that id; counts as a use for eviction, but does not postpone expiry.
+
+        Raises:
+            SessionNotFound, SessionExpired, SessionClosed: there is none, by what became of it.
+        """
+        session = self._sessions.get(session_id)
+        if session is not None:
+            now = self._clock()
+            if now < session.deadline:
+                return session
+            if session.busy:  # past its absolute end, in its last turn
+                raise SessionExpired("the session has expired")
+            self._end(session, SessionExpired)
+        ended = self._ended.get(session_id)
+        if ended is None or self._clock() - ended.at >= _REMEMBER_S:
+            raise SessionNotFound("no session of this id is open here", field="session_id")
+        what = "has expired" if ended.error is SessionExpired else "was closed"
+        raise ended.error(f"the session {what}")
+
+    def touch(self, session: Session[StateT]) -> None:
+        """Counts a use now: the session becomes the most recent one and its idle time starts anew."""
+        session.last_used = self._clock()
+        self._sessions[session.session_id] = session  # moves it to the front of the LRU
+
+    def close(self, session: Session[StateT]) -> None:
+        """Ends an open session; its id answers `session_closed` for an hour."""
+        self._end(session, SessionClosed)
+
+    def forget(self, session: Session[StateT]) -> None:
+        """Takes back an `open` that failed: the id answers as if it had never existed."""
+        del self._sessions[session.session_id]
+
+    def expire(self) -> list[Session[StateT]]:
+        """Ends every session whose time is up and that is not busy; returns them."""
+        now = self._clock()
+        due = [session for session in self if not session.busy and now >= session.deadline]
+        for session in due:
+            self._end(session, SessionExpired)
+        return due
+
+    def next_deadline(self) -> float | None:
+        """The clock's time at which `expire` has something to do, or None."""
+        return min((session.deadline for session in self if not session.busy), default=None)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that all sessions hold on the device."""
+        return sum(session.state.device_bytes for session in self)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that all sessions hold in host memory."""
+        return sum(session.state.host_bytes for session in self)
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Evicts idle sessions, least recently used first, until `num_bytes` more fit the device's budget.
+
+        Returns whether they fit. Sessions stay open; their tensors go to host memory if that has room, else they are dropped
+        and computed again when they are needed.
+        """
+        budget = self._limits.device_bytes
+        if budget is None:
+            return True
+        excess = self.device_bytes + num_bytes - budget
+        for session in reversed(list(self)):
+            if excess <= 0:
+                break
+            excess -= self._evict(session)
+        return excess <= 0
+
+    def evict_idle(self) -> None:
+        """Evicts every session that is not busy: the last resort before an out-of-memory error."""
+        for session in reversed(list(self)):
+            self._evict(session)
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold between any two calls."""
+        assert len(self._sessions) <= self._limits.max_sessions
+        for session_id, session in self._sessions.items():
+            assert session.session_id == session_id
+            assert session_id not in self._ended
+            assert session.opened_at <= session.last_used
+            assert [turn.number for turn in session.turns] == list(
+                range(1, len(session.turns) + 1)
+            )
+
+    def _evict(self, session: Session[StateT]) -> int:
+        """Moves an idle session one step down or further; returns the bytes that the device has got back."""
+        state = session.state
+        if session.busy or state.residency is not Residency.DEVICE:
+            return 0
+        before = state.device_bytes
+        if self._limits.host_bytes and self._host_room_for(before):
+            state.to_host()
+        else:
+            state.to_record()
+        return before - state.device_bytes
+
+    def _host_room_for(self, num_bytes: int) -> bool:
+        excess = self.host_bytes + num_bytes - self._limits.host_bytes
+        for session in reversed(list(self)):
+            if excess <= 0:
+                break
+            if not session.busy and session.state.residency is Residency.HOST:
+                before = session.state.host_bytes
+                session.state.to_record()
+                excess -= before - session.state.host_bytes
+        return excess <= 0
+
+    def _end(self, session: Session[StateT], error: type[SessionError]) -> None:
+        del self._sessions[session.session_id]
+        self._ended[session.session_id] = _Ended(self._clock(), error)
+
+    def _retry_after_s(self) -> float:
+        deadline = self.next_deadline()
+        return 1.0 if deadline is None else max(1.0, round(deadline - self._clock(), 1))

@@ -1,0 +1,297 @@
+"""A TorchServe process: starts one for an archive, waits until it answers, and stops all of it again.
+
+Owns the server's processes and its private folder (working directory, temporary files, properties). `make serve`, the demo and
+the end-to-end tests all start TorchServe through here. Knows nothing of sessions, and needs neither torch nor TorchServe's
+Python API: it runs the stock `torchserve` command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from ts_stateful.java import java_environment
+
+__all__ = ["Ports", "ServerFailed", "TorchServe"]
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.1
+_STOP_S = 20.0  # after SIGTERM; then SIGKILL
+_TAIL_LINES = 60
+
+
+class ServerFailed(RuntimeError):
+    """TorchServe did not come up, or ended by itself; the message ends with the tail of its log."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where TorchServe listens on the loopback address; 0 means a free one."""
+
+    http: int = 0
+    management: int = 0
+    metrics: int = 0
+    grpc: int = 0
+    grpc_management: int = 0
+
+    def filled(self) -> Ports:
+        """The same with a free port for every 0. All are held at once, so no two get the same."""
+        with contextlib.ExitStack() as held:
+            free = {}
+            for field, port in dataclasses.asdict(self).items():
+                if port == 0:
+                    probe = held.enter_context(socket.socket())
+                    probe.bind((_HOST, 0))
+                    free[field] = probe.getsockname()[1]
+        return dataclasses.replace(self, **free)
+
+    def as_properties(self) -> str:
+        """The settings of config.properties that name these ports."""
+        return (
+            f"inference_address=http://{_HOST}:{self.http}\n"
+            f"management_address=http://{_HOST}:{self.management}\n"
+            f"metrics_address=http://{_HOST}:{self.metrics}\n"
+            f"grpc_inference_address={_HOST}\n"
+            f"grpc_management_address={_HOST}\n"
+            f"grpc_inference_port={self.grpc}\n"
+            f"grpc_management_port={self.grpc_management}\n"
+        )
+
+
+class TorchServe:
+    """One TorchServe in a process group of its own. A context manager: entering starts, leaving stops, in all cases.
+
+    Args:
+        archive: a .mar file, or the folder of a `no-archive`.
+        config: the config.properties to start from; addresses in it are replaced by `ports` on loopback.
+        log_config: a log4j2.xml.
+        log_file: takes what the server prints (appended); None keeps only the tail in memory.
+        echo: also gets what the server prints.
+        environ: variables set on top of this process's own.
+        start_timeout_s: how long loading the model may take.
+    """
+
+    def __init__(
+        self,
+        archive: Path,
+        *,
+        config: Path,
+        log_config: Path,
+        name: str = "chat",
+        ports: Ports | None = None,
+        log_file: Path | None = None,
+        echo: TextIO | None = None,
+        environ: Mapping[str, str] | None = None,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        self.archive = archive.resolve()
+        self.config = config.resolve()
+        self.log_config = log_config.resolve()
+        self.name = name
+        self.ports = (ports or Ports()).filled()
+        self.log_file = log_file
+        self.start_timeout_s = start_timeout_s
+        self._echo = echo
+        self._environ = dict(environ or {})
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._load_failed = False
+        self._process: subprocess.Popen[str] | None = None
+        self._pump: threading.Thread | None = None
+        self._home: Path | None = None
+
+    @property
+    def http_url(self) -> str:
+        """Where inference requests go."""
+        return f"http://{_HOST}:{self.ports.http}"
+
+    @property
+    def management_url(self) -> str:
+        """TorchServe's management API."""
+        return f"http://{_HOST}:{self.ports.management}"
+
+    @property
+    def grpc_url(self) -> str:
+        """Where inference calls go, as `ts_stateful.client.connect` takes it."""
+        return f"grpc://{_HOST}:{self.ports.grpc}"
+
+    def __enter__(self) -> TorchServe:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts TorchServe and returns when the model answers.
+
+        Raises:
+            ServerFailed: it ended, could not load the model, or took longer than `start_timeout_s`.
+            JavaMissing: there is no Java to run it.
+        """
+        assert self._process is None, "started twice"
+        try:
+            self._spawn()
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self) -> None:
+        """Blocks until TorchServe ends by itself; interrupt it with KeyboardInterrupt."""
+        assert self._process is not None, "not started"
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Stops TorchServe and its workers; may be called at any time, and again."""
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                self._terminate(process)
+            finally:
+                # Whatever is left of the group: the wrapper, Java, workers. Engines are in sessions of their own and end by
+                # themselves once TorchServe is gone.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if self._pump is not None:
+            self._pump.join(timeout=5)
+            self._pump = None
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._home = None
+
+    def log_tail(self) -> str:
+        """The last lines that the server printed."""
+        return "".join(self._tail)
+
+    def describe(self) -> dict[str, Any]:
+        """What TorchServe's management API says about the model.
+
+        Raises:
+            OSError: it does not answer.
+            ValueError: it answers something else than a description.
+        """
+        answer = _get_json(self.ports.management, f"/models/{self.name}")
+        if not isinstance(answer, list) or len(answer) != 1 or not isinstance(answer[0], dict):
+            raise ValueError(f"not a description of one model: {answer}")
+        return answer[0]
+
+    def is_ready(self) -> bool:
+        """Whether the server is healthy and every worker of the model is ready."""
+        try:
+            health = _get_json(self.ports.http, "/ping")
+            workers = self.describe().get("workers", [])
+        except (OSError, ValueError, http.client.HTTPException):
+            return False
+        healthy = isinstance(health, dict) and health.get("status") == "Healthy"
+        return healthy and bool(workers) and all(w.get("status") == "READY" for w in workers)
+
+    def _spawn(self) -> None:
+        # Short, because Unix sockets of the workers lie in it and their paths are limited to about 100 characters.
+        self._home = Path(tempfile.mkdtemp(prefix="ts-"))
+        properties = self._home / "config.properties"
+        # The base file may lack a final newline; later settings win.
+        properties.write_text(f"{self.config.read_text()}\n{self.ports.as_properties()}")
+        temporary = self._home / "tmp"
+        temporary.mkdir()
+        environ = {**os.environ, **self._environ}
+        environ |= java_environment(environ)
+        # Everything that TorchServe shares through the temporary folder stays private: its pid file, sockets, models.
+        environ |= {"TMPDIR": str(temporary), "TEMP": str(temporary)}
+        environ.pop("TS_CONFIG_FILE", None)  # would win over --ts-config
+        command = [
+            sys.executable,
+            "-m",
+            "ts.model_server",
+            "--start",
+            "--foreground",
+            "--no-config-snapshots",
+        ]
+        command += [
+            "--model-store",
+            str(self.archive.parent),
+            "--models",
+            f"{self.name}={self.archive.name}",
+        ]
+        command += ["--ts-config", str(properties), "--log-config", str(self.log_config)]
+        self._process = subprocess.Popen(
+            command,
+            cwd=self._home,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        self._pump = threading.Thread(target=self._copy_log, args=(self._process,), daemon=True)
+        self._pump.start()
+
+    def _copy_log(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout, contextlib.ExitStack() as stack:
+            file = None
+            if self.log_file is not None:
+                self.log_file.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(self.log_file.open("a", encoding="utf-8"))
+            for line in process.stdout:
+                self._tail.append(line)
+                self._load_failed = self._load_failed or "Load model failed" in line
+                for sink in (file, self._echo):
+                    if sink is not None:
+                        sink.write(line)
+                        sink.flush()
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + self.start_timeout_s
+        while not self.is_ready():
+            if self._process.poll() is not None:
+                raise self._failure(f"TorchServe ended with status {self._process.returncode}")
+            if self._load_failed:
+                raise self._failure(f"the model {self.name} could not be loaded")
+            if time.monotonic() > deadline:
+                raise self._failure(f"no answer within {self.start_timeout_s:g} s")
+            time.sleep(_POLL_S)
+
+    def _failure(self, reason: str) -> ServerFailed:
+        time.sleep(0.5)  # the rest of a traceback may still be on its way
+        return ServerFailed(f"{reason}; the end of its log:\n{self.log_tail()}")
+
+    def _terminate(self, process: subprocess.Popen[str]) -> None:
+        """Asks Java itself to end; the command that started it waits for that and ends too."""
+        assert self._home is not None
+        try:
+            java = int((self._home / "tmp" / ".model_server.pid").read_text())
+            os.kill(java, signal.SIGTERM)
+            process.wait(timeout=_STOP_S)
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            pass  # not started yet, gone already, or hung: the group gets SIGKILL
+
+
+def _get_json(port: int, path: str) -> Any:
+    """What a GET on loopback answers; never through a proxy that the environment names."""
+    connection = http.client.HTTPConnection(_HOST, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return json.loads(response.read())
+    finally:
+        connection.close()

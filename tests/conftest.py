@@ -1,0 +1,28 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree."""
+    return Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Unit tests run before end-to-end tests, whatever order the command line names."""
+    items.sort(key=lambda item: "e2e" in item.path.parts)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests that need a CUDA device are skipped where there is none."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch  # noqa: PLC0415 - seconds; most runs need it only here
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")

@@ -1,0 +1,59 @@
+"""Fixtures of the end-to-end tests: a TorchServe per profile, started when the first test asks for it, shared by all."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.e2e.server import profile_server
+from ts_stateful.config import Profile
+from ts_stateful.torchserve import TorchServe
+
+_running = pytest.StashKey[dict[str, TorchServe]]()
+
+
+def _shared(
+    profile: Profile, tmp_path_factory: pytest.TempPathFactory, config: pytest.Config
+) -> Iterator[TorchServe]:
+    server = profile_server(profile, tmp_path_factory.mktemp(profile.value))
+    with server:
+        config.stash.setdefault(_running, {})[f"{profile.value}_server"] = server
+        yield server
+
+
+@pytest.fixture(scope="session")
+def continuous_server(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[TorchServe]:
+    """TorchServe with the shapes model in the continuous profile."""
+    yield from _shared(Profile.CONTINUOUS, tmp_path_factory, pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def sequence_server(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[TorchServe]:
+    """The same in the sequence profile."""
+    yield from _shared(Profile.SEQUENCE, tmp_path_factory, pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def async_server(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[TorchServe]:
+    """The same in the async profile."""
+    yield from _shared(Profile.ASYNC, tmp_path_factory, pytestconfig)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the end of the log of each server that it used."""
+    report = yield
+    if report.failed:
+        for name, server in item.config.stash.get(_running, {}).items():
+            if name in getattr(item, "fixturenames", ()):
+                report.sections.append((f"log of {name}", server.log_tail()))
+    return report

@@ -1,0 +1,67 @@
+"""The end-to-end tests' servers: one TorchServe per profile, packed and started as users do it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ts_stateful.config import Profile
+from ts_stateful.torchserve import TorchServe
+
+__all__ = ["ROOT", "SHAPES_MODEL", "log_path", "pack", "profile_server"]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SHAPES_MODEL = ROOT / "examples" / "shapes" / "model"
+START_TIMEOUT_S = 90.0  # within the time limit of the first test that asks for a server
+
+
+def pack(output: Path, *arguments: str, model: Path | str = SHAPES_MODEL) -> Path:
+    """Runs archive.sh; returns the archive."""
+    done = subprocess.run(
+        [str(ROOT / "archive.sh"), "--model", str(model), "--output", str(output), *arguments],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"archive.sh: {done.stderr}"
+    return Path(done.stdout.splitlines()[-1])
+
+
+def log_path(name: str) -> Path:
+    """Where the log of a server is kept after the tests."""
+    return ROOT / "build" / "test-logs" / f"{name}.log"
+
+
+def profile_server(
+    profile: Profile,
+    folder: Path,
+    *,
+    name: str | None = None,
+    config: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> TorchServe:
+    """A server for the shapes model on free ports, not started yet.
+
+    Args:
+        folder: an empty folder for the archive.
+        name: of the log; the profile's where several tests share the server.
+        config: a model-config.yaml in place of the repository's.
+        environ: variables for TorchServe on top of the tests' own.
+    """
+    archive = pack(
+        folder, "--profile", profile.value, "--config", str(config or ROOT / "model-config.yaml")
+    )
+    log = log_path(name or profile.value)
+    log.unlink(missing_ok=True)
+    return TorchServe(
+        archive,
+        config=ROOT / "config.properties",
+        log_config=ROOT / "log4j2.xml",
+        log_file=log,
+        environ=environ,
+        start_timeout_s=START_TIMEOUT_S,
+    )

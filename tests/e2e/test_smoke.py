@@ -1,0 +1,23 @@
+"""A TorchServe that was packed and started as a user does it answers."""
+
+from __future__ import annotations
+
+import httpx
+
+from ts_stateful.torchserve import TorchServe
+
+
+def test_the_server_is_healthy(continuous_server: TorchServe) -> None:
+    """/ping answers 200 and says so."""
+    answer = httpx.get(f"{continuous_server.http_url}/ping")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "Healthy"}
+
+
+def test_hello_names_the_profile(continuous_server: TorchServe) -> None:
+    """`hello` passes through the handler and tells the profile."""
+    answer = httpx.post(
+        f"{continuous_server.http_url}/predictions/chat", json={"type": "hello"}, timeout=60
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["profile"] == "continuous"

@@ -1,0 +1,177 @@
+"""An engine under test, driven by hand: no threads, no sockets, a clock that stands still until it is moved."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import PIL.Image
+import torch
+
+from ts_stateful.config import Config, load_config
+from ts_stateful.engine.engine import Engine
+from ts_stateful.engine.model import Model
+from ts_stateful.events import EngineCommand, Event, EventKind, Submit
+from ts_stateful.protocol import Close, Image, Open, Prompt
+
+CONFIG: dict[str, Any] = {
+    "continuousBatching": True,
+    "batchSize": 8,
+    "maxNumSequence": 8,
+    "maxSequenceJobQueueSize": 2,
+    "sequenceMaxIdleMSec": 60_000,
+    "sequenceTimeoutMSec": 600_000,
+    "handler": {"reattachSec": 10.0, "prefillChunk": 7},
+}
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class LaterExecutor(Executor):
+    """Runs what is submitted when it is told to, on the caller's thread."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.jobs.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def run(self) -> None:
+        """Runs everything that was submitted."""
+        while self.jobs:
+            self.jobs.pop(0)()
+
+
+class Harness:
+    """Submits requests to an engine and collects its events by request."""
+
+    def __init__(self, model: Model, config: Config | dict[str, Any] | None = None) -> None:
+        if not isinstance(config, Config):
+            overrides = config or {}
+            handler = {**CONFIG["handler"], **overrides.pop("handler", {})}
+            config = load_config({**CONFIG, **overrides, "handler": handler})
+        self.model = model
+        self.clock = Clock()
+        self.executor = LaterExecutor()
+        self.pictures: dict[str, PIL.Image.Image] = {}
+        self.events: dict[str, list[Event]] = {}
+        self._posted: list[Callable[[], None]] = []
+        self._ids = itertools.count(1)
+        self.engine = Engine(
+            model,
+            config,
+            emit=lambda event: self.events.setdefault(event.request_id, []).append(event),
+            load_images=self._load,
+            executor=self.executor,
+            post=self._posted.append,
+            clock=self.clock,
+            utc=lambda: 1_700_000_000.0,
+        )
+
+    def _load(self, images: Sequence[Image], files: Sequence[bytes]) -> list[PIL.Image.Image]:
+        return [self.pictures[image.url or ""] for image in images]
+
+    def submit(self, command: EngineCommand, **fields: Any) -> str:
+        """Submits a request; returns its id."""
+        request_id = f"r{next(self._ids)}"
+        self.engine.submit(Submit(request_id, command, **fields))
+        return request_id
+
+    def pump(self) -> None:
+        """Runs what other threads would have done, without a step."""
+        while self._posted or self.executor.jobs:
+            self.executor.run()
+            while self._posted:
+                self._posted.pop(0)()
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Steps until nothing is left to do."""
+        for _ in range(max_steps):
+            self.pump()
+            if not self.engine.busy:
+                break
+            self.engine.step()
+        self.pump()
+        self.engine.check_integrity()
+
+    def steps(self, count: int) -> None:
+        """Runs so many steps."""
+        for _ in range(count):
+            self.pump()
+            self.engine.step()
+            self.engine.check_integrity()
+
+    def last(self, request_id: str) -> dict[str, Any]:
+        """The terminal document of a request, which must have exactly one."""
+        ends = [e for e in self.events.get(request_id, []) if e.kind is EventKind.LAST]
+        assert len(ends) == 1, (request_id, self.events.get(request_id))
+        document: dict[str, Any] = json.loads(ends[0].body)
+        return document
+
+    def parts(self, request_id: str) -> list[str]:
+        """The streamed pieces of text before the last one."""
+        events = self.events.get(request_id, [])
+        return [json.loads(e.body)["text"] for e in events if e.kind is EventKind.PART]
+
+    def ask(self, command: EngineCommand, **fields: Any) -> dict[str, Any]:
+        """Submits, runs to the end, and returns the terminal document."""
+        request_id = self.submit(command, **fields)
+        self.run()
+        return self.last(request_id)
+
+    def open(
+        self, session_id: str, images: Iterable[PIL.Image.Image] = (), **fields: Any
+    ) -> dict[str, Any]:
+        """Opens a session on these pictures."""
+        names = []
+        for picture in images:
+            names.append(f"picture-{len(self.pictures)}")
+            self.pictures[names[-1]] = picture
+        refs = tuple(Image(url=name) for name in names)
+        return self.ask(Open(session_id=session_id, images=refs, **fields), opens=True)
+
+    def prompt(self, session_id: str, text: str, **fields: Any) -> dict[str, Any]:
+        """One turn."""
+        return self.ask(Prompt(session_id=session_id, prompt=text, **fields))
+
+    def close(self, session_id: str) -> dict[str, Any]:
+        """Ends a session."""
+        return self.ask(Close(session_id=session_id))
+
+
+def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tokens: int) -> None:
+    """Asserts that the last committed turn is what stock `generate` makes of the whole transcript from scratch."""
+    session = harness.engine.table.get(session_id)
+    log, turn = session.state.log, session.turns[-1]
+    prompt, reply = log[: turn.usage.prompt_tokens], log[turn.usage.prompt_tokens :]
+    inputs: dict[str, Any] = {}
+    if model.vision is not None and session.state.images:
+        images = [model.vision.prepare(p) for p in harness.pictures.values()]
+        for name in images[0].tensors:
+            inputs[name] = torch.cat([image.tensors[name] for image in images])
+        if images[0].grid is not None:
+            ids = torch.tensor([prompt])
+            inputs["mm_token_type_ids"] = (ids == model.vision.image_token_id).int()
+    generated = model.network.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        **inputs,
+    )[0, len(prompt) :].tolist()
+    while generated and generated[-1] in model.eos_ids:
+        generated.pop()
+    assert reply == generated
+    assert turn.text == model.tokenizer.decode(reply, skip_special_tokens=True)

@@ -1,0 +1,162 @@
+"""The direction of imports: frontend -> process -> engine -> sessions -> store -> leaves, and who may touch the outside."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_PACKAGE = "ts_stateful"
+_HANDLERS = Path(__file__).resolve().parents[2] / "handlers"
+
+# What each part may import of the others; every part may import leaves. A module at the top level that is not named here is
+# a leaf: it knows nothing but other leaves.
+_MAY_IMPORT: dict[str, set[str]] = {
+    "store": set(),
+    "media": set(),
+    "sessions": {"store"},
+    "engine": {"sessions", "store", "media"},
+    "process": {"engine", "sessions", "store", "media"},
+    "frontend": {"process", "config_check"},
+    "pb": set(),
+    "client": {"pb"},
+    # The top: commands, and what they are made of.
+    "config_check": set(),
+    "config_edit": {"config_check"},
+    "java": set(),
+    "torchserve": {"java"},
+    "serve": {"java", "torchserve"},
+    "cli": {"client", "config_check", "pb"},
+}
+_TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
+_MAY_IMPORT_TORCH = {"engine", "state", "process"}  # process: counts devices, runs an engine
+_NEVER_TORCH = {"ts_stateful.engine.scheduler"}
+_NETWORK = {"httpx", "httpcore", "requests", "aiohttp", "urllib.request", "urllib3"}
+_MAY_OPEN = {"media", "client"}
+
+
+def _modules() -> dict[str, ast.Module]:
+    modules = {}
+    for path in sorted((_HANDLERS / _PACKAGE).rglob("*.py")):
+        parts = path.relative_to(_HANDLERS).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return modules
+
+
+MODULES = _modules()
+
+
+def _imports(module: str) -> Iterator[str]:
+    """Full names of what a module imports, wherever in it; `from a import b` gives `a.b` if that is a module, else `a`."""
+    for node in ast.walk(MODULES[module]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import; write the full name"
+            source = node.module or ""
+            for alias in node.names:
+                full = f"{source}.{alias.name}"
+                yield full if full in MODULES or source == "urllib" else source
+
+
+def _part(module: str) -> str:
+    """The part that a module of this package belongs to: its folder or, at the top level, its own name."""
+    return [*module.split("."), ""][1]
+
+
+def _is_leaf(part: str) -> bool:
+    return part not in _MAY_IMPORT
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_direction(module: str) -> None:
+    """A module imports only parts below its own, and leaves."""
+    part = _part(module)
+    for imported in _imports(module):
+        if imported.split(".")[0] != _PACKAGE:
+            continue
+        other = _part(imported)
+        allowed = other == part or _is_leaf(other) or other in _MAY_IMPORT.get(part, set())
+        assert allowed, f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_torch_stays_in_the_engine(module: str) -> None:
+    """Accounting, storage, the handler and the client run without torch."""
+    if _part(module) in _MAY_IMPORT_TORCH and module not in _NEVER_TORCH:
+        return
+    loaded = {name for name in _imports(module) if name.split(".")[0] in _TORCH}
+    assert not loaded, f"{module} imports {loaded}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_frontend_knows_torchserve(module: str) -> None:
+    """`ts` is imported by the frontend alone."""
+    if _part(module) != "frontend":
+        assert "ts" not in {name.split(".")[0] for name in _imports(module)}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_media_opens_urls_and_images(module: str) -> None:
+    """Bytes from outside come in through one door on the server."""
+    if _part(module) in _MAY_OPEN:
+        return
+    for name in _imports(module):
+        assert not any(name == n or name.startswith(f"{n}.") for n in _NETWORK), (
+            f"{module} imports {name}"
+        )
+    for node in ast.walk(MODULES[module]):
+        if isinstance(node, ast.Attribute) and node.attr == "open":
+            assert not (isinstance(node.value, ast.Name) and node.value.id == "Image"), (
+                f"{module}:{node.lineno} opens an image"
+            )
+
+
+def test_only_the_entry_of_the_engine_process_imports_the_engine() -> None:
+    """What runs in the worker shares messages with the engine, not code."""
+    importers = {
+        module
+        for module in MODULES
+        if _part(module) == "process"
+        and any(_part(name) == "engine" for name in _imports(module) if name.startswith(_PACKAGE))
+    }
+    assert len(importers) <= 1, importers
+
+
+def test_messages_know_only_the_protocol() -> None:
+    """The messages between worker and engine are made of client requests and nothing else."""
+    own = {name for name in _imports("ts_stateful.process.messages") if name.startswith(_PACKAGE)}
+    assert own <= {"ts_stateful.protocol", "ts_stateful.events"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_says_what_it_owns(module: str) -> None:
+    """A module with code has a docstring, and `__all__` names only what it defines."""
+    tree = MODULES[module]
+    if _part(module) == "pb" or not tree.body:
+        return
+    assert ast.get_docstring(tree), f"{module} has no docstring"
+
+
+@pytest.mark.parametrize("part", ["sessions", "store", "client", "cli", "serve", "config_check"])
+def test_torch_is_not_loaded_by_the_way(part: str) -> None:
+    """Importing these loads no torch through something else either."""
+    names = [
+        module
+        for module in MODULES
+        if _part(module) == part
+        and not any(
+            _part(name) == "engine" for name in _imports(module) if name.startswith(_PACKAGE)
+        )
+    ]
+    names += sorted(_NEVER_TORCH) if part == "sessions" else []
+    code = f"import sys, {', '.join(names) or 'os'}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=_HANDLERS, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"importing {names} loads torch\n{done.stderr}"
