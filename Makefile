@@ -49,7 +49,6 @@ test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real To
 
 lint: $(INSTALLED) ## ruff and mypy --strict
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 mar: $(INSTALLED) ## pack MODEL into build/chat.mar

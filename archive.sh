@@ -73,7 +73,7 @@ PYTHONPATH=$work/code PYTHONDONTWRITEBYTECODE=1 "$python" -m ts_stateful.config_
 
 # Stored, not deflated: weights do not compress.
 [ "$format" = default ] && archive_format=zip-store || archive_format=$format
-TMPDIR=$work/tmp "$python" -m model_archiver.model_packaging --model-name "$name" --version "$version" \
+TMPDIR=$work/tmp "$python" -c 'from model_archiver.model_packaging import generate_model_archive as main; main()' --model-name "$name" --version "$version" \
     --handler "$here/handlers/generation_handler.py" --extra-files "$work/code" --config-file "$work/model-config.yaml" \
     --archive-format "$archive_format" --export-path "$work/out" --force
 

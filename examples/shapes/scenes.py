@@ -1,15 +1,20 @@
 """Labelled scenes: one to three colored shapes on a white canvas, and how to draw them.
 
+`python examples/shapes/scenes.py --out FOLDER` writes some as pictures with a file of labels.
+
 Owns what a scene is and which scenes are drawn at random. Knows nothing of questions, models or
 processors but one number: the side in pixels to which the model's processor resizes a canvas.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 from PIL import Image, ImageDraw
@@ -157,3 +162,33 @@ def _place(
         else:
             return None
     return tuple(placed)
+
+
+def main() -> None:
+    """Write pictures and their labels into a folder."""
+    parser = argparse.ArgumentParser(
+        description="Draw labelled scenes: 0000.png, 0001.png, ... and labels.json, which has the "
+        "canvas and each shape's kind, color and bounding box (left, top, size) in pixels."
+    )
+    parser.add_argument("--out", type=Path, required=True, help="a folder, made if need be")
+    parser.add_argument("--count", type=int, default=10, help="how many scenes (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, others (%(default)s)")
+    parser.add_argument(
+        "--canvas",
+        type=int,
+        nargs=2,
+        metavar=("WIDTH", "HEIGHT"),
+        help=f"pixels, {MIN_SIDE} to {MAX_SIDE} each; random for every scene if left out",
+    )
+    arguments = parser.parse_args()
+    rng = random.Random(arguments.seed)
+    scenes = [random_scene(rng, arguments.canvas) for _ in range(arguments.count)]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for number, scene in enumerate(scenes):
+        draw(scene).save(arguments.out / f"{number:04}.png")
+    labels = json.dumps([asdict(scene) for scene in scenes], indent=1)
+    (arguments.out / "labels.json").write_text(labels + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from ts_stateful.java import JavaMissing
-from ts_stateful.torchserve import Ports, ServerFailed, TorchServe
+from ts_stateful.ports import Ports
+from ts_stateful.torchserve import ServerFailed, TorchServe
 
 __all__ = ["main"]
 

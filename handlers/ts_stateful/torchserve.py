@@ -8,13 +8,11 @@ Python API: it runs the stock `torchserve` command.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import http.client
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,56 +20,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
+
 from ts_stateful.java import java_environment
+from ts_stateful.ports import HOST, Ports
 
-__all__ = ["Ports", "ServerFailed", "TorchServe"]
+__all__ = ["ServerFailed", "TorchServe"]
 
-_HOST = "127.0.0.1"
 _POLL_S = 0.1
 _STOP_S = 20.0  # after SIGTERM; then SIGKILL
+_ENGINES_STOP_S = 10.0  # engines notice within seconds that TorchServe is gone
 _TAIL_LINES = 60
 
 
 class ServerFailed(RuntimeError):
     """TorchServe did not come up, or ended by itself; the message ends with the tail of its log."""
-
-
-@dataclass(frozen=True)
-class Ports:
-    """Where TorchServe listens on the loopback address; 0 means a free one."""
-
-    http: int = 0
-    management: int = 0
-    metrics: int = 0
-    grpc: int = 0
-    grpc_management: int = 0
-
-    def filled(self) -> Ports:
-        """The same with a free port for every 0. All are held at once, so no two get the same."""
-        with contextlib.ExitStack() as held:
-            free = {}
-            for field, port in dataclasses.asdict(self).items():
-                if port == 0:
-                    probe = held.enter_context(socket.socket())
-                    probe.bind((_HOST, 0))
-                    free[field] = probe.getsockname()[1]
-        return dataclasses.replace(self, **free)
-
-    def as_properties(self) -> str:
-        """The settings of config.properties that name these ports."""
-        return (
-            f"inference_address=http://{_HOST}:{self.http}\n"
-            f"management_address=http://{_HOST}:{self.management}\n"
-            f"metrics_address=http://{_HOST}:{self.metrics}\n"
-            f"grpc_inference_address={_HOST}\n"
-            f"grpc_management_address={_HOST}\n"
-            f"grpc_inference_port={self.grpc}\n"
-            f"grpc_management_port={self.grpc_management}\n"
-        )
 
 
 class TorchServe:
@@ -118,17 +84,17 @@ class TorchServe:
     @property
     def http_url(self) -> str:
         """Where inference requests go."""
-        return f"http://{_HOST}:{self.ports.http}"
+        return f"http://{HOST}:{self.ports.http}"
 
     @property
     def management_url(self) -> str:
         """TorchServe's management API."""
-        return f"http://{_HOST}:{self.ports.management}"
+        return f"http://{HOST}:{self.ports.management}"
 
     @property
     def grpc_url(self) -> str:
         """Where inference calls go, as `ts_stateful.client.connect` takes it."""
-        return f"grpc://{_HOST}:{self.ports.grpc}"
+        return f"grpc://{HOST}:{self.ports.grpc}"
 
     def __enter__(self) -> TorchServe:
         self.start()
@@ -141,10 +107,13 @@ class TorchServe:
         """Starts TorchServe and returns when the model answers.
 
         Raises:
-            ServerFailed: it ended, could not load the model, or took longer than `start_timeout_s`.
+            ServerFailed: a port is taken, it ended, could not load the model, or took longer than `start_timeout_s`.
             JavaMissing: there is no Java to run it.
         """
         assert self._process is None, "started twice"
+        taken = self.ports.taken()
+        if taken:  # by another server, which might even answer in the place of this one
+            raise ServerFailed(f"in use on {HOST}: port {', '.join(map(str, taken))}")
         try:
             self._spawn()
             self._wait_ready()
@@ -164,11 +133,11 @@ class TorchServe:
             try:
                 self._terminate(process)
             finally:
-                # Whatever is left of the group: the wrapper, Java, workers. Engines are in sessions of their own and end by
-                # themselves once TorchServe is gone.
+                # Whatever is left of the group: the command, Java, workers. Engines are in sessions of their own.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+                self._end_engines()
         if self._pump is not None:
             self._pump.join(timeout=5)
             self._pump = None
@@ -177,8 +146,13 @@ class TorchServe:
             self._home = None
 
     def log_tail(self) -> str:
-        """The last lines that the server printed."""
-        return "".join(self._tail)
+        """The last lines that the server printed, and those of its engines' logs."""
+        parts = ["".join(self._tail)]
+        for path in sorted(self._home.rglob("engine-*.log")) if self._home is not None else ():
+            with contextlib.suppress(OSError):
+                lines = path.read_text(errors="replace").splitlines(keepends=True)
+                parts.append(f"{path.name}:\n{''.join(lines[-_TAIL_LINES:])}")
+        return "\n".join(parts)
 
     def describe(self) -> dict[str, Any]:
         """What TorchServe's management API says about the model.
@@ -285,10 +259,23 @@ class TorchServe:
         except (OSError, ValueError, subprocess.TimeoutExpired):
             pass  # not started yet, gone already, or hung: the group gets SIGKILL
 
+    def _end_engines(self) -> None:
+        """Engines end by themselves once TorchServe is gone; waits for that, and kills one that does not."""
+        temporary = str(self._home / "tmp") if self._home is not None else None
+        engines = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if temporary and process.environ().get("TMPDIR") == temporary:
+                    engines.append(process)
+        _, stuck = psutil.wait_procs(engines, timeout=_ENGINES_STOP_S)
+        for process in stuck:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
 
 def _get_json(port: int, path: str) -> Any:
     """What a GET on loopback answers; never through a proxy that the environment names."""
-    connection = http.client.HTTPConnection(_HOST, port, timeout=5)
+    connection = http.client.HTTPConnection(HOST, port, timeout=5)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

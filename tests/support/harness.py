@@ -162,8 +162,8 @@ def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tok
         for name in images[0].tensors:
             inputs[name] = torch.cat([image.tensors[name] for image in images])
         if images[0].grid is not None:
-            ids = torch.tensor([prompt])
-            inputs["mm_token_type_ids"] = (ids == model.vision.image_token_id).int()
+            mask = model.vision.mask(prompt, session.state.images)
+            inputs["mm_token_type_ids"] = torch.tensor([list(mask)], dtype=torch.int)
     generated = model.network.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

@@ -150,6 +150,7 @@ def llava() -> Model:
     )
     network = LlavaForConditionalGeneration(config).eval()
     network.generation_config.eos_token_id = 1
+    _mute(network, 2)
     images = CLIPImageProcessorPil(size={"height": 32, "width": 32}, do_center_crop=False)
     processor = LlavaProcessor(
         image_processor=images,
@@ -215,7 +216,14 @@ def qwen2_vl() -> Model:
     )
     network = Qwen2VLForConditionalGeneration(config).eval()
     network.generation_config.eos_token_id = 2
+    _mute(network, 5, 6)
     return build_model("qwen2_vl", network, _Qwen2VLProcessorPil(tokenizer))
+
+
+def _mute(network: Any, *token_ids: int) -> None:
+    """Keeps a random model from generating image tokens, over which stock `generate` stumbles in the next turn."""
+    with torch.no_grad():
+        network.lm_head.weight[list(token_ids)] = 0
 
 
 MODELS = {

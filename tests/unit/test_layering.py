@@ -28,8 +28,9 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "config_check": set(),
     "config_edit": {"config_check"},
     "java": set(),
-    "torchserve": {"java"},
-    "serve": {"java", "torchserve"},
+    "ports": set(),
+    "torchserve": {"java", "ports"},
+    "serve": {"java", "ports", "torchserve"},
     "cli": {"client", "config_check", "pb"},
 }
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ts_stateful.java import java_environment, java_version
+from ts_stateful.ports import Ports
 from ts_stateful.serve import main
-from ts_stateful.torchserve import Ports, ServerFailed, TorchServe
+from ts_stateful.torchserve import ServerFailed, TorchServe
 
 
 def _program(path: Path, script: str) -> Path:
@@ -77,6 +78,20 @@ def test_an_old_java_gives_way_to_the_package(tmp_path: Path, version: str) -> N
 def test_no_java_at_all_gives_way_to_the_package(tmp_path: Path) -> None:
     """A machine without `java` still serves."""
     assert "JAVA_HOME" in java_environment({"PATH": str(tmp_path)})
+
+
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
+    """Otherwise the other server could be taken for ours."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = TorchServe(
+            tmp_path / "chat.mar",
+            config=tmp_path / "config.properties",
+            log_config=tmp_path / "log4j2.xml",
+            ports=Ports(http=port),
+        )
+        with pytest.raises(ServerFailed, match=f"in use.*{port}"):
+            server.start()
 
 
 def _server(tmp_path: Path, java: str) -> TorchServe:

@@ -7,6 +7,7 @@ This is the general path: every sequence has a cache of its own, and a step runs
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import torch
@@ -35,31 +36,55 @@ class Runner:
         """Computes the next `num_tokens` of a prompt; returns the logits `(vocabulary,)` behind them."""
         start = sequence.context.kv.length
         stop = start + num_tokens
-        inputs: dict[str, Any] = {"position_ids": self._positions(sequence, start, stop)}
-        vision = self._model.vision
-        if vision is not None:
-            first = sequence.ids[:start].count(vision.image_token_id)
-            last = first + sequence.ids[start:stop].count(vision.image_token_id)
-            if last > first:
-                for image in sequence.all_images:
-                    if image.features is None:
-                        vision.encode(image)
-                inputs["mm_encoder_outputs"] = vision.outputs(sequence.all_images, first, last)
-        return self._forward(sequence, start, stop, inputs)
+        if self._model.vision is None or not sequence.all_images:
+            return self._forward(sequence, start, stop, {})
+        if sequence.image_mask is None:
+            sequence.image_mask = self._model.vision.mask(sequence.ids, sequence.all_images)
+        for piece_start, piece_stop in self._pieces(sequence, start, stop):
+            logits = self._forward(
+                sequence, piece_start, piece_stop, self._encoded(sequence, piece_start, piece_stop)
+            )
+        return logits
 
     @torch.inference_mode()
     def decode(self, sequence: Sequence) -> Tensor:
         """Feeds a sequence its last id; returns the logits `(vocabulary,)` behind it."""
         start = sequence.context.kv.length
-        positions = self._positions(sequence, start, start + 1)
-        return self._forward(sequence, start, start + 1, {"position_ids": positions})
+        return self._forward(sequence, start, start + 1, {})
+
+    def _pieces(self, sequence: Sequence, start: int, stop: int) -> list[tuple[int, int]]:
+        """Cuts a chunk around image tokens that the model has generated: beside real ones they would be taken for them."""
+        assert self._model.vision is not None
+        assert sequence.image_mask is not None
+        token, mask = self._model.vision.image_token_id, sequence.image_mask
+        strays = [i for i in range(start, stop) if sequence.ids[i] == token and not mask[i]]
+        if not any(mask[start:stop]):
+            strays = []
+        cuts = sorted({start, stop, *strays, *(stray + 1 for stray in strays)})
+        return list(itertools.pairwise(cuts))
+
+    def _encoded(self, sequence: Sequence, start: int, stop: int) -> dict[str, Any]:
+        """The image embeddings that belong between ids `start` and `stop`."""
+        vision, mask = self._model.vision, sequence.image_mask
+        assert vision is not None and mask is not None
+        first = mask[:start].count(1)
+        last = first + mask[start:stop].count(1)
+        if first == last:
+            return {}
+        for image in sequence.all_images:
+            if image.features is None:
+                vision.encode(image)
+        return {"mm_encoder_outputs": vision.outputs(sequence.all_images, first, last)}
 
     def _forward(
         self, sequence: Sequence, start: int, stop: int, inputs: dict[str, Any]
     ) -> Tensor:
-        ids = torch.tensor([sequence.ids[start:stop]], device=self._model.device)
         output = self._network(
-            input_ids=ids, past_key_values=sequence.context.kv, **inputs, **self._options
+            input_ids=torch.tensor([sequence.ids[start:stop]], device=self._model.device),
+            position_ids=self._positions(sequence, start, stop),
+            past_key_values=sequence.context.kv,
+            **inputs,
+            **self._options,
         )
         logits: Tensor = output.logits[0, -1]
         return logits
@@ -69,14 +94,12 @@ class Runner:
         device = self._model.device
         grids = [image.grid for image in sequence.all_images if image.grid is not None]
         index = torch.arange(start, stop, device=device).unsqueeze(0)
-        if self._rope_index is None or not grids:
+        if self._rope_index is None or not grids or sequence.image_mask is None:
             return index
         if sequence.positions is None:
-            assert self._model.vision is not None
-            ids = torch.tensor([sequence.ids[: sequence.num_prompt]])
             sequence.positions, _ = self._rope_index(
-                ids,
-                mm_token_type_ids=(ids == self._model.vision.image_token_id).int(),
+                torch.tensor([sequence.ids[: sequence.num_prompt]]),
+                mm_token_type_ids=torch.tensor([list(sequence.image_mask)], dtype=torch.int),
                 image_grid_thw=torch.cat(grids),
             )
         prompt: Tensor = sequence.positions  # (3, 1, num_prompt)

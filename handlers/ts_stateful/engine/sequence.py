@@ -73,6 +73,7 @@ class Sequence:
     rendered: str = ""
     reply: ReplyText | None = None
     max_new_tokens: int = 0
+    image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image
     positions: Any = None  # of the prompt's ids, for models whose positions do not follow from the index
     restored_from: str | None = None
     started_at: float = 0.0

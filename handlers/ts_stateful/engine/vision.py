@@ -106,6 +106,21 @@ class Vision:
             raise RuntimeError(f"{features[0].shape[0]} image features for {expected} tokens")
         image.features, image.tensors = features, {}
 
+    def mask(self, ids: Sequence[int], images: Sequence[ImageInput]) -> bytearray:
+        """1 for every id that stands for a part of an image; an image token that was generated stands for none."""
+        mask = bytearray(len(ids))
+        at = 0
+        for image in images:
+            span = len(image.ids)
+            while at <= len(ids) - span and (
+                ids[at] != image.ids[0] or ids[at : at + span] != image.ids
+            ):
+                at += 1
+            for index in range(at, min(at + span, len(ids))):
+                mask[index] = ids[index] == self.image_token_id
+            at += span
+        return mask
+
     def outputs(self, images: Sequence[ImageInput], start: int, stop: int) -> dict[str, Any]:
         """The encoder outputs that fill image tokens `start` to `stop` (counted over the whole context)."""
         maps = [image.features for image in images if image.features is not None]

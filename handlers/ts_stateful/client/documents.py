@@ -1,0 +1,88 @@
+"""JSON documents on their way out and in.
+
+Owns the size check, and what an answer means: the typed answer, the server's error, or neither. Knows nothing of transports.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from ts_stateful.client.errors import ProtocolError, RequestTooLarge, ServerRefused
+from ts_stateful.errors import StatefulError, error_from_body
+from ts_stateful.protocol import Command
+
+__all__ = ["MAX_BODY_BYTES", "check_size", "encode", "is_last", "parse", "refusal"]
+
+# TorchServe's default `max_request_size`; over gRPC more than that fails as an obscure reset of the stream.
+MAX_BODY_BYTES = 6_553_500
+_SHOWN_CHARS = 300
+
+Answer = TypeVar("Answer")
+
+
+def encode(command: Command) -> bytes:
+    """The JSON document of a request."""
+    return msgspec.json.encode(command)
+
+
+def check_size(num_bytes: int, max_bytes: int) -> None:
+    """Raises `RequestTooLarge` for a request that TorchServe's transport would not take."""
+    if num_bytes > max_bytes:
+        raise RequestTooLarge(
+            f"the request has {num_bytes:,} bytes and the server takes {max_bytes:,}; send a smaller"
+            " image or its URL, or raise `max_request_size` in the server's config.properties and"
+            " `max_body_bytes` here"
+        )
+
+
+def parse(body: bytes, answer: type[Answer]) -> Answer:
+    """The typed answer in a body.
+
+    Raises:
+        StatefulError: the body is the server's error.
+        ProtocolError: it is neither.
+    """
+    document = _document(body)
+    if document is None:
+        raise ProtocolError(f"the answer is not a JSON object: {_shown(body)}")
+    error = error_from_body(document)
+    if error is not None:
+        raise error
+    try:
+        return msgspec.convert(document, answer)
+    except msgspec.ValidationError as invalid:
+        raise ProtocolError(f"unexpected answer: {invalid}: {_shown(body)}") from None
+
+
+def refusal(status: int, body: bytes) -> StatefulError | ServerRefused:
+    """What an answer with an HTTP error status means: this protocol's error, TorchServe's own, or some proxy's."""
+    document = _document(body) or {}
+    error = error_from_body(document)
+    if error is not None:
+        return error
+    kind, message = document.get("type"), document.get("message")
+    if isinstance(message, str) and message:
+        return ServerRefused(
+            f"{message} (status {status})", status=status, kind=str(kind) if kind else None
+        )
+    return ServerRefused(f"status {status}: {_shown(body) or 'no message'}", status=status)
+
+
+def is_last(body: bytes) -> bool:
+    """Whether an event is the last one of a stream: it says more than `text`."""
+    document = _document(body)
+    return document is None or document.keys() != {"text"}
+
+
+def _document(body: bytes) -> dict[str, Any] | None:
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _shown(body: bytes) -> str:
+    return " ".join(body[:_SHOWN_CHARS].decode("utf-8", "replace").split())

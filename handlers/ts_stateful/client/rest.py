@@ -1,0 +1,123 @@
+"""The transport over HTTP: one POST for a request, server-sent events for a stream.
+
+Owns addresses, headers and what httpx's errors mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Iterator, Mapping
+
+import httpx
+
+from ts_stateful.client.documents import check_size, encode, refusal
+from ts_stateful.client.errors import (
+    ClientError,
+    DeadlineExceeded,
+    ProtocolError,
+    ServerUnreachable,
+    StreamStalled,
+)
+from ts_stateful.client.sse import EventParser
+from ts_stateful.client.transport import Events
+from ts_stateful.protocol import Command, Prompt
+
+__all__ = ["HttpTransport"]
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class HttpTransport:
+    """POSTs to one model.
+
+    `session_header` is the name of the sequence-id header as configured for TorchServe, which in the sequence profile
+    routes by it; the body names the session too. `through_proxy` says whether the environment's proxies are used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        session_header: str,
+        max_body_bytes: int,
+        verify: ssl.SSLContext | bool,
+        through_proxy: bool,
+    ) -> None:
+        self.max_body_bytes = max_body_bytes
+        self._url = url
+        self._session_header = session_header
+        self._http = httpx.Client(
+            headers={**headers, "Content-Type": "application/json"},
+            verify=verify,
+            trust_env=through_proxy,
+        )
+
+    def call(self, command: Command, timeout_s: float) -> bytes:
+        """The answer's body; see `Transport.call`."""
+        request = self._request(command, timeout_s, timeout_s)
+        with self._errors(DeadlineExceeded(f"no answer within {timeout_s:g} s")):
+            response = self._http.send(request)
+        if not response.is_success:
+            raise refusal(response.status_code, response.content)
+        return response.content
+
+    def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
+        """The data of the events as they come; see `Transport.stream`.
+
+        A stream that falls silent just before its deadline may overrun it by up to `stall_s`.
+        """
+        silence: ClientError = StreamStalled(f"no event for {stall_s:g} s")
+        if timeout_s <= stall_s:
+            silence = DeadlineExceeded(f"no event within {timeout_s:g} s")
+        request = self._request(command, timeout_s, min(stall_s, timeout_s))
+        with self._errors(silence):
+            response = self._http.send(request, stream=True)
+        with contextlib.closing(response):
+            if not response.is_success:
+                with self._errors(silence):
+                    body = response.read()
+                raise refusal(response.status_code, body)
+            with self._errors(silence):
+                yield from _events(response)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._http.close()
+
+    def _request(self, command: Command, timeout_s: float, read_s: float) -> httpx.Request:
+        body = encode(command)
+        check_size(len(body), self.max_body_bytes)
+        headers = {self._session_header: command.session_id} if command.session_id else {}
+        connect_s = min(timeout_s, _CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(timeout_s, connect=connect_s, read=read_s)
+        return self._http.build_request(
+            "POST", self._url, content=body, headers=headers, timeout=timeout
+        )
+
+    @contextlib.contextmanager
+    def _errors(self, silence: ClientError) -> Iterator[None]:
+        """httpx's errors as this package's; `silence` is what a server means that says nothing."""
+        try:
+            yield
+        except httpx.ReadTimeout:
+            raise silence from None
+        except (httpx.WriteTimeout, httpx.PoolTimeout):
+            raise DeadlineExceeded("the request could not be sent in time") from None
+        except httpx.DecodingError as error:
+            raise ProtocolError(f"{self._url}: {error}") from None
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise ServerUnreachable(f"{self._url}: {reason}") from None
+
+
+def _events(response: httpx.Response) -> Iterator[bytes]:
+    media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type != "text/event-stream":  # the whole answer in one document
+        if body := response.read():
+            yield body
+        return
+    parser = EventParser()
+    for chunk in response.iter_bytes():
+        yield from parser.feed(chunk)

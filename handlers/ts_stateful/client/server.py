@@ -1,0 +1,198 @@
+"""A connection to one model of one server: where sessions are opened.
+
+Owns addresses and what a connection is made of.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import SplitResult, urlsplit
+
+import grpc
+
+from ts_stateful.answers import HelloAnswer, Opened, Usage
+from ts_stateful.client.calls import Calls
+from ts_stateful.client.documents import MAX_BODY_BYTES
+from ts_stateful.client.images import ImageSource, wire_images
+from ts_stateful.client.rest import HttpTransport
+from ts_stateful.client.retry import RetryPolicy
+from ts_stateful.client.rpc import GrpcTransport, Profile, open_channel
+from ts_stateful.client.session import Session
+from ts_stateful.client.transport import Transport
+from ts_stateful.errors import SessionExists
+from ts_stateful.protocol import Hello, Open
+from ts_stateful.session_ids import check_session_id, new_session_id
+
+__all__ = ["Server", "connect"]
+
+_DEFAULT_PORTS = {"grpc": 7070, "grpcs": 443, "http": 8080, "https": 443}
+_DEFAULT_POLICY = RetryPolicy()
+
+
+def connect(
+    url: str = "grpc://127.0.0.1:7070",
+    *,
+    model: str = "chat",
+    timeout_s: float = 120.0,
+    token: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    ca_file: str | Path | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    session_header: str = "ts_request_sequence_id",
+    profile: str | None = None,
+    policy: RetryPolicy = _DEFAULT_POLICY,
+) -> Server:
+    """A connection to `model` at `grpc://`, `grpcs://`, `http://` or `https://host:port`; nothing is sent yet.
+
+    `timeout_s` is the deadline of every call, and of every whole turn, that does not name its own. `token` is a key of
+    TorchServe's token authorization. `headers` go with every request, over gRPC as metadata. `ca_file` holds the
+    certificates to trust instead of the system's. `max_body_bytes` is the server's `max_request_size`. `session_header` is the
+    name that TorchServe is configured with. `profile` saves a gRPC connection the question how to talk to the server.
+
+    Raises:
+        ValueError: the URL, the profile or the session header cannot be meant.
+    """
+    if timeout_s <= 0:
+        raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+    parts = _split(url)
+    sent = dict(headers or {})
+    if token is not None:
+        sent["Authorization"] = f"Bearer {token}"
+    through_proxy = not _is_loopback(str(parts.hostname))
+    transport: Transport
+    if parts.scheme in ("grpc", "grpcs"):
+        channel = open_channel(
+            _authority(parts),
+            _grpc_credentials(ca_file) if parts.scheme == "grpcs" else None,
+            through_proxy=through_proxy,
+        )
+        transport = GrpcTransport(
+            channel,
+            model=model,
+            metadata=[(name.lower(), value) for name, value in sent.items()],
+            max_body_bytes=max_body_bytes,
+            profile=None if profile is None else Profile(profile),
+        )
+    else:
+        path = parts.path.rstrip("/")
+        if not path.endswith("/invocations"):
+            path += f"/predictions/{model}"
+        transport = HttpTransport(
+            f"{parts.scheme}://{_authority(parts)}{path}",
+            headers=sent,
+            session_header=session_header,
+            max_body_bytes=max_body_bytes,
+            verify=ssl.create_default_context(cafile=ca_file) if ca_file else True,
+            through_proxy=through_proxy,
+        )
+    return Server(Calls(transport, timeout_s, policy))
+
+
+class Server:
+    """A connection; leaving its `with` block closes it, but not the sessions on the server."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def hello(self, timeout_s: float | None = None) -> HelloAnswer:
+        """Who serves, in which profile, within which limits."""
+        return self._calls.call(Hello(), HelloAnswer, timeout_s)
+
+    def open(
+        self,
+        *,
+        images: Iterable[ImageSource] = (),
+        system: str | None = None,
+        ttl_s: float | None = None,
+        session_id: str | None = None,
+        metadata: Mapping[str, str | int | float | bool | None] | None = None,
+        timeout_s: float | None = None,
+    ) -> Session:
+        """Opens a session; images and the system prompt are processed before this returns.
+
+        Images are paths, URLs or bytes. Without a `session_id` the session gets a new one of 128 random bits.
+
+        Raises:
+            StatefulError: the server refuses, for instance `TooManySessions` or `MediaInvalid`.
+            ClientError: the server could not be asked, or not in time.
+            OSError: an image file cannot be read.
+        """
+        # Made here and not by the server, so that an `open` whose answer was lost can be repeated and leaves nothing behind.
+        name = new_session_id() if session_id is None else check_session_id(session_id)
+        command = Open(
+            session_id=name,
+            system=system,
+            images=wire_images(images, self._calls.transport.max_body_bytes),
+            ttl_s=ttl_s,
+            metadata=dict(metadata or {}),
+        )
+
+        def made_up() -> Opened:
+            info = self._session(name).info(timeout_s)
+            return Opened(name, info.expires_at, Usage(prompt_tokens=info.tokens))
+
+        # An id of somebody's choice may have been open before.
+        applied = (SessionExists, made_up) if session_id is None else None
+        opened = self._calls.call(command, Opened, timeout_s, applied=applied)
+        return Session(self._calls, opened.session_id, opened=opened, num_turns=0)
+
+    def attach(self, session_id: str, timeout_s: float | None = None) -> Session:
+        """A session that is open already, for instance by an earlier process.
+
+        Raises:
+            SessionError: it is not, or not any more.
+        """
+        session = self._session(check_session_id(session_id))
+        session.info(timeout_s)
+        return session
+
+    def _session(self, session_id: str) -> Session:
+        return Session(self._calls, session_id, opened=None, num_turns=None)
+
+    def close(self) -> None:
+        """Closes the connection. Sessions stay open until they are closed or expire."""
+        self._calls.transport.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _split(url: str) -> SplitResult:
+    parts = urlsplit(url)
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise ValueError(f"{url!r} is not a URL like grpc://127.0.0.1:7070 or https://host")
+    if parts.username or parts.query or parts.fragment:
+        raise ValueError(f"a server's URL has neither user, query nor fragment: {parts.hostname}")
+    if parts.scheme.startswith("grpc") and parts.path.strip("/"):
+        raise ValueError(f"a gRPC URL has no path: {url!r}")
+    _ = parts.port  # raises for what is no port
+    return parts
+
+
+def _authority(parts: SplitResult) -> str:
+    host = str(parts.hostname)
+    port = parts.port if parts.port is not None else _DEFAULT_PORTS[parts.scheme]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _grpc_credentials(ca_file: str | Path | None) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(Path(ca_file).read_bytes() if ca_file else None)

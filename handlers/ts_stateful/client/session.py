@@ -1,0 +1,133 @@
+"""A session of a server, as its client holds it.
+
+Owns the numbering of turns and the closing; a turn itself is a `Reply`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, TypedDict
+
+from ts_stateful.answers import Cancelled, Closed, Opened, SessionInfo, TurnAnswer
+from ts_stateful.client.calls import Calls
+from ts_stateful.client.errors import ClientError
+from ts_stateful.client.images import ImageSource, wire_images
+from ts_stateful.client.reply import Reply
+from ts_stateful.client.turns import TurnCounter
+from ts_stateful.errors import SessionClosed, SessionError, StatefulError
+from ts_stateful.protocol import Cancel, Close, Continue, Info, Prompt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["PromptOptions", "Session"]
+
+
+class PromptOptions(TypedDict, total=False):
+    """How a reply is generated; the server's defaults apply to what is left out."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop: str | tuple[str, ...]
+    ignore_eos: bool
+
+
+class Session:
+    """An open session; leaving its `with` block closes it on the server.
+
+    One client at a time: turns are numbered here, and a second client of the same session would number them alike.
+    `opened` is the server's answer to `open`, None for a session that was attached to.
+    """
+
+    def __init__(
+        self, calls: Calls, session_id: str, *, opened: Opened | None, num_turns: int | None
+    ) -> None:
+        self.session_id = session_id
+        self.opened = opened
+        self._calls = calls
+        self._turns = TurnCounter(self.info, num_turns)
+        self._closed = False
+
+    def prompt(
+        self,
+        prompt: str,
+        *,
+        images: Iterable[ImageSource] = (),
+        stream: bool = True,
+        timeout_s: float | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> Reply:
+        """One turn. Iterate over the reply for its pieces as they come; nothing is sent before that.
+
+        `timeout_s` bounds the whole turn. The loop raises `StatefulError` for what the server refuses and `ClientError` for
+        what goes wrong on the way; broken connections are resumed within the deadline.
+        """
+        if isinstance(options.get("stop"), list):
+            options["stop"] = tuple(options["stop"])
+        command = Prompt(
+            session_id=self.session_id,
+            prompt=prompt,
+            images=wire_images(images, self._calls.transport.max_body_bytes),
+            stream=stream,
+            **options,
+        )
+        return Reply(self._calls, self._turns, command, timeout_s)
+
+    def ask(
+        self,
+        prompt: str,
+        *,
+        images: Iterable[ImageSource] = (),
+        timeout_s: float | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> str:
+        """One turn, its text in one piece."""
+        return self.prompt(
+            prompt, images=images, stream=False, timeout_s=timeout_s, **options
+        ).result()
+
+    def continue_(
+        self, turn: int, after: int = 0, *, wait_ms: int = 0, timeout_s: float | None = None
+    ) -> TurnAnswer:
+        """What a turn has produced behind its first `after` characters; `more` says whether it goes on."""
+        command = Continue(session_id=self.session_id, turn=turn, after=after, wait_ms=wait_ms)
+        return self._calls.call(command, TurnAnswer, timeout_s)
+
+    def cancel(self, timeout_s: float | None = None) -> Cancelled:
+        """Ends the turn in progress, if there is one; what was generated is kept."""
+        return self._calls.call(Cancel(session_id=self.session_id), Cancelled, timeout_s)
+
+    def info(self, timeout_s: float | None = None) -> SessionInfo:
+        """The figures of the session."""
+        return self._calls.call(Info(session_id=self.session_id), SessionInfo, timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Ends the session on the server; a second time does nothing."""
+        if self._closed:
+            return
+        self._calls.call(
+            Close(session_id=self.session_id),
+            Closed,
+            timeout_s,
+            applied=(SessionClosed, lambda: Closed(self.session_id)),
+        )
+        self._closed = True
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # A session that has ended by itself is closed enough; and nothing may hide the error that ended the block.
+        hidden = (SessionError,) if error is None else (ClientError, StatefulError)
+        with contextlib.suppress(*hidden):
+            self.close()

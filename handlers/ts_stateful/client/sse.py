@@ -1,0 +1,30 @@
+"""Server-sent events, inbound: bytes to the data of events.
+
+Owns the little of the format that the protocol uses (https://html.spec.whatwg.org/multipage/server-sent-events.html). Works on
+bytes: JSON text may hold characters that Python takes for ends of lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["EventParser"]
+
+
+class EventParser:
+    """Puts events together from chunks that are cut anywhere."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The data of every event that `chunk` completes; comments and other fields are skipped."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                yield b"\n".join(self._data)
+                self._data = []

@@ -1,0 +1,36 @@
+"""What a client needs of a transport: one document for an answer, or several.
+
+Owns the interface alone. A transport raises `ClientError` for what goes wrong on the way and the server's `StatefulError` where
+a status says so; errors inside answers are found by whoever reads these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Protocol
+
+from ts_stateful.protocol import Command, Prompt
+
+__all__ = ["Events", "Transport"]
+
+Events = Generator[bytes, None, None]
+"""The documents of one stream. `close()` gives the stream up, whether or not it has ended; it may take a round trip."""
+
+
+class Transport(Protocol):
+    """A connection to one model of one server; usable from several threads."""
+
+    max_body_bytes: int
+
+    def call(self, command: Command, timeout_s: float) -> bytes:
+        """The first document of the answer, within `timeout_s`."""
+
+    def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
+        """The documents of the answer as they come; nothing is sent before the first is asked for.
+
+        Where the profile has no streams, the one document that comes says `more`. Raises `StreamStalled` when nothing comes
+        for `stall_s`.
+        """
+
+    def close(self) -> None:
+        """Closes the connection; streams in progress break."""

@@ -1,0 +1,79 @@
+"""Collect per call: the delivery of the continuous profile.
+
+TorchServe sends every request in flight again in every batch. A call takes in the new ones, waits a moment for events, answers
+the rows that have some and leaves the others out; it returns within milliseconds, always.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ts_stateful.frontend.delivery import Batch
+from ts_stateful.frontend.inbox import Inbox
+from ts_stateful.frontend.intake import Intake
+from ts_stateful.frontend.row import Response, Row
+from ts_stateful.frontend.wire import reply
+
+__all__ = ["ContinuousDelivery"]
+
+_HEAVY_BYTES = 65_536
+
+
+class ContinuousDelivery:
+    """Holds the rows in flight between calls.
+
+    A new request joins between two calls, so a call waits at most `wait_s`. The body of a row that has had no response yet
+    is sent again with every call; when those are big, a call waits up to `patient_wait_s`.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        inbox: Inbox,
+        *,
+        wait_s: float = 0.005,
+        patient_wait_s: float = 0.02,
+    ) -> None:
+        self._intake = intake
+        self._inbox = inbox
+        self._wait_s = wait_s
+        self._patient_wait_s = patient_wait_s
+        self._rows: dict[str, Row] = {}
+
+    def __len__(self) -> int:
+        """The number of rows in flight."""
+        return len(self._rows)
+
+    def handle(self, data: Batch, context: Any) -> list[bytes]:
+        """See `Delivery`."""
+        self._drop_missing(set(context.request_ids.values()))
+        for idx, request_id in context.request_ids.items():
+            # Headers and body of a row that has had a response are not sent again, so they are read once.
+            if request_id not in self._rows:
+                headers = context.get_all_request_header(idx)
+                self._rows[request_id] = self._intake.take(request_id, data[idx], headers)
+        self._inbox.wait(self._patience_s())
+        responses = {}
+        for idx, request_id in context.request_ids.items():
+            response = self._collect(self._rows[request_id])
+            if response is not None:
+                responses[idx] = response
+        return reply(context, responses, len(data))
+
+    def _drop_missing(self, present: set[str]) -> None:
+        # Nothing else tells that a client has gone.
+        for request_id in self._rows.keys() - present:
+            self._intake.drop(self._rows.pop(request_id))
+
+    def _collect(self, row: Row) -> Response | None:
+        row.add(self._inbox.take(row.request_id))
+        response = self._intake.attempt(row.request_id, partial(row.next, hold=True))
+        if row.done:
+            del self._rows[row.request_id]
+            self._intake.finish(row)
+        return response
+
+    def _patience_s(self) -> float:
+        resent = sum(row.num_bytes for row in self._rows.values() if not row.started)
+        return self._patient_wait_s if resent > _HEAVY_BYTES else self._wait_s

@@ -1,0 +1,93 @@
+"""The handler that TorchServe's worker runs: thin, without a model.
+
+Owns the start of the worker: configuration, dispatcher, and the delivery of the profile. Everything else is theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from ts.torch_handler.base_handler import BaseHandler
+
+from ts_stateful.config import Config, ConfigError, Profile, load_config
+from ts_stateful.config_check import check_config
+from ts_stateful.frontend.delivery import Batch, Delivery
+from ts_stateful.frontend.delivery_async import AsyncDelivery, AsyncMailbox
+from ts_stateful.frontend.delivery_continuous import ContinuousDelivery
+from ts_stateful.frontend.delivery_sequence import SequenceDelivery
+from ts_stateful.frontend.headers import HeaderNames, check_header_names
+from ts_stateful.frontend.inbox import Inbox
+from ts_stateful.frontend.intake import Dispatching, Intake
+from ts_stateful.frontend.requests import RequestParser
+from ts_stateful.process.dispatch import Dispatcher
+
+__all__ = ["SessionHandler"]
+
+logger = logging.getLogger(__name__)
+
+
+class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
+    """Sessions behind TorchServe. `dispatcher_factory` takes the arguments of `Dispatcher`."""
+
+    dispatcher_factory: Callable[..., Dispatching] = staticmethod(Dispatcher)
+
+    def initialize(self, context: Any) -> None:
+        """Checks the configuration, finds or starts the engines, and returns when they answer.
+
+        Raises:
+            ConfigError: the configuration would hang, leak or lose something; the message says how to change it.
+            EngineDied: an engine does not start.
+        """
+        config = load_config(context.model_yaml_config)
+        profile = config.frontend.profile
+        _check(config)
+        check_header_names(profile, os.environ)
+        mailbox = AsyncMailbox() if profile is Profile.ASYNC else Inbox()
+        dispatcher = self.dispatcher_factory(
+            config,
+            context.model_yaml_config or {},
+            model_name=context.model_name,
+            model_dir=Path(context.system_properties["model_dir"]),
+            on_event=mailbox.post,
+        )
+        dispatcher.start()
+        names = HeaderNames.of(context, os.environ)
+        intake = Intake(
+            dispatcher,
+            mailbox,
+            RequestParser(profile, names),
+            names,
+            minting=config.frontend.sequence_batching,
+        )
+        self._delivery = _delivery(profile, intake, mailbox, config)
+        self.initialized = True
+        logger.info("model %s: profile %s", context.model_name, profile.value)
+
+    def handle(self, data: Batch, context: Any) -> list[bytes] | Awaitable[list[bytes]]:
+        """Answers a batch; in the async profile what is returned is a coroutine."""
+        return self._delivery.handle(data, context)
+
+
+def _check(config: Config) -> None:
+    findings = check_config(config)
+    for finding in findings:
+        if finding.severity == "warning":
+            logger.warning("%s", finding)
+    errors = [str(finding) for finding in findings if finding.severity == "error"]
+    if errors:
+        raise ConfigError("model-config.yaml: " + "; ".join(errors))
+
+
+def _delivery(
+    profile: Profile, intake: Intake, mailbox: AsyncMailbox | Inbox, config: Config
+) -> Delivery:
+    if isinstance(mailbox, AsyncMailbox):
+        return AsyncDelivery(intake, mailbox)
+    if profile is Profile.SEQUENCE:
+        heartbeat_s = min(20.0, config.frontend.response_timeout_s / 4)
+        return SequenceDelivery(intake, mailbox, heartbeat_s=heartbeat_s)
+    return ContinuousDelivery(intake, mailbox)

@@ -1,0 +1,121 @@
+"""Headers of a row: what a request's headers say, and the session headers of its answer.
+
+Owns the names of the headers and what may stand in them: never a client's or the model's text. Knows nothing of bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from ts_stateful.config import ConfigError, Profile
+from ts_stateful.errors import SessionIdMismatch
+from ts_stateful.events import Event
+
+__all__ = ["HeaderNames", "RowHeaders", "check_header_names"]
+
+# TorchServe's frontend and its Python side read different variables for the same three names.
+_FRONTEND_ID = "TS_HEADER_KEY_SEQUENCE_ID"
+_FRONTEND_START = "TS_HEADER_KEY_SEQUENCE_START"
+_FRONTEND_END = "TS_HEADER_KEY_SEQUENCE_END"
+_BACKEND_ID = "TS_REQUEST_SEQUENCE_ID"
+
+_MINTED_PREFIX = "ts-seq-"
+# One comes from the client, the other from TorchServe; gRPC rows have neither.
+_HTTP_MARKS = ("host", "url_path")
+
+
+def check_header_names(profile: Profile, environ: Mapping[str, str]) -> None:
+    """Refuses a name that only TorchServe's frontend would know: every session would then be nobody's.
+
+    Raises:
+        ConfigError: the profile is sequence and only one of the two variables is set.
+    """
+    if profile is Profile.SEQUENCE and _FRONTEND_ID in environ and _BACKEND_ID not in environ:
+        raise ConfigError(
+            f"{_FRONTEND_ID} is set but {_BACKEND_ID} is not: frontend and worker would look for"
+            f" the session id in different headers; set {_BACKEND_ID}={environ[_FRONTEND_ID]} too"
+        )
+
+
+@dataclass(frozen=True)
+class HeaderNames:
+    """How the session headers are called; `ids`, `starts` and `ends` in lower case, any of them may come in."""
+
+    id: str
+    end: str
+    ids: frozenset[str]
+    starts: frozenset[str]
+    ends: frozenset[str]
+
+    @classmethod
+    def of(cls, context: Any, environ: Mapping[str, str]) -> HeaderNames:
+        """The names in TorchServe's context, and those that only its frontend has been told."""
+
+        def both(name: str, variable: str) -> frozenset[str]:
+            return frozenset({name.lower(), environ.get(variable, name).lower()})
+
+        return cls(
+            id=context.header_key_sequence_id,
+            end=context.header_key_sequence_end,
+            ids=both(context.header_key_sequence_id, _FRONTEND_ID),
+            starts=both(context.header_key_sequence_start, _FRONTEND_START),
+            ends=both(context.header_key_sequence_end, _FRONTEND_END),
+        )
+
+    def of_answer(self, event: Event) -> dict[str, str]:
+        """The session headers that go with an event; ids were validated when they came in."""
+        if event.session_id is None:
+            return {}
+        if event.closed:
+            return {self.end: event.session_id}
+        if event.opened_until is None:
+            return {self.id: event.session_id}
+        until = datetime.fromtimestamp(event.opened_until, timezone.utc)
+        return {self.id: f"{event.session_id}; Expires={until.strftime('%Y-%m-%dT%H:%M:%SZ')}"}
+
+
+@dataclass(frozen=True)
+class RowHeaders:
+    """What the headers of one row say.
+
+    `session_ids` are the different ids that the client sent, `minted_id` is one that TorchServe's frontend made because it
+    saw none. `is_describe` is true for the management API alone: its rows have no headers of HTTP.
+    """
+
+    is_http: bool
+    is_describe: bool
+    session_ids: tuple[str, ...]
+    minted_id: str | None
+
+    @classmethod
+    def read(cls, headers: Mapping[str, Any], names: HeaderNames, *, minting: bool) -> RowHeaders:
+        """Reads a row's headers; `minting` says whether this frontend makes ids of its own.
+
+        The dict also holds an entry for every part of the body, under a name that the client chose; those are dicts, so
+        whatever is not a string is not a header.
+        """
+        texts = [(name.lower(), value) for name, value in headers.items() if isinstance(value, str)]
+        is_http = any(name in _HTTP_MARKS for name, _ in texts)
+        is_describe = ("describe", "True") in texts and not is_http
+        ids = list(dict.fromkeys(value.strip() for name, value in texts if name in names.ids))
+        minted_id = None
+        if minting and any(name in names.starts and value == "true" for name, value in texts):
+            # A client's header in another case is one that the frontend has overlooked: it then mints an id beside it.
+            minted_id = next((value for value in ids if value.startswith(_MINTED_PREFIX)), None)
+        session_ids = tuple(value for value in ids if value and value != minted_id)
+        return cls(is_http, is_describe, session_ids, minted_id)
+
+    def session_id(self) -> str | None:
+        """The id that the client sent.
+
+        Raises:
+            SessionIdMismatch: there are two.
+        """
+        if len(self.session_ids) > 1:
+            raise SessionIdMismatch(
+                "two session headers name different sessions", field="session header"
+            )
+        return self.session_ids[0] if self.session_ids else None

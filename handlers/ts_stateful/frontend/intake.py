@@ -1,0 +1,147 @@
+"""Takes requests in: parses them, hands them to the dispatcher, and answers those that are refused.
+
+Owns the rule that one row can never fail another: whatever goes wrong with a row becomes the answer of that row. Knows nothing
+of batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from ts_stateful.answers import encode
+from ts_stateful.errors import InternalError, StatefulError
+from ts_stateful.events import EngineCommand, Event, EventKind
+from ts_stateful.frontend.headers import HeaderNames, RowHeaders
+from ts_stateful.frontend.inbox import Mailbox
+from ts_stateful.frontend.requests import RequestParser
+from ts_stateful.frontend.row import Row, RowKind
+
+__all__ = ["Dispatching", "Intake"]
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Dispatching(Protocol):
+    """What the frontend needs of the dispatcher. `submit` never blocks; events come to the mailbox."""
+
+    def start(self) -> None:
+        """Returns when the engines answer."""
+
+    def submit(
+        self,
+        request_id: str,
+        command: EngineCommand,
+        attachments: tuple[bytes, ...] = (),
+        *,
+        opens: bool = False,
+        pull: bool = False,
+    ) -> None:
+        """Sends a request to the engine of its session."""
+
+    def drop(self, request_id: str) -> None:
+        """The client is gone: no more events."""
+
+    def close(self) -> None:
+        """Lets go of the engines."""
+
+
+class Intake:
+    """Turns rows into requests in flight. `clock` is monotonic."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatching,
+        mailbox: Mailbox,
+        parser: RequestParser,
+        names: HeaderNames,
+        *,
+        minting: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._mailbox = mailbox
+        self._parser = parser
+        self._names = names
+        self._minting = minting
+        self._clock = clock
+
+    def take(self, request_id: str, data: Mapping[str, Any], headers: Mapping[str, Any]) -> Row:
+        """Takes a new request; its events, one of them the last, go to the mailbox."""
+        read = RowHeaders.read(headers, self._names, minting=self._minting)
+        kind = RowKind.HTTP if read.is_http else RowKind.GRPC
+        row = Row(
+            request_id,
+            RowKind.DESCRIBE if read.is_describe else kind,
+            self._names,
+            num_bytes=sum(map(_num_bytes, data.values())),
+            taken_at=self._clock(),
+        )
+        self._mailbox.expect(request_id)
+        self.attempt(request_id, lambda: self._submit(row, data, read))
+        return row
+
+    def attempt(self, request_id: str, step: Callable[[], _T]) -> _T | None:
+        """Does a step of a row's work; if it fails, the row's last event is that error, and None is returned."""
+        try:
+            return step()
+        except StatefulError as error:
+            refusal = error
+        except Exception as error:
+            refusal = _defect(request_id, error)
+        self._mailbox.post(
+            Event(request_id, EventKind.LAST, encode(refusal.to_body()), status=refusal.status)
+        )
+        return None
+
+    def finish(self, row: Row) -> None:
+        """The last response of a row is on its way."""
+        self._mailbox.forget(row.request_id)
+        logger.info(
+            "request %s: %d, %.1f ms, %d bytes in, %d bytes out",
+            _short(row.request_id),
+            row.status,
+            1000 * (self._clock() - row.taken_at),
+            row.num_bytes,
+            row.num_sent,
+        )
+
+    def drop(self, row: Row) -> None:
+        """The client of a row is gone, or nobody can be answered any more."""
+        self._mailbox.forget(row.request_id)
+        self._dispatcher.drop(row.request_id)
+        logger.info("request %s: dropped, its client is gone", _short(row.request_id))
+
+    def _submit(self, row: Row, data: Mapping[str, Any], headers: RowHeaders) -> None:
+        parsed = self._parser.parse(data, headers)
+        row.streams = parsed.streams
+        self._dispatcher.submit(
+            row.request_id,
+            parsed.command,
+            parsed.attachments,
+            opens=parsed.opens,
+            pull=parsed.pull,
+        )
+
+
+def _defect(request_id: str, error: Exception) -> InternalError:
+    # The trace without the exception's text: that could quote a prompt, and TorchServe reads metrics from this log.
+    defect_id = uuid.uuid4().hex
+    trace = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("defect %s: %s\n%s", defect_id, type(error).__name__, trace)
+    logger.error("defect %s: in request %s", defect_id, _short(request_id))
+    return InternalError(f"internal error {defect_id}; the server's log has its trace")
+
+
+def _short(request_id: str) -> str:
+    return hashlib.sha256(request_id.encode()).hexdigest()[:12]
+
+
+def _num_bytes(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes | bytearray) else 0

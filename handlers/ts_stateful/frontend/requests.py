@@ -1,0 +1,142 @@
+"""From a row of a batch to a command for an engine: the dialects of HTTP and gRPC, and which session is meant.
+
+Owns where the JSON and the images of a request are found, and what the worker fills in (a new id, a seed). Pure: no model, no
+device, no fetch. Knows nothing of how answers go back.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ts_stateful.config import Profile
+from ts_stateful.errors import InvalidRequest
+from ts_stateful.events import Describe, EngineCommand
+from ts_stateful.frontend.headers import HeaderNames, RowHeaders
+from ts_stateful.protocol import Hello, Open, Prompt, Request, parse_json, parse_request
+from ts_stateful.session_ids import new_session_id, resolve_session_id
+
+__all__ = ["Parsed", "RequestParser"]
+
+_PUSHED = b"StreamPredictions"
+_CURL_HINT = "send the JSON as the body, with -H 'Content-Type: application/json'"
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A request as `Dispatcher.submit` takes it; `streams` says whether its answer comes as events."""
+
+    command: EngineCommand
+    attachments: tuple[bytes, ...] = ()
+    opens: bool = False
+    pull: bool = False
+    streams: bool = False
+
+
+class RequestParser:
+    """Parses rows of one profile. `new_seed` makes a seed for a prompt that samples without one."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        names: HeaderNames,
+        *,
+        new_seed: Callable[[], int] = lambda: secrets.randbelow(2**63),
+    ) -> None:
+        self._profile = profile
+        self._names = names
+        self._new_seed = new_seed
+
+    def parse(self, data: Mapping[str, Any], headers: RowHeaders) -> Parsed:
+        """The request in a row.
+
+        Raises:
+            StatefulError: it is refused; the error is the answer.
+        """
+        if headers.is_describe:
+            if self._profile is Profile.SEQUENCE:
+                raise InvalidRequest("a customized description is not to be had in this profile")
+            return Parsed(Describe())
+        key, others = _split(data)
+        if not headers.is_http:
+            self._refuse_unknown_inputs(others)
+        attachments = _attachments(others, key) if headers.is_http else ()
+        document = _document(data[key])
+        request, opens = _address(parse_request(document), headers)
+        if isinstance(request, Prompt):
+            request = self._completed(request, data, headers)
+        is_prompt = isinstance(request, Prompt)
+        return Parsed(
+            request,
+            attachments,
+            opens=opens,
+            pull=is_prompt and not headers.is_http and self._profile is Profile.CONTINUOUS,
+            streams=isinstance(request, Prompt) and request.stream,
+        )
+
+    def _completed(self, prompt: Prompt, data: Mapping[str, Any], headers: RowHeaders) -> Prompt:
+        if prompt.temperature > 0 and prompt.seed is None:
+            # A replay after an engine's death has to draw the same tokens again.
+            prompt = msgspec.structs.replace(prompt, seed=self._new_seed())
+        is_unary = not headers.is_http and data.get("rpc") != _PUSHED
+        if self._profile is Profile.ASYNC and is_unary:
+            # A second message to a unary call would take the worker down.
+            prompt = msgspec.structs.replace(prompt, stream=False)
+        return prompt
+
+    def _refuse_unknown_inputs(self, others: Mapping[str, Any]) -> None:
+        # What TorchServe's own clients may send beside the JSON is ignored, as those headers are over HTTP.
+        known = {"rpc", *self._names.starts, *self._names.ends}
+        unknown = next((name for name in others if name.lower() not in known), None)
+        if unknown is not None:
+            raise InvalidRequest("unknown input; the JSON goes into `data`", field=unknown[:64])
+
+
+def _split(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The key of the JSON, and everything else."""
+    if not data:
+        raise InvalidRequest(f"the request has no body; {_CURL_HINT}")
+    key = next((name for name in ("data", "body") if name in data), None)
+    if key is None:
+        raise InvalidRequest(f"a form without a part named `data`; {_CURL_HINT}")
+    return key, {name: value for name, value in data.items() if name != key}
+
+
+def _document(value: Any) -> dict[str, Any]:
+    if isinstance(value, str | bytes | bytearray):
+        return parse_json(value)
+    try:
+        # Decoded by TorchServe, loosely; back to text, so that what is refused does not depend on who decodes.
+        return parse_json(json.dumps(value))
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _attachments(others: Mapping[str, Any], key: str) -> tuple[bytes, ...]:
+    files = []
+    for name, value in others.items():
+        if key != "data":
+            raise InvalidRequest(
+                "unknown parameter; a form takes its JSON in a part named `data`", field=name[:64]
+            )
+        if not isinstance(value, str | bytes | bytearray):
+            raise InvalidRequest("not an image file", field=name[:64])
+        files.append(value.encode() if isinstance(value, str) else bytes(value))
+    return tuple(files)
+
+
+def _address(request: Request, headers: RowHeaders) -> tuple[Request, bool]:
+    """The request with the id of the session that it is about, and whether it opens that session."""
+    session_id = resolve_session_id(headers.session_id(), request.session_id)
+    opens = isinstance(request, Open)
+    if session_id is None and isinstance(request, Open | Prompt):
+        session_id = headers.minted_id or new_session_id()
+        opens = True
+    if session_id is None and not isinstance(request, Hello):
+        raise InvalidRequest("name the session, in the session header or here", field="session_id")
+    return msgspec.structs.replace(request, session_id=session_id), opens
