@@ -23,6 +23,7 @@ __all__ = [
     "encode",
 ]
 
+
 class TokenDetails(Struct, frozen=True):
     """`cached_tokens`: tokens of the context whose KV was reused instead of computed."""
 

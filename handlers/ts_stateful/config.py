@@ -44,7 +44,9 @@ class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     """`handler.media`: what images the server takes, and from where. Safe by default."""
 
     allowed_schemes: tuple[Literal["https", "http", "data"], ...] = ("https", "data")
-    allowed_hosts: tuple[str, ...] = ()  # empty: every public host; `*.example.com` matches subdomains
+    allowed_hosts: tuple[
+        str, ...
+    ] = ()  # empty: every public host; `*.example.com` matches subdomains
     allow_private_addresses: bool = False  # loopback, private, link-local (cloud metadata), ...
     max_bytes: _Count = 20_000_000
     max_pixels: _Count = 40_000_000
@@ -64,14 +66,18 @@ class HandlerConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     device: str = "auto"
     threads: Annotated[int, Meta(ge=0)] = 0  # of the engine on a CPU; 0: torch's own choice
     engines: Literal["auto"] | _Count = "auto"
-    engine_linger_sec: _Positive = 60.0  # an engine whose worker is gone waits this long for the next
+    engine_linger_sec: _Positive = (
+        60.0  # an engine whose worker is gone waits this long for the next
+    )
     restart_deadline_sec: _Positive = 60.0  # requests wait this long for an engine that restarts
     heartbeat_sec: _Positive = 30.0  # an engine that shows no sign of life for this long is killed
     load_timeout_sec: _Positive = 600.0
     reattach_sec: _Positive = 10.0  # a turn whose client is gone goes on for this long
     context_length: _Count | None = None  # tokens; None: what the model's configuration says
     prefill_chunk: _Count = 256  # tokens prefilled between two decode steps
-    device_cache_bytes: _Count | None = None  # KV and embeddings; None: no bound on a CPU, 80 % of what is free on a GPU
+    device_cache_bytes: _Count | None = (
+        None  # KV and embeddings; None: no bound on a CPU, 80 % of what is free on a GPU
+    )
     host_cache_bytes: Annotated[int, Meta(ge=0)] = 0  # embeddings and KV moved off the device
     media: MediaConfig = MediaConfig()
 
@@ -82,7 +88,9 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
     min_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="minWorkers", default=1)
     max_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxWorkers", default=1)
     batch_size: _Count = msgspec.field(name="batchSize", default=1)
-    max_batch_delay_ms: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxBatchDelay", default=100)
+    max_batch_delay_ms: Annotated[int, Meta(ge=0)] = msgspec.field(
+        name="maxBatchDelay", default=100
+    )
     response_timeout_s: _Count = msgspec.field(name="responseTimeout", default=120)
     startup_timeout_s: _Count = msgspec.field(name="startupTimeout", default=120)
     job_queue_size: _Count = msgspec.field(name="jobQueueSize", default=100)

@@ -47,7 +47,12 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class Command(
-    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", kw_only=True
+    Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+    kw_only=True,
 ):
     """A request about a session; `session_id` is None while there is none yet."""
 
@@ -109,7 +114,7 @@ class Hello(Command, frozen=True, tag="hello"):
 
 
 Request = Open | Prompt | Cancel | Close | Info | Continue | Hello
-_TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)  # type: ignore[attr-defined]
+_TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)
 
 
 def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
@@ -119,7 +124,7 @@ def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
         InvalidRequest: it is anything else.
     """
     if not body:
-        raise InvalidRequest("the body is empty; send a JSON object, e.g. {\"prompt\": \"Hello\"}")
+        raise InvalidRequest('the body is empty; send a JSON object, e.g. {"prompt": "Hello"}')
     try:
         text = body if isinstance(body, str) else bytes(body).decode("utf-8")
         document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)

@@ -24,6 +24,7 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ts_stateful.engine.model import Model, build_model
 
@@ -72,7 +73,9 @@ def _bpe(special: tuple[str, ...]) -> Tokenizer:
     return tokenizer
 
 
-def tokenizer_of(*special: str, template: str | None = None, **names: str) -> PreTrainedTokenizerFast:
+def tokenizer_of(
+    *special: str, template: str | None = None, **names: str
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with these special tokens."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_bpe(special).to_str()), **names
@@ -124,8 +127,14 @@ def gpt2() -> Model:
     """GPT-2, learned positions, no chat template."""
     torch.manual_seed(3)
     config = GPT2Config(
-        vocab_size=512, n_embd=64, n_layer=2, n_head=4, n_positions=512, initializer_range=0.2,
-        eos_token_id=0, bos_token_id=0,
+        vocab_size=512,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=512,
+        initializer_range=0.2,
+        eos_token_id=0,
+        bos_token_id=0,
     )
     tokenizer = tokenizer_of("<|endoftext|>", eos_token="<|endoftext|>", bos_token="<|endoftext|>")
     return build_model("gpt2", GPT2LMHeadModel(config).eval(), tokenizer)
@@ -135,12 +144,24 @@ def llava() -> Model:
     """LLaVA: CLIP vision, Llama text, 16 tokens an image."""
     torch.manual_seed(4)
     tokenizer = tokenizer_of(
-        "<s>", "</s>", "<image>", "<pad>", template=VICUNA, bos_token="<s>", eos_token="</s>",
-        pad_token="<pad>", image_token="<image>",
+        "<s>",
+        "</s>",
+        "<image>",
+        "<pad>",
+        template=VICUNA,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        image_token="<image>",
     )
     vision = CLIPVisionConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        image_size=32, patch_size=8, initializer_range=0.2,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=8,
+        initializer_range=0.2,
     )
     config = LlavaConfig(
         vision_config=vision,
@@ -170,14 +191,8 @@ class _Qwen2VLProcessorPil:
     chat_template = CHATML
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-            Qwen2VLImageProcessorPil,
-        )
-
         self.tokenizer = tokenizer
-        self.image_processor = Qwen2VLImageProcessorPil(
-            min_pixels=28 * 28, max_pixels=28 * 28 * 16
-        )
+        self.image_processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 16)
 
     def __call__(self, *, text: list[str], images: Any, **kwargs: Any) -> dict[str, Any]:
         made = self.image_processor(images, return_tensors="pt")
@@ -204,15 +219,28 @@ def qwen2_vl() -> Model:
     config = Qwen2VLConfig(
         text_config={
             **_SMALL,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": [2, 3, 3],
+                "rope_theta": 1e4,
+            },
             "eos_token_id": 2,
             "bos_token_id": 0,
         },
         vision_config={
-            "depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2,
-            "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
         },
-        image_token_id=5, video_token_id=6, vision_start_token_id=3, vision_end_token_id=4,
+        image_token_id=5,
+        video_token_id=6,
+        vision_start_token_id=3,
+        vision_end_token_id=4,
     )
     network = Qwen2VLForConditionalGeneration(config).eval()
     network.generation_config.eos_token_id = 2

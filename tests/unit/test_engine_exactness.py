@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny import MODELS, REWRITING, llama, llava
-
 from ts_stateful.engine.model import Model
 from ts_stateful.protocol import Cancel, Image, Open, Prompt
 
@@ -122,7 +122,11 @@ def test_a_template_that_rewrites_history_keeps_the_common_prefix() -> None:
     for question in QUESTIONS:
         answer = harness.prompt("s", question, max_new_tokens=NEW_TOKENS)
         reference_reply(model, harness, "s", NEW_TOKENS)
-    assert 0 < answer["usage"]["prompt_tokens_details"]["cached_tokens"] < answer["usage"]["prompt_tokens"]
+    assert (
+        0
+        < answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        < answer["usage"]["prompt_tokens"]
+    )
 
 
 def test_a_cancelled_turn_is_part_of_the_transcript(model: Model) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.tiny import tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.tiny import tokenizer_of
 from ts_stateful.engine.reply import ReplyText
 
 TOKENIZER: PreTrainedTokenizerFast = tokenizer_of("<|endoftext|>")
@@ -55,7 +55,7 @@ def test_special_tokens_are_not_shown() -> None:
 def test_a_stop_string_is_never_shown(text: str, stop: str) -> None:
     """The reply ends before its first occurrence, and no piece reveals a part of it."""
     pieces, reply = stream(encode(text), (stop,))
-    expected = text.split(stop)[0]
+    expected = text.split(stop, maxsplit=1)[0]
     assert "".join(pieces) == reply.text == expected
     assert reply.stopped == (stop in text)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+
 from tests.support.harness import Harness
 from tests.support.pictures import noise
 from tests.support.tiny import llama, llava
-
 from ts_stateful.engine.model import Model
 from ts_stateful.errors import MediaInvalid
 from ts_stateful.events import Describe, EventKind
@@ -37,7 +37,9 @@ def code(document: dict[str, Any]) -> str:
 
 
 def ask(text: str = "Hello", **fields: Any) -> Prompt:
-    return Prompt(session_id="s", prompt=text, **{"max_new_tokens": 12, "ignore_eos": True, **fields})
+    return Prompt(
+        session_id="s", prompt=text, **{"max_new_tokens": 12, "ignore_eos": True, **fields}
+    )
 
 
 def test_a_stream_is_the_same_text_in_pieces(harness: Harness) -> None:
@@ -131,15 +133,14 @@ def test_continue_gives_what_is_behind_the_characters(harness: Harness) -> None:
     harness.pump()
     first = harness.last(request)
     assert first == {"text": "", "session_id": "s", "turn": 1, "next": 0, "more": True}
-    text, more, last = "", True, first
-    while more:
+    text, last = "", first
+    while last.get("more"):
         pull = harness.submit(Continue(session_id="s", turn=1, after=len(text)))
         harness.steps(1)
         harness.clock.now += 0.011
         harness.engine.tick()
         last = harness.last(pull)
         text += last["text"]
-        more = last["more"]
         assert last["next"] == len(text)
     assert last["finish_reason"] == "length"
     assert last["usage"]["completion_tokens"] == 12
@@ -177,7 +178,8 @@ def test_continue_keeps_a_pulled_turn_alive(harness: Harness) -> None:
     harness.clock.now += 10.1
     harness.engine.tick()
     assert not harness.engine.busy
-    assert code(harness.ask(Continue(session_id="s", turn=1))) == "session_not_found"
+    gone = harness.ask(Continue(session_id="s", turn=1))
+    assert "rolled back" in gone["error"]["message"]
 
 
 def test_a_dropped_turn_can_be_taken_up_again(harness: Harness) -> None:
@@ -256,7 +258,7 @@ def test_an_open_that_fails_was_never_there() -> None:
     def refuse(*_: object) -> Any:
         raise MediaInvalid("not an image", field="images[0].url")
 
-    harness.engine._load_images = refuse
+    harness.engine._turns._load_images = refuse
     request = harness.submit(Open(session_id="s", images=(Image(url="x"),)), opens=True)
     waiting = harness.submit(ask())
     harness.run()
@@ -326,7 +328,7 @@ def test_a_failing_row_fails_alone(harness: Harness, model: Model) -> None:
             raise RuntimeError("secret text of a library")
         return prefill(sequence, count)
 
-    harness.engine._runner.prefill = fail  # type: ignore[method-assign]
+    harness.engine._runner.prefill = fail  # type: ignore[method-assign, assignment]
     bad, good = harness.submit(ask()), harness.submit(Prompt(session_id="other", prompt="Hi"))
     harness.run()
     assert code(harness.last(bad)) == "internal"
@@ -346,7 +348,7 @@ def test_out_of_memory_evicts_first_and_fails_alone(harness: Harness) -> None:
         attempts.append(harness.engine.table.get("s").state.kv.length)
         raise torch.OutOfMemoryError("no")
 
-    harness.engine._runner.prefill = exhausted  # type: ignore[method-assign]
+    harness.engine._runner.prefill = exhausted  # type: ignore[method-assign, assignment]
     answer = harness.prompt("other", "Hi")
     assert code(answer) == "out_of_memory"
     assert attempts[0] > 0
@@ -376,7 +378,7 @@ def test_a_turn_larger_than_the_budget_is_refused_before_any_work(model: Model) 
     """Admission is by bytes."""
     harness = Harness(model, {"handler": {"deviceCacheBytes": 1}})
     harness.open("s")
-    harness.engine._token_bytes = 512
+    harness.engine._turns.token_bytes = 512
     assert code(harness.ask(ask())) == "out_of_memory"
 
 

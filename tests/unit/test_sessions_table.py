@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.harness import Clock
 
+from tests.support.harness import Clock
 from ts_stateful.errors import (
     SessionClosed,
     SessionError,

@@ -42,7 +42,7 @@ class HttpTransport:
         headers: Mapping[str, str],
         session_header: str,
         max_body_bytes: int,
-        verify: ssl.SSLContext | bool,
+        tls: ssl.SSLContext,
         through_proxy: bool,
     ) -> None:
         self.max_body_bytes = max_body_bytes
@@ -50,7 +50,7 @@ class HttpTransport:
         self._session_header = session_header
         self._http = httpx.Client(
             headers={**headers, "Content-Type": "application/json"},
-            verify=verify,
+            verify=tls,
             trust_env=through_proxy,
         )
 

@@ -36,6 +36,7 @@ __all__ = ["GrpcTransport", "Profile", "open_channel"]
 
 _MARKER = {"rpc": b"StreamPredictions"}
 _GOODBYE_S = 2.0  # for the server to end a call after its last event
+_LARGE_BYTES = 1_000_000  # a refusal for lack of resources is about the request itself from here on
 _NOT_SEQUENCE = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED)
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED)
 # TorchServe reports nearly everything as INTERNAL and puts the Java class behind the message.
@@ -103,7 +104,7 @@ class GrpcTransport:
     ) -> None:
         self.max_body_bytes = max_body_bytes
         self._channel = channel
-        self._stub = InferenceAPIsServiceStub(channel)
+        self._stub = InferenceAPIsServiceStub(channel)  # type: ignore[no-untyped-call]
         self._model = model
         self._metadata = tuple(metadata)
         self._profile = profile
@@ -251,10 +252,11 @@ def _error_of(error: grpc.RpcError, num_bytes: int) -> ClientError:
     if code in _BROKEN:
         return ServerUnreachable(details or code.name)
     reset = code is grpc.StatusCode.INTERNAL and "RST_STREAM" in details
-    if num_bytes > MAX_BODY_BYTES and (reset or code is grpc.StatusCode.RESOURCE_EXHAUSTED):
+    exhausted = code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    if (reset and num_bytes > MAX_BODY_BYTES) or (exhausted and num_bytes > _LARGE_BYTES):
         return RequestTooLarge(
-            f"the server reset a request of {num_bytes:,} bytes; raise `max_request_size` in its"
-            " config.properties, or send less"
+            f"the server does not take a request of {num_bytes:,} bytes; raise `max_request_size`"
+            " in its config.properties, or send less"
         )
     if reset:
         return ServerUnreachable(details)

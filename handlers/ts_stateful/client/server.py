@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import grpc
 
@@ -58,36 +58,26 @@ def connect(
     """
     if timeout_s <= 0:
         raise ValueError(f"timeout_s must be positive, not {timeout_s}")
-    parts = _split(url)
-    sent = dict(headers or {})
+    parts, sent = _split(url), dict(headers or {})
     if token is not None:
         sent["Authorization"] = f"Bearer {token}"
-    through_proxy = not _is_loopback(str(parts.hostname))
     transport: Transport
     if parts.scheme in ("grpc", "grpcs"):
-        channel = open_channel(
-            _authority(parts),
-            _grpc_credentials(ca_file) if parts.scheme == "grpcs" else None,
-            through_proxy=through_proxy,
-        )
         transport = GrpcTransport(
-            channel,
+            _channel(parts, ca_file),
             model=model,
             metadata=[(name.lower(), value) for name, value in sent.items()],
             max_body_bytes=max_body_bytes,
             profile=None if profile is None else Profile(profile),
         )
     else:
-        path = parts.path.rstrip("/")
-        if not path.endswith("/invocations"):
-            path += f"/predictions/{model}"
         transport = HttpTransport(
-            f"{parts.scheme}://{_authority(parts)}{path}",
+            _endpoint(parts, model),
             headers=sent,
             session_header=session_header,
             max_body_bytes=max_body_bytes,
-            verify=ssl.create_default_context(cafile=ca_file) if ca_file else True,
-            through_proxy=through_proxy,
+            tls=_tls(parts, ca_file),
+            through_proxy=not _is_loopback(str(parts.hostname)),
         )
     return Server(Calls(transport, timeout_s, policy))
 
@@ -194,5 +184,24 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _grpc_credentials(ca_file: str | Path | None) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(Path(ca_file).read_bytes() if ca_file else None)
+def _endpoint(parts: SplitResult, model: str) -> str:
+    path = parts.path.rstrip("/")
+    if not path.endswith("/invocations"):  # what SageMaker has instead of a path per model
+        path += f"/predictions/{quote(model, safe='')}"
+    return f"{parts.scheme}://{_authority(parts)}{path}"
+
+
+def _tls(parts: SplitResult, ca_file: str | Path | None) -> ssl.SSLContext:
+    if parts.scheme == "https":
+        return ssl.create_default_context(cafile=ca_file)
+    # Trusts nobody, as nobody will be asked; loading the system's certificates takes longer than a request.
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _channel(parts: SplitResult, ca_file: str | Path | None) -> grpc.Channel:
+    credentials = None
+    if parts.scheme == "grpcs":
+        trusted = Path(ca_file).read_bytes() if ca_file else None
+        credentials = grpc.ssl_channel_credentials(trusted)
+    through_proxy = not _is_loopback(str(parts.hostname))
+    return open_channel(_authority(parts), credentials, through_proxy=through_proxy)

@@ -21,8 +21,7 @@ class EventParser:
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """The data of every event that `chunk` completes; comments and other fields are skipped."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            line = line.removesuffix(b"\r")
+        for line in (line.removesuffix(b"\r") for line in lines):
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif not line and self._data:

@@ -46,9 +46,7 @@ class Outbox:
         """The terminal answer of a request."""
         self._emit(Event(request_id, EventKind.LAST, encode(document), **fields))
 
-    def refuse(
-        self, request_id: str, error: StatefulError, session_id: str | None = None
-    ) -> None:
+    def refuse(self, request_id: str, error: StatefulError, session_id: str | None = None) -> None:
         """The terminal answer of a request that failed."""
         self._emit(
             Event(
@@ -112,9 +110,7 @@ class Outbox:
 
     def continued(self, request_id: str, session_id: str, turn: Turn, after: int) -> None:
         """The rest of a committed turn behind `after` characters."""
-        document = self._turn(
-            session_id, turn, turn.text[after:], next=len(turn.text), more=False
-        )
+        document = self._turn(session_id, turn, turn.text[after:], next=len(turn.text), more=False)
         self.answer(request_id, document, session_id=session_id)
 
     def partial(self, request_id: str, sequence: Sequence, after: int) -> None:
@@ -135,8 +131,8 @@ class Outbox:
 
     def failed(self, sequence: Sequence, error: StatefulError) -> None:
         """The turn was rolled back."""
-        for request in (*sequence.subscribers, *sequence.waiters):
-            self.refuse(request.request_id, error, sequence.session.session_id)
+        for request_id in sequence.request_ids:
+            self.refuse(request_id, error, sequence.session.session_id)
 
     def timing_of(self, sequence: Sequence) -> Timing:
         """Where the turn's time went, up to now."""

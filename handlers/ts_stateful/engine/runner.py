@@ -66,7 +66,8 @@ class Runner:
     def _encoded(self, sequence: Sequence, start: int, stop: int) -> dict[str, Any]:
         """The image embeddings that belong between ids `start` and `stop`."""
         vision, mask = self._model.vision, sequence.image_mask
-        assert vision is not None and mask is not None
+        assert vision is not None
+        assert mask is not None
         first = mask[:start].count(1)
         last = first + mask[start:stop].count(1)
         if first == last:
@@ -76,9 +77,7 @@ class Runner:
                 vision.encode(image)
         return {"mm_encoder_outputs": vision.outputs(sequence.all_images, first, last)}
 
-    def _forward(
-        self, sequence: Sequence, start: int, stop: int, inputs: dict[str, Any]
-    ) -> Tensor:
+    def _forward(self, sequence: Sequence, start: int, stop: int, inputs: dict[str, Any]) -> Tensor:
         output = self._network(
             input_ids=torch.tensor([sequence.ids[start:stop]], device=self._model.device),
             position_ids=self._positions(sequence, start, stop),

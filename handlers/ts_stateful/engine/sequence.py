@@ -74,7 +74,9 @@ class Sequence:
     reply: ReplyText | None = None
     max_new_tokens: int = 0
     image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image
-    positions: Any = None  # of the prompt's ids, for models whose positions do not follow from the index
+    positions: Any = (
+        None  # of the prompt's ids, for models whose positions do not follow from the index
+    )
     restored_from: str | None = None
     started_at: float = 0.0
     first_token_at: float | None = None
@@ -83,6 +85,12 @@ class Sequence:
     def context(self) -> Context:
         """The state of its session."""
         return self.session.state
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Everybody who waits for this turn."""
+        subscribers = [subscriber.request_id for subscriber in self.subscribers]
+        return subscribers + [waiter.request_id for waiter in self.waiters]
 
     @property
     def all_images(self) -> list[ImageInput]:

@@ -131,7 +131,9 @@ class ChatText:
         return Message(role, mark_control_tokens(text, self._controls), num_images)
 
     def _render(self, messages: list[Message]) -> str:
-        if not self._has_template:  # a conversation is then the plain concatenation of what was said
+        if (
+            not self._has_template
+        ):  # a conversation is then the plain concatenation of what was said
             image = self._image_token or ""
             return "".join(image * m.num_images + m.text for m in messages)
         try:
@@ -170,7 +172,9 @@ class ChatText:
         anchor_ids, both = self._encode(anchor), self._encode(anchor + text)
         if both[: len(anchor_ids)] == anchor_ids:
             return both[len(anchor_ids) :]
-        return self._encode(text)  # a token would span the border; generated ids are kept as they are
+        return self._encode(
+            text
+        )  # a token would span the border; generated ids are kept as they are
 
     def _encode(self, text: str) -> list[int]:
         try:

@@ -23,8 +23,9 @@ _FRONTEND_END = "TS_HEADER_KEY_SEQUENCE_END"
 _BACKEND_ID = "TS_REQUEST_SEQUENCE_ID"
 
 _MINTED_PREFIX = "ts-seq-"
-# One comes from the client, the other from TorchServe; gRPC rows have neither.
-_HTTP_MARKS = ("host", "url_path")
+# TorchServe gives every prediction over HTTP a `url_path`, and nothing else.
+_PREDICTION_MARK = "url_path"
+_HTTP_MARKS = ("host", _PREDICTION_MARK)
 
 
 def check_header_names(profile: Profile, environ: Mapping[str, str]) -> None:
@@ -82,7 +83,7 @@ class RowHeaders:
     """What the headers of one row say.
 
     `session_ids` are the different ids that the client sent, `minted_id` is one that TorchServe's frontend made because it
-    saw none. `is_describe` is true for the management API alone: its rows have no headers of HTTP.
+    saw none. `is_describe` is true for the management API alone: a client's own `describe` header comes with a prediction.
     """
 
     is_http: bool
@@ -99,7 +100,8 @@ class RowHeaders:
         """
         texts = [(name.lower(), value) for name, value in headers.items() if isinstance(value, str)]
         is_http = any(name in _HTTP_MARKS for name, _ in texts)
-        is_describe = ("describe", "True") in texts and not is_http
+        is_prediction = any(name == _PREDICTION_MARK for name, _ in texts)
+        is_describe = ("describe", "True") in texts and not is_prediction
         ids = list(dict.fromkeys(value.strip() for name, value in texts if name in names.ids))
         minted_id = None
         if minting and any(name in names.starts and value == "true" for name, value in texts):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ts_stateful.answers import TurnPart, encode
 from ts_stateful.events import Event, EventKind
 from ts_stateful.frontend.headers import HeaderNames
 
@@ -22,6 +23,7 @@ __all__ = ["Response", "Row", "RowKind"]
 _JSON = "application/json"
 _SSE = "text/event-stream"
 _RETRYABLE = (429, 503)
+_NOTHING_NEW = encode(TurnPart(""))
 
 
 class RowKind(enum.Enum):
@@ -97,10 +99,16 @@ class Row:
         return self._noted(self._next_http(hold=hold) if self.is_http else self._next_message())
 
     def begin(self) -> Response:
-        """An empty response, with more to come: settles an HTTP answer's status as 200 if nothing else has yet."""
-        response = Response(more=True)
+        """A response that says nothing, with more to come; settles an HTTP answer's status as 200 if nothing else has.
+
+        A gRPC client gets a message: an event without text in a stream, else an empty one.
+        """
         if self.is_http and not self.started:
             response = self._first(self._accepted, b"")
+        elif self.is_http or not self.streams:
+            response = Response(more=True)
+        else:
+            response = Response(_NOTHING_NEW, True)
         self.started = True
         return response
 

@@ -147,14 +147,16 @@ class EngineProcess:
 
     def _emit(self, event: Event) -> None:
         last = event.kind is EventKind.LAST
-        owner = self._owners.pop(event.request_id, None) if last else self._owners.get(event.request_id)
+        owner = (
+            self._owners.pop(event.request_id, None) if last else self._owners.get(event.request_id)
+        )
         if owner is not None:
             owner.send(event)
 
 
 def _alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
@@ -167,7 +169,9 @@ def main(spec_path: str) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return _ALREADY_RUNNING
-        with contextlib.suppress(OSError):  # the kernel's OOM killer takes the engine before the worker
+        with contextlib.suppress(
+            OSError
+        ):  # the kernel's OOM killer takes the engine before the worker
             Path("/proc/self/oom_score_adj").write_text("500")
         config = load_config(spec.document)
         frontend = msgspec.structs.replace(config.frontend, max_num_sequence=spec.max_sessions)
@@ -180,7 +184,9 @@ def main(spec_path: str) -> int:
             process.stopping = True
 
         signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for TorchServe; the engine follows it
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C is for TorchServe; the engine follows it
         process.serve()
         spec.path("sock").unlink(missing_ok=True)
         if process.frontend_gone:

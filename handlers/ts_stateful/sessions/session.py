@@ -78,7 +78,9 @@ class Session(Generic[StateT]):
     last_used: float
     metadata: Mapping[str, object] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
-    work: deque[Any] = field(default_factory=deque)  # what is not answered yet, in order; the first is in progress
+    work: deque[Any] = field(
+        default_factory=deque
+    )  # what is not answered yet, in order; the first is in progress
 
     @property
     def busy(self) -> bool:

@@ -26,7 +26,9 @@ from ts_stateful.sessions.session import Residency, Session, StateT
 __all__ = ["Limits", "SessionTable", "short_id"]
 
 _REMEMBER_S = 3600.0
-_REMEMBER_COUNT = 100_000  # ended sessions; the oldest are forgotten first and then answer as unknown
+_REMEMBER_COUNT = (
+    100_000  # ended sessions; the oldest are forgotten first and then answer as unknown
+)
 
 
 def short_id(session_id: str) -> str:
@@ -186,9 +188,7 @@ class SessionTable(Generic[StateT]):
             assert session.session_id == session_id
             assert session_id not in self._ended
             assert session.opened_at <= session.last_used
-            assert [turn.number for turn in session.turns] == list(
-                range(1, len(session.turns) + 1)
-            )
+            assert [turn.number for turn in session.turns] == list(range(1, len(session.turns) + 1))
 
     def _evict(self, session: Session[StateT]) -> int:
         """Moves an idle session one step down or further; returns the bytes that the device has got back."""

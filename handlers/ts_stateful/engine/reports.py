@@ -1,0 +1,77 @@
+"""What an engine tells about itself and its sessions: `hello`, `info` and the description for operators.
+
+Owns the figures' names and where they come from; changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ts_stateful.answers import HelloAnswer, ServerLimits, SessionInfo
+from ts_stateful.config import Config
+from ts_stateful.engine.context import Context
+from ts_stateful.engine.model import Model
+from ts_stateful.engine.outbox import Outbox
+from ts_stateful.sessions.session import Session
+from ts_stateful.sessions.table import SessionTable
+from ts_stateful.version import __version__
+
+__all__ = ["describe", "hello", "info"]
+
+
+def hello(config: Config, model: Model) -> HelloAnswer:
+    """Who serves, and within which limits."""
+    frontend, media = config.frontend, config.handler.media
+    limits = ServerLimits(
+        max_sessions=frontend.max_sessions,
+        idle_s=frontend.idle_s,
+        lifetime_s=frontend.lifetime_s,
+        queued_prompts=frontend.max_sequence_job_queue_size,
+        context_tokens=model.context_tokens,
+        images=media.max_images if model.vision else 0,
+        image_bytes=media.max_bytes,
+        image_pixels=media.max_pixels,
+    )
+    return HelloAnswer(
+        server="torchserve-stateful",
+        version=__version__,
+        profile=frontend.profile.value,
+        model=model.name,
+        limits=limits,
+    )
+
+
+def info(session: Session[Context], outbox: Outbox, now: float) -> SessionInfo:
+    """The figures of one session; `now` is the engine's clock."""
+    context = session.state
+    return SessionInfo(
+        session_id=session.session_id,
+        age_s=round(now - session.opened_at, 3),
+        idle_s=round(now - session.last_used, 3),
+        expires_at=outbox.rfc3339(session.expires_at),
+        turns=len(session.turns),
+        tokens=len(context.log),
+        cached_tokens=min(context.kv.length, len(context.log)),
+        images=len(context.images),
+        residency=context.residency.value,
+        device_bytes=context.device_bytes,
+        host_bytes=context.host_bytes,
+        running=session.busy,
+        waiting=max(0, len(session.work) - 1),
+    )
+
+
+def describe(
+    config: Config, model: Model, table: SessionTable[Context], **counters: float
+) -> dict[str, Any]:
+    """The figures of an engine, for TorchServe's management API: no session is named."""
+    return {
+        "engine_pid": os.getpid(),
+        "sessions_open": len(table),
+        "sessions_max": config.frontend.max_sessions,
+        "device_bytes": table.device_bytes,
+        "host_bytes": table.host_bytes,
+        "images_encoded": model.vision.num_encoded if model.vision else 0,
+        **counters,
+    }

@@ -1,0 +1,238 @@
+"""The life of a turn: from admission to commit or roll-back.
+
+Owns what a turn does to its session. Knows nothing of forward passes; which request wants which turn is `commands`' business.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from concurrent.futures import Executor
+
+import PIL.Image
+
+from ts_stateful.engine.audience import Audience
+from ts_stateful.engine.context import Context
+from ts_stateful.engine.model import Model
+from ts_stateful.engine.outbox import Outbox, usage_of
+from ts_stateful.engine.reply import ReplyText
+from ts_stateful.engine.scheduler import Scheduler
+from ts_stateful.engine.sequence import Sequence, Status
+from ts_stateful.engine.text import Extension
+from ts_stateful.engine.vision import ImageInput
+from ts_stateful.errors import (
+    ContextTooLong,
+    InternalError,
+    OutOfMemory,
+    SessionNotFound,
+    StatefulError,
+    TurnGap,
+)
+from ts_stateful.protocol import Image, Prompt
+from ts_stateful.sessions.session import Turn
+from ts_stateful.sessions.table import SessionTable
+
+__all__ = ["LoadImages", "Turns", "check_number", "defect"]
+
+logger = logging.getLogger(__name__)
+
+LoadImages = Callable[[Items[Image], Items[bytes]], "list[PIL.Image.Image]"]
+
+
+class Turns:
+    """The turns of one engine.
+
+    `load_images` fetches and decodes; it runs on `executor`, and `post` brings its outcome back to the engine's thread.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        table: SessionTable[Context],
+        scheduler: Scheduler[Sequence],
+        audience: Audience,
+        outbox: Outbox,
+        *,
+        load_images: LoadImages,
+        executor: Executor,
+        post: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._table = table
+        self._scheduler = scheduler
+        self._audience = audience
+        self._outbox = outbox
+        self._load_images = load_images
+        self._executor = executor
+        self._post = post
+        self._clock = clock
+        self.token_bytes = 0  # KV bytes a token, as last seen
+
+    def admit(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
+        """Takes a turn into its session; it runs once its images are there and the turns before it are done."""
+        sequence.session.work.append(sequence)
+        self._table.touch(sequence.session)
+        if images or files:
+            self._executor.submit(self._load, sequence, images, files)
+        else:
+            sequence.status = Status.WAITING
+            self._advance(sequence)
+
+    def fail(self, sequence: Sequence, error: StatefulError) -> None:
+        """Rolls the turn back: the session stands where its last committed turn left it."""
+        session, context = sequence.session, sequence.context
+        if sequence.status is Status.RUNNING:
+            context.kv.truncate(sequence.keep)
+            context.failed = (sequence.number, error)
+        self._scheduler.remove(sequence)
+        self._leave(sequence)
+        self._audience.failed(sequence, error)
+        if sequence.opens and not session.turns:
+            for other in list(session.work):
+                other.status = Status.DONE
+                self._audience.failed(other, SessionNotFound("the session could not be opened"))
+            session.work.clear()
+            self._table.forget(session)
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """Commits the turn as it stands."""
+        context = sequence.context
+        self._scheduler.remove(sequence)
+        turn = self._commit(sequence, reason) if isinstance(sequence.command, Prompt) else None
+        if turn is None:
+            context.log = sequence.ids
+        context.kv.truncate(len(context.log))
+        context.images += sequence.images
+        sequence.images = []
+        self._table.touch(sequence.session)
+        self._leave(sequence)
+        self._audience.finished(sequence, turn)
+
+    def _commit(self, sequence: Sequence, reason: str) -> Turn:
+        context = sequence.context
+        assert sequence.reply is not None
+        assert sequence.message is not None
+        text = sequence.reply.finish()
+        turn = Turn(
+            sequence.number, text, reason, usage_of(sequence), self._outbox.timing_of(sequence)
+        )
+        context.log = sequence.ids[: sequence.num_prompt + sequence.reply.num_kept]
+        self._model.text.commit(context.dialogue, sequence.message, sequence.rendered, text)
+        context.failed = None
+        sequence.session.turns.append(turn)
+        return turn
+
+    def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
+        """Runs on a media thread."""
+        vision = self._model.vision
+        assert vision is not None
+        try:
+            made: list[ImageInput] | StatefulError = [
+                vision.prepare(image) for image in self._load_images(images, files)
+            ]
+        except StatefulError as error:
+            made = error
+        except Exception as error:  # the boundary of a media thread
+            made = defect(error)
+        self._post(lambda: self._loaded(sequence, made))
+
+    def _loaded(self, sequence: Sequence, made: list[ImageInput] | StatefulError) -> None:
+        if sequence.status is Status.DONE:
+            return
+        if isinstance(made, StatefulError):
+            self.fail(sequence, made)
+            return
+        sequence.images = made
+        sequence.status = Status.WAITING
+        self._advance(sequence)
+
+    def _advance(self, sequence: Sequence) -> None:
+        """Starts the turn if it is the next of its session and has what it needs."""
+        if sequence.status is not Status.WAITING or sequence.session.work[0] is not sequence:
+            return
+        sequence.started_at = self._clock()
+        try:
+            self._start(sequence)
+        except StatefulError as error:
+            self.fail(sequence, error)
+        except Exception as error:  # a template or a tokenizer may raise anything
+            self.fail(sequence, defect(error))
+
+    def _start(self, sequence: Sequence) -> None:
+        context = sequence.context
+        extension = self._extension(sequence)
+        sequence.rendered = extension.rendered
+        sequence.ids = context.log[: extension.keep] + extension.ids
+        sequence.num_prompt = len(sequence.ids)
+        self._check_window(sequence)
+        # The last id is always computed: its logits choose the first token.
+        sequence.keep = max(0, min(extension.keep, context.kv.length, sequence.num_prompt - 1))
+        self._make_room(sequence)
+        sequence.restored_from = context.to_device()
+        context.kv.truncate(sequence.keep)
+        sequence.cached = context.kv.length
+        sequence.status = Status.RUNNING
+        self._audience.started(sequence)
+        if sequence.cancelled:
+            self.finish(sequence, "cancelled")
+        elif sequence.num_prompt == 0:
+            self.finish(sequence, "stop")  # an opening of which the template tells nothing
+        else:
+            self._scheduler.add(sequence)
+
+    def _extension(self, sequence: Sequence) -> Extension:
+        context, command, text = sequence.context, sequence.command, self._model.text
+        expansions = [image.ids for image in sequence.all_images]
+        if not isinstance(command, Prompt):
+            return Extension(0, text.opening(context.dialogue, expansions), "")
+        sequence.number = len(sequence.session.turns) + 1
+        check_number(command.turn, sequence.number)
+        sequence.message = text.user_message(context.dialogue, command.prompt, len(sequence.images))
+        sequence.reply = ReplyText(self._model.tokenizer.backend_tokenizer, command.stop_strings)
+        return text.extend(context.dialogue, context.log, sequence.message, expansions)
+
+    def _check_window(self, sequence: Sequence) -> None:
+        window, need = self._model.context_tokens, sequence.num_prompt
+        generates = isinstance(sequence.command, Prompt)
+        if need + generates > window:
+            left = max(0, window - len(sequence.context.log) - 1)
+            raise ContextTooLong(
+                f"history, prompt and images are {need} tokens and the context window is {window}; "
+                f"{left} tokens are left for a prompt",
+                field="prompt" if generates else "images",
+            )
+        if isinstance(sequence.command, Prompt):
+            sequence.max_new_tokens = min(sequence.command.max_new_tokens, window - need)
+
+    def _make_room(self, sequence: Sequence) -> None:
+        missing = sequence.num_prompt + sequence.max_new_tokens - sequence.context.kv.length
+        if not self._table.make_room(max(0, missing) * self.token_bytes):
+            raise OutOfMemory(
+                "the turn does not fit deviceCacheBytes beside the turns in progress",
+                retry_after_s=1.0,
+            )
+
+    def _leave(self, sequence: Sequence) -> None:
+        sequence.status = Status.DONE
+        work = sequence.session.work
+        was_first = work[0] is sequence
+        work.remove(sequence)
+        if was_first and work:
+            following = work[0]
+            self._post(lambda: self._advance(following))
+
+
+def check_number(asked: int | None, number: int) -> None:
+    """Raises `TurnGap` unless a prompt's own `turn` is the one that comes next."""
+    if asked is not None and asked != number:
+        raise TurnGap(f"turn {asked} was asked for, but turn {number} is next", field="turn")
+
+
+def defect(error: Exception) -> InternalError:
+    """Logs what only we should see; the client gets an id by which the trace is found."""
+    defect_id = uuid.uuid4().hex[:12]
+    logger.error("internal error %s", defect_id, exc_info=error)
+    return InternalError(f"internal error {defect_id}; the server's log has the trace")

@@ -1,0 +1,191 @@
+"""Sessions over every transport and profile, with one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.fake_client import PROFILES, FakeTime, connected
+from tests.support.fake_sessions import FakeSessions, reply_to
+from ts_stateful.client import Server
+from ts_stateful.errors import (
+    InvalidRequest,
+    SessionClosed,
+    SessionExists,
+    SessionNotFound,
+)
+
+
+@pytest.fixture(params=PROFILES)
+def fake(request: pytest.FixtureRequest) -> FakeSessions:
+    """A server in each profile over gRPC, and one over HTTP."""
+    return FakeSessions(profile=request.param)
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    """A clock of the test's own."""
+    return FakeTime()
+
+
+@pytest.fixture
+def server(fake: FakeSessions, time: FakeTime) -> Iterator[Server]:
+    """A connection to the fake server."""
+    with connected(fake, time) as server:
+        yield server
+
+
+def test_a_reply_comes_in_pieces(server: Server) -> None:
+    """The pieces of a reply join to its text, and its figures are known at the end."""
+    with server.open() as session:
+        reply = session.prompt("Hello")
+        pieces = list(reply)
+        assert "".join(pieces) == reply.text == reply_to("Hello")
+        assert len(pieces) > 3
+        assert reply.finish_reason == "stop"
+        assert reply.turn == 1
+        assert reply.session_id == session.session_id
+        assert reply.usage is not None
+        assert reply.usage.completion_tokens == len(reply.text)
+        assert reply.timing is not None
+        assert reply.timing.first_token_ms == 1.5
+        assert not reply.replayed
+
+
+def test_a_reply_comes_whole(server: Server, fake: FakeSessions) -> None:
+    """`ask` gives the text in one piece, however the profile delivers it."""
+    with server.open() as session:
+        assert session.ask("Hello", max_new_tokens=5) == reply_to("Hello")
+        assert session.prompt("Again", stream=False).result() == reply_to("Again")
+    first = fake.of_kind("prompt")[0]
+    assert first["max_new_tokens"] == 5
+    assert "stream" not in first
+
+
+def test_turns_are_numbered(server: Server, fake: FakeSessions) -> None:
+    """Prompts carry the number of their turn, and tokens of earlier turns are reused."""
+    with server.open() as session:
+        for number in (1, 2, 3):
+            reply = session.prompt(f"prompt {number}")
+            reply.result()
+            assert reply.turn == number
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details.cached_tokens == 20
+    assert [request["turn"] for request in fake.of_kind("prompt")] == [1, 2, 3]
+    assert "info" not in fake.kinds()
+
+
+def test_options_are_sent(server: Server, fake: FakeSessions) -> None:
+    """What the caller sets reaches the server; what is left out stays the server's choice."""
+    with server.open(system="Be brief.", ttl_s=60, metadata={"user": 7}) as session:
+        session.ask("Hi", temperature=0.5, top_p=0.9, top_k=3, seed=11, stop="END")
+        session.prompt("Hi", stop=["A", "B"]).result()  # type: ignore[arg-type]
+    opened, first, second = fake.of_kind("open")[0], *fake.of_kind("prompt")
+    assert (opened["system"], opened["ttl_s"], opened["metadata"]) == ("Be brief.", 60, {"user": 7})
+    assert (first["temperature"], first["top_p"], first["top_k"], first["seed"]) == (
+        0.5,
+        0.9,
+        3,
+        11,
+    )
+    assert first["stop"] == "END"
+    assert second["stop"] == ["A", "B"]
+    assert "temperature" not in second
+
+
+def test_leaving_the_block_closes_the_session(server: Server, fake: FakeSessions) -> None:
+    """A session is closed once when its block ends, and further requests say so."""
+    with server.open() as session:
+        session.close()
+        session.close()
+    assert fake.kinds().count("close") == 1
+    with pytest.raises(SessionClosed):
+        session.ask("Hello")
+
+
+def test_leaving_the_loop_cancels_the_turn(server: Server, fake: FakeSessions) -> None:
+    """A loop that is left early ends the turn; what was generated until then is known and stays."""
+    with server.open() as session:
+        reply = session.prompt("Hello")
+        for _ in reply:
+            break
+        assert reply.finish_reason is not None
+        assert fake.sessions[session.session_id][0].finish_reason is not None
+        # In the sequence profile and on a fast stream, the turn may be done before the cancel comes.
+        assert reply_to("Hello").startswith(reply.text)
+        assert session.ask("Next") == reply_to("Next")
+    assert "cancel" in fake.kinds()
+
+
+def test_closing_a_reply_that_never_began_sends_nothing(server: Server, fake: FakeSessions) -> None:
+    """A reply that nobody asked a piece of costs nothing."""
+    with server.open() as session:
+        with session.prompt("Hello"):
+            pass
+        assert session.prompt("Hello").text == ""
+        assert fake.kinds().count("prompt") == 0
+
+
+def test_hello_and_info_are_typed(server: Server, fake: FakeSessions) -> None:
+    """The server and a session tell about themselves in typed answers."""
+    assert server.hello().profile == fake.profile
+    with server.open() as session:
+        session.ask("Hello")
+        info = session.info()
+        assert (info.turns, info.residency, info.running) == (1, "device", False)
+        assert session.opened is not None
+        assert session.opened.usage.prompt_tokens == 7
+
+
+def test_attach_goes_on_with_a_session(server: Server) -> None:
+    """A session of an earlier process goes on with the turn that is next."""
+    session = server.open(session_id="mine")
+    session.ask("one")
+    with server.attach("mine") as again:
+        reply = again.prompt("two")
+        assert reply.result() == reply_to("two")
+        assert reply.turn == 2
+
+
+def test_errors_are_typed(server: Server) -> None:
+    """What the server refuses is raised as the class of its code."""
+    with pytest.raises(SessionNotFound):
+        server.attach("nobody")
+    with server.open(session_id="mine") as session:
+        with pytest.raises(SessionExists):
+            server.open(session_id="mine")
+        with pytest.raises(InvalidRequest) as caught:
+            session.ask("Hello", temperature=-1)
+        assert caught.value.field == "temperature"
+        # The turn was not taken.
+        assert session.ask("Hello") == reply_to("Hello")
+
+
+def test_an_id_of_a_wrong_form_is_not_sent(server: Server, fake: FakeSessions) -> None:
+    """Ids are checked before they travel."""
+    with pytest.raises(InvalidRequest):
+        server.attach("a;b")
+    assert fake.requests == []
+
+
+def test_continue_asks_for_any_part_of_a_turn(server: Server) -> None:
+    """`continue_` gives the text of a turn behind some of its characters."""
+    with server.open() as session:
+        text = session.ask("Hello")
+        answer = session.continue_(1, after=10)
+        assert answer.text == text[10:]
+        assert (answer.next, answer.more) == (len(text), False)
+
+
+def test_cancel_ends_the_turn_and_the_loop_ends_by_itself(fake: FakeSessions) -> None:
+    """After `cancel` the loop comes to the end of what was generated."""
+    if fake.profile == "sequence":
+        pytest.skip("a turn of the sequence profile cannot be interrupted")
+    with connected(fake, FakeTime()) as server, server.open() as session:
+        reply = session.prompt("Hello")
+        for number, _ in enumerate(reply):
+            if number == 0:
+                reply.cancel()
+        assert reply.finish_reason is not None
+        assert reply.text == fake.sessions[session.session_id][0].text
