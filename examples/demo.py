@@ -66,6 +66,7 @@ def ask_streaming(session: Session, turn: Turn, table: Table) -> None:
         text += piece
         print(piece, end="", flush=True)
     usage = reply.usage
+    assert usage is not None  # a reply that has ended has one
     table.figures(
         1000 * (first - begin), usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
     )

@@ -36,7 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not path.exists():
             sys.stderr.write(f"error: no such file: {path}\n")
             return 2
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a shell may have started this with SIGINT ignored
+        signal.signal(number, _interrupt)
     server = TorchServe(
         options.archive,
         config=options.ts_config,

@@ -72,11 +72,11 @@ def _stop(fault: Fault) -> None:
         raise _Broken
 
 
-class _Servicer(InferenceAPIsServiceServicer):  # type: ignore[misc]
+class _Servicer(InferenceAPIsServiceServicer):
     def __init__(self, fake: FakeSessions) -> None:
         self._fake = fake
 
-    def Predictions(self, request: PredictionsRequest, context: Any) -> PredictionResponse:  # noqa: N802
+    def Predictions(self, request: PredictionsRequest, context: Any) -> PredictionResponse:
         if self._fake.profile == "sequence":
             self._fake.violations.append("Predictions hangs in the sequence profile")
         if "rpc" in request.input:
@@ -85,14 +85,14 @@ class _Servicer(InferenceAPIsServiceServicer):  # type: ignore[misc]
             return message
         return PredictionResponse()
 
-    def StreamPredictions(  # noqa: N802
+    def StreamPredictions(
         self, request: PredictionsRequest, context: Any
     ) -> Iterator[PredictionResponse]:
         if self._fake.profile != "async" or request.input["rpc"] != b"StreamPredictions":
             self._fake.violations.append("StreamPredictions kills or hangs the worker")
         yield from self._messages(request, context, pull=False)
 
-    def StreamPredictions2(  # noqa: N802
+    def StreamPredictions2(
         self, requests: Iterator[PredictionsRequest], context: Any
     ) -> Iterator[PredictionResponse]:
         if self._fake.profile != "sequence":
@@ -153,7 +153,7 @@ def grpc_server(
 ) -> Iterator[int]:
     """Serves over gRPC as the profile of `fake` does; gives the port."""
     server = grpc.server(ThreadPoolExecutor(8), options=_OPTIONS)
-    add_InferenceAPIsServiceServicer_to_server(_Servicer(fake), server)
+    add_InferenceAPIsServiceServicer_to_server(_Servicer(fake), server)  # type: ignore[no-untyped-call]
     if credentials is None:
         port = server.add_insecure_port("127.0.0.1:0")
     else:
@@ -168,12 +168,13 @@ def grpc_server(
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = _PATIENCE_S
+    disable_nagle_algorithm = True
     fake: FakeSessions
 
-    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *arguments: Any) -> None:
         """Says nothing."""
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         self.fake.headers.append({name.lower(): value for name, value in self.headers.items()})
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if not self.path.endswith(("/predictions/chat", "/invocations")):

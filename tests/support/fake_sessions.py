@@ -19,7 +19,7 @@ from ts_stateful.protocol import parse_json, parse_request
 from ts_stateful.session_ids import resolve_session_id
 
 # A separator that Python takes for the end of a line, and characters of two UTF-16 units and of several code points.
-SPECIAL = "a\u2028b\x85 𝔘𝔫𝔦 👩‍🔬 é"
+SPECIAL = "a\u2028b\x85 \U0001d518\U0001d52b \U0001f469\u200d\U0001f52c e\u0301"
 STEP = 3  # characters that one step generates
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.config import Config
+from ts_stateful.defects import defect
 from ts_stateful.engine import reports
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.commands import Commands
@@ -24,7 +25,7 @@ from ts_stateful.engine.runner import Runner
 from ts_stateful.engine.sampler import sample
 from ts_stateful.engine.scheduler import Scheduler, Step
 from ts_stateful.engine.sequence import Sequence, Status
-from ts_stateful.engine.turns import LoadImages, Turns, defect
+from ts_stateful.engine.turns import LoadImages, Turns
 from ts_stateful.errors import OutOfMemory, StatefulError, TurnGap
 from ts_stateful.events import Describe, Event, Submit
 from ts_stateful.protocol import Open, Prompt
@@ -83,7 +84,8 @@ class Engine:
         except StatefulError as error:
             self._outbox.refuse(message.request_id, error, message.command.session_id)
         except Exception as error:  # the boundary: a defect fails the request that met it
-            self._outbox.refuse(message.request_id, defect(error))
+            kind = type(message.command).__name__
+            self._outbox.refuse(message.request_id, defect(error, f"taking {kind}"))
 
     def drop(self, request_id: str) -> None:
         """The client of this request is gone."""
@@ -117,7 +119,7 @@ class Engine:
                 try:
                     self._take(sequence, token)
                 except Exception as error:  # a tokenizer may raise anything; the other rows go on
-                    self._turns.fail(sequence, defect(error))
+                    self._turns.fail(sequence, defect(error, "taking a token"))
 
     def check_integrity(self) -> None:
         """Asserts what must hold between any two calls."""
@@ -160,7 +162,7 @@ class Engine:
             except Exception as error:
                 sequence.context.kv.truncate(length)
                 if not _is_out_of_memory(error):
-                    self._turns.fail(sequence, defect(error))
+                    self._turns.fail(sequence, defect(error, "a forward pass"))
                     return None
                 if attempt == 1:
                     self.table.evict_idle()

@@ -5,14 +5,13 @@ Owns what a turn does to its session. Knows nothing of forward passes; which req
 
 from __future__ import annotations
 
-import logging
-import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Executor
 
 import PIL.Image
 
+from ts_stateful.defects import defect
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
@@ -24,7 +23,6 @@ from ts_stateful.engine.text import Extension
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import (
     ContextTooLong,
-    InternalError,
     OutOfMemory,
     SessionNotFound,
     StatefulError,
@@ -34,9 +32,7 @@ from ts_stateful.protocol import Image, Prompt
 from ts_stateful.sessions.session import Turn
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["LoadImages", "Turns", "check_number", "defect"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["LoadImages", "Turns", "check_number"]
 
 LoadImages = Callable[[Items[Image], Items[bytes]], "list[PIL.Image.Image]"]
 
@@ -136,7 +132,7 @@ class Turns:
         except StatefulError as error:
             made = error
         except Exception as error:  # the boundary of a media thread
-            made = defect(error)
+            made = defect(error, "loading images")
         self._post(lambda: self._loaded(sequence, made))
 
     def _loaded(self, sequence: Sequence, made: list[ImageInput] | StatefulError) -> None:
@@ -159,7 +155,7 @@ class Turns:
         except StatefulError as error:
             self.fail(sequence, error)
         except Exception as error:  # a template or a tokenizer may raise anything
-            self.fail(sequence, defect(error))
+            self.fail(sequence, defect(error, "starting a turn"))
 
     def _start(self, sequence: Sequence) -> None:
         context = sequence.context
@@ -229,10 +225,3 @@ def check_number(asked: int | None, number: int) -> None:
     """Raises `TurnGap` unless a prompt's own `turn` is the one that comes next."""
     if asked is not None and asked != number:
         raise TurnGap(f"turn {asked} was asked for, but turn {number} is next", field="turn")
-
-
-def defect(error: Exception) -> InternalError:
-    """Logs what only we should see; the client gets an id by which the trace is found."""
-    defect_id = uuid.uuid4().hex[:12]
-    logger.error("internal error %s", defect_id, exc_info=error)
-    return InternalError(f"internal error {defect_id}; the server's log has the trace")

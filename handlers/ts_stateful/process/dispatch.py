@@ -36,6 +36,7 @@ class Dispatcher:
     """All engines of one worker.
 
     `on_event` is called from other threads, once with a `LAST` event for every request that was submitted and not dropped.
+    `frontend_pid` is TorchServe's process, which a worker has as its parent.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class Dispatcher:
         model_name: str,
         model_dir: Path,
         on_event: Callable[[Event], None],
+        frontend_pid: int | None = None,
     ) -> None:
         self._links: list[EngineLink] = []
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
         names = devices(config.handler)
-        frontend_pid = os.getppid()
+        frontend_pid = frontend_pid or os.getppid()
         folder = runtime_folder(frontend_pid, model_name, str(model_dir), dict(document))
         timeouts = Timeouts(config.handler.restart_deadline_sec, config.handler.heartbeat_sec)
         for index, device in enumerate(names):
@@ -110,7 +112,6 @@ class Dispatcher:
         link = min(self._links, key=lambda link: link.num_sessions)
         if opens and session_id is not None:
             self._by_session[session_id] = link
-            link.num_sessions += 1
         return link
 
     def _attached(self, index: int, session_ids: tuple[str, ...]) -> None:

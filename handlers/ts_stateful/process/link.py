@@ -71,7 +71,7 @@ class EngineLink:
         self._down_since: float | None = clock()
         self._last_sign = clock()
         self._closing = False
-        self.num_sessions = 0
+        self.num_sessions = 0  # open there, as far as is known here
 
     def connect(self) -> None:
         """Starts or finds the engine and attaches to it; raises `EngineDied` if it cannot."""
@@ -95,6 +95,7 @@ class EngineLink:
         """Sends a request, or keeps it until the engine is back."""
         with self._lock:
             request = self._in_flight[message.request_id] = _InFlight(message)
+            self.num_sessions += message.opens
             self._send(request)
 
     def drop(self, request_id: str) -> bool:
@@ -149,13 +150,17 @@ class EngineLink:
                 request.num_chars += message.num_chars
                 if message.kind is EventKind.LAST:
                     del self._in_flight[message.request_id]
+                    self.num_sessions -= request.message.opens and message.status != 200
             self._on_event(message)
         elif isinstance(message, Attached):
             self._supervisor.engine_pid = message.engine_pid
             self.num_sessions = len(message.session_ids)
             self._on_attached(message.session_ids)
         elif isinstance(message, Pong):
-            self.num_sessions = message.num_sessions
+            with self._lock:
+                # What was opened since the ping is not in this number; until it is answered, the own count is better.
+                if not any(request.message.opens for request in self._in_flight.values()):
+                    self.num_sessions = message.num_sessions
 
     def _lost(self, channel: Channel) -> None:
         with self._lock:

@@ -1,0 +1,180 @@
+"""The subcommands.
+
+Owns exit codes and the one line that says why a command failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO, cast
+
+import msgspec
+
+from ts_stateful.cli.chat import Chat
+from ts_stateful.cli.parser import build_parser
+from ts_stateful.cli.terminal import Terminal
+from ts_stateful.client import (
+    MAX_BODY_BYTES,
+    ClientError,
+    PromptOptions,
+    Reply,
+    Server,
+    Session,
+    connect,
+)
+from ts_stateful.errors import StatefulError
+
+__all__ = ["main"]
+
+_OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit status. Usage errors and `--help` raise `SystemExit`, as argparse does."""
+    options = build_parser().parse_args(arguments)
+    try:
+        if options.command == "check":
+            return _check(options)
+        return _talk(options)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
+    except StatefulError as error:
+        return _fail(f"{error.code}: {error.message}" if error.code else error.message)
+    except ClientError as error:
+        return _fail(error.message)
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ValueError as error:  # of the URL
+        return _fail(str(error), _USAGE)
+
+
+def _talk(options: argparse.Namespace) -> int:
+    with connect(
+        options.url,
+        model=options.model,
+        timeout_s=options.timeout,
+        token=options.token,
+        ca_file=options.ca_file,
+        max_body_bytes=options.max_body_bytes or MAX_BODY_BYTES,
+    ) as server:
+        if options.command == "chat":
+            return _chat(server, options)
+        if options.command == "prompt":
+            return _prompt(server, options)
+        return _info(server, options)
+
+
+def _chat(server: Server, options: argparse.Namespace) -> int:
+    session = server.attach(options.session) if options.session else None
+    chat = Chat(
+        server,
+        Terminal(sys.stdout),
+        sys.stdin,
+        session=session,
+        system=options.system,
+        images=options.image,
+        options=_prompt_options(options),
+    )
+    return _FAILED if chat.run() and not sys.stdin.isatty() else _OK
+
+
+def _prompt(server: Server, options: argparse.Namespace) -> int:
+    text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if options.session:
+        session = server.attach(options.session)
+        _print_reply(session, text, options, options.image)
+    else:
+        with server.open(images=options.image, system=options.system) as session:
+            _print_reply(session, text, options, [])
+    return _OK
+
+
+def _print_reply(
+    session: Session, text: str, options: argparse.Namespace, images: Sequence[str]
+) -> None:
+    terminal = Terminal(sys.stdout)
+    reply = session.prompt(text, images=images, **_prompt_options(options))
+    if options.json:
+        reply.result()
+        terminal.line(json.dumps(_document(reply), ensure_ascii=False))
+        return
+    for piece in reply:
+        terminal.text(piece)
+    terminal.line()
+
+
+def _document(reply: Reply) -> dict[str, Any]:
+    return {
+        "session_id": reply.session_id,
+        "turn": reply.turn,
+        "text": reply.text,
+        "finish_reason": reply.finish_reason,
+        "usage": msgspec.to_builtins(reply.usage),
+        "timing": msgspec.to_builtins(reply.timing),
+    }
+
+
+def _prompt_options(options: argparse.Namespace) -> PromptOptions:
+    names = sorted(PromptOptions.__optional_keys__)
+    given = {name: getattr(options, name, None) for name in names}
+    return cast(
+        "PromptOptions", {name: value for name, value in given.items() if value is not None}
+    )
+
+
+def _info(server: Server, options: argparse.Namespace) -> int:
+    if options.session:
+        answer: Any = server.attach(options.session).info()
+    else:
+        answer = server.hello()
+    document = msgspec.to_builtins(answer)
+    terminal = Terminal(sys.stdout)
+    if options.json:
+        terminal.line(json.dumps(document))
+    else:
+        _print_fields(terminal, document)
+    return _OK
+
+
+def _print_fields(terminal: Terminal, document: dict[str, Any], indent: str = "") -> None:
+    for name, value in document.items():
+        if isinstance(value, dict):
+            terminal.line(f"{indent}{name}:")
+            _print_fields(terminal, value, indent + "  ")
+        else:
+            terminal.line(f"{indent}{name}: {value}")
+
+
+def _check(options: argparse.Namespace) -> int:
+    try:
+        # Part of the server, which a machine with only the client does not have.
+        from ts_stateful.config_check import check_file  # noqa: PLC0415
+    except ImportError as error:
+        return _fail(
+            f"{error}; `check` needs the server: pip install 'torchserve-stateful[server]'"
+        )
+    findings = check_file(options.file)
+    for finding in findings:
+        _say(sys.stdout, f"{finding.severity}: {finding.key}: {finding.message}")
+        _say(sys.stdout, f"  cure: {finding.cure}")
+    if any(finding.severity == "error" for finding in findings):
+        return _FAILED
+    _say(sys.stdout, "ok")
+    return _OK
+
+
+def _fail(message: str, status: int = _FAILED) -> int:
+    _say(sys.stderr, "error: " + " ".join(message.split()))
+    return status
+
+
+def _say(stream: TextIO, message: str) -> None:
+    Terminal(stream).line(message)

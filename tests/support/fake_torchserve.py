@@ -1,0 +1,306 @@
+"""What the tests of the frontend share: TorchServe's Java side as far as it matters here, and a dispatcher that is a script.
+
+Requests go through TorchServe's own Python code and its wire format in both directions; the jobs here refuse what would hang or
+kill on the real server.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ts_stateful.config import Profile
+from ts_stateful.events import EngineCommand, Event, EventKind
+from ts_stateful.frontend.headers import HeaderNames
+from ts_stateful.frontend.inbox import Mailbox
+from ts_stateful.frontend.intake import Intake
+from ts_stateful.frontend.requests import RequestParser
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)  # importing ts leaves a file open
+    from ts.service import Service
+
+ID = "ts_request_sequence_id"
+START = "ts_request_sequence_start"
+END = "ts_request_sequence_end"
+NAMES = HeaderNames(ID, END, frozenset({ID}), frozenset({START}), frozenset({END}))
+
+HTTP = {"Host": "x", "url_path": "", "Content-Type": "application/json"}
+UNTIL = 1_700_000_000
+EXPIRES = "Expires=2023-11-14T22:13:20Z"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One call of `submit`."""
+
+    request_id: str
+    command: EngineCommand
+    attachments: tuple[bytes, ...]
+    opens: bool
+    pull: bool
+
+
+class ScriptedDispatcher:
+    """Records what is submitted and dropped; `script` gives the events that come at once."""
+
+    def __init__(
+        self, mailbox: Mailbox, script: Callable[[Submitted], Sequence[Event]] = lambda _: ()
+    ) -> None:
+        self.mailbox = mailbox
+        self.script = script
+        self.submitted: dict[str, Submitted] = {}
+        self.dropped: list[str] = []
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def submit(
+        self,
+        request_id: str,
+        command: EngineCommand,
+        attachments: tuple[bytes, ...] = (),
+        *,
+        opens: bool = False,
+        pull: bool = False,
+    ) -> None:
+        """Plays the script."""
+        assert request_id not in self.submitted, "submitted twice"
+        submitted = Submitted(request_id, command, attachments, opens, pull)
+        self.submitted[request_id] = submitted
+        for event in self.script(submitted):
+            self.mailbox.post(event)
+
+    def drop(self, request_id: str) -> None:
+        """Records it."""
+        self.dropped.append(request_id)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def intake(self, profile: Profile, *, minting: bool = False) -> Intake:
+        """An intake in front of this dispatcher."""
+        parser = RequestParser(profile, NAMES, new_seed=lambda: 7)
+        clock = iter(range(10**6))
+        return Intake(
+            self, self.mailbox, parser, NAMES, minting=minting, clock=lambda: float(next(clock))
+        )
+
+
+def accepted(request_id: str, **fields: Any) -> Event:
+    """The turn runs."""
+    return Event(request_id, EventKind.ACCEPTED, **fields)
+
+
+def part(request_id: str, text: str, **fields: Any) -> Event:
+    """A piece of text."""
+    return Event(request_id, EventKind.PART, json.dumps({"text": text}).encode(), **fields)
+
+
+def last(request_id: str, document: Mapping[str, Any] | None = None, **fields: Any) -> Event:
+    """The end."""
+    return Event(request_id, EventKind.LAST, json.dumps(document or {}).encode(), **fields)
+
+
+def refused(request_id: str, status: int, **fields: Any) -> Event:
+    """An error."""
+    return last(request_id, {"error": {"code": "x", "status": status, **fields}}, status=status)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row of a message from the worker."""
+
+    request_id: str
+    content_type: str
+    status: int
+    phrase: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def more(self) -> str | None:
+        """`ts_stream_next`."""
+        return self.headers.get("ts_stream_next")
+
+
+def decode(message: bytes) -> list[Prediction]:
+    """The rows of a message, as TorchServe's `ModelResponseDecoder` reads them; the message itself has to be a success."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        at += 4
+        return int(struct.unpack_from("!i", message, at - 4)[0])
+
+    def data(length: int) -> bytes:
+        nonlocal at
+        at += length
+        return bytes(message[at - length : at])
+
+    def text() -> str:
+        return data(number()).decode()
+
+    assert (number(), text()) == (200, "Prediction success")
+    rows = []
+    while (length := number()) != -1:
+        request_id = data(length).decode()
+        content_type, status, phrase = text(), number(), text()
+        headers = {text(): text() for _ in range(number())}
+        rows.append(Prediction(request_id, content_type, status, phrase, headers, data(number())))
+    assert at == len(message)
+    return rows
+
+
+@dataclass
+class Job:
+    """A client's request at TorchServe's frontend, `RestJob` or `GRPCJob`. `unary` is a call that gets one message."""
+
+    request_id: str
+    document: Any = None
+    headers: dict[str, str] = field(default_factory=lambda: dict(HTTP))
+    inputs: dict[str, bytes] | None = None
+    is_http: bool = True
+    unary: bool = False
+    cached: bool = False  # the frontend does not send headers and body again
+    responses: list[Prediction] = field(default_factory=list)
+    whole: bool = False
+    ended: bool = False
+
+    def request(self) -> dict[str, Any]:
+        """The request as `retrieve_msg` decodes it from the socket."""
+        key = "body" if self.is_http else "data"
+        inputs = self.inputs
+        if inputs is None:
+            inputs = {key: json.dumps(self.document).encode()}
+        return {
+            "requestId": self.request_id.encode(),
+            "headers": [
+                {"name": name.encode(), "value": value.encode()}
+                for name, value in ({} if self.cached else self.headers).items()
+            ],
+            "parameters": [
+                {"name": name, "contentType": "", "value": bytearray(value)}
+                for name, value in ({} if self.cached else inputs).items()
+            ],
+        }
+
+    def respond(self, prediction: Prediction) -> None:
+        """Takes a response; what the real one does not survive fails here."""
+        assert not self.ended, "a response behind the last one"
+        for name, value in prediction.headers.items():
+            assert name.isascii() and value.isascii() and value.isprintable(), "kills the worker"
+        if self.is_http and prediction.more is None:
+            assert not self.responses, "a whole response inside a stream"
+            self.whole = self.ended = True
+        elif self.is_http:
+            assert self.responses or prediction.more == "true", "an end without a beginning hangs"
+            self.ended = prediction.more == "false"
+        else:
+            assert prediction.more in ("true", "false"), "NullPointerException"
+            assert not (self.unary and prediction.more == "true"), "one message only"
+            self.ended = prediction.more == "false"
+        self.responses.append(prediction)
+
+    @property
+    def status(self) -> int:
+        """What the client sees."""
+        return self.responses[0].status
+
+    @property
+    def response_headers(self) -> dict[str, str]:
+        """What the client sees, without `ts_stream_next`."""
+        headers = dict(self.responses[0].headers)
+        headers.pop("ts_stream_next", None)
+        return headers
+
+    @property
+    def body(self) -> bytes:
+        """What has come so far."""
+        return b"".join(response.body for response in self.responses)
+
+    @property
+    def messages(self) -> list[Any]:
+        """What has come so far over gRPC, message by message."""
+        return [json.loads(response.body) if response.body else None for response in self.responses]
+
+
+def grpc_job(request_id: str, document: Any = None, **fields: Any) -> Job:
+    """A request over gRPC."""
+    return Job(request_id, document, **{"headers": {}, "is_http": False, **fields})
+
+
+class _Metrics:
+    request_ids: Any = None
+
+    def add_time(self, *_: Any) -> None:
+        pass
+
+
+class _Socket:
+    def __init__(self, sent: Callable[[bytes], None]) -> None:
+        self.sendall = sent
+
+
+def torchserve_service(
+    entry_point: Callable[..., Any], pushed: Callable[[list[Prediction]], None]
+) -> Service:
+    """TorchServe's own service in front of a handler; `pushed` gets what is sent before `handle()` returns."""
+    service = Service("chat", "/nowhere", None, entry_point, None, 1, metrics_cache=_Metrics())
+    service.set_cl_socket(_Socket(lambda message: pushed(decode(message))))
+    return service
+
+
+class ContinuousFrontend:
+    """TorchServe's `ContinuousBatching`: every job in flight is in every batch."""
+
+    def __init__(self, entry_point: Callable[..., Any]) -> None:
+        self.jobs: dict[str, Job] = {}
+        self._service = torchserve_service(entry_point, self._pushed)
+
+    def _pushed(self, _: list[Prediction]) -> None:
+        raise AssertionError("nothing is pushed in this profile")
+
+    def round(self, *new: Job) -> list[str]:
+        """One batch; returns the ids of the jobs that got a response."""
+        self.jobs |= {job.request_id: job for job in new}
+        batch = list(self.jobs.values())
+        answers = decode(self._service.predict([job.request() for job in batch]))
+        for prediction in answers:
+            job = self.jobs[prediction.request_id]
+            job.respond(prediction)
+            if prediction.more == "true" and job.is_http:
+                job.cached = True
+            else:
+                del self.jobs[prediction.request_id]
+                job.ended = True
+        return [prediction.request_id for prediction in answers]
+
+
+class SequenceFrontend:
+    """TorchServe's `SequenceBatching`: a batch lasts until a message has no row with more to come."""
+
+    def __init__(self, entry_point: Callable[..., Any]) -> None:
+        self.messages: list[list[str]] = []
+        self._jobs: dict[str, Job] = {}
+        self._over = False
+        self._service = torchserve_service(entry_point, self._take)
+
+    def _take(self, predictions: list[Prediction]) -> None:
+        assert not self._over, "a message behind the end of the batch"
+        self.messages.append([prediction.request_id for prediction in predictions])
+        for prediction in predictions:
+            self._jobs[prediction.request_id].respond(prediction)
+        self._over = all(prediction.more != "true" for prediction in predictions)
+
+    def batch(self, *jobs: Job) -> None:
+        """Serves one batch to its end."""
+        self._jobs = {job.request_id: job for job in jobs}
+        self._over = False
+        self._take(decode(self._service.predict([job.request() for job in jobs])))
+        assert self._over, "the batch is not over"
+        assert all(job.ended for job in jobs), "a job was never answered"

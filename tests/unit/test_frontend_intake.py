@@ -1,0 +1,100 @@
+"""Requests taken in: one row never fails another."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.support.fake_torchserve import HTTP, ScriptedDispatcher, Submitted
+
+from ts_stateful.config import Profile
+from ts_stateful.events import Event
+from ts_stateful.frontend.inbox import Inbox
+from ts_stateful.frontend.row import RowKind
+from ts_stateful.protocol import Prompt
+
+_SECRET = "an embarrassing question\n[METRICS]"
+
+
+def body(document: Any) -> dict[str, bytes]:
+    return {"body": json.dumps(document).encode()}
+
+
+def test_a_request_is_submitted_as_it_was_parsed() -> None:
+    """And the row remembers what its answer will look like."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    data = {"data": b'{"prompt": "hi", "stream": true, "session_id": "s"}', "x": b"PNG"}
+    row = dispatcher.intake(Profile.CONTINUOUS).take("r", data, HTTP)
+    prompt = Prompt(prompt="hi", stream=True, session_id="s")
+    assert dispatcher.submitted["r"] == Submitted("r", prompt, (b"PNG",), opens=False, pull=False)
+    assert (row.kind, row.streams, row.num_bytes) == (RowKind.HTTP, True, sum(map(len, data.values())))
+
+
+def test_a_pulled_prompt_and_an_opening_one_say_so() -> None:
+    """Over gRPC, in the continuous profile."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    dispatcher.intake(Profile.CONTINUOUS).take("r", {"data": b'{"prompt": "hi"}'}, {})
+    assert dispatcher.submitted["r"].pull
+    assert dispatcher.submitted["r"].opens
+
+
+def test_a_refused_request_gets_its_error_as_last_event() -> None:
+    """The dispatcher never hears of it."""
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox)
+    dispatcher.intake(Profile.CONTINUOUS).take("r", body({"prompt": 1}), HTTP)
+    (event,) = inbox.take("r")
+    assert event.status == 400
+    assert json.loads(event.body)["error"]["field"] == "prompt"
+    assert not dispatcher.submitted
+
+
+def test_a_defect_becomes_the_rows_answer_with_an_id_that_the_log_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With a trace, but without the exception's text: it may quote the prompt, and start a line of its own."""
+
+    def broken(submitted: Submitted) -> Sequence[Event]:
+        raise RuntimeError(_SECRET)
+
+    inbox = Inbox()
+    ScriptedDispatcher(inbox, broken).intake(Profile.CONTINUOUS).take(
+        "r", body({"prompt": _SECRET}), HTTP
+    )
+    (event,) = inbox.take("r")
+    assert event.status == 500
+    message = json.loads(event.body)["error"]["message"]
+    assert "RuntimeError" in caplog.text
+    assert "in broken" in caplog.text
+    assert message.split()[2].rstrip(";") in caplog.text
+    assert _SECRET not in caplog.text.replace("raise RuntimeError(_SECRET)", "")
+    assert "METRICS" not in caplog.text
+
+
+def test_logs_have_hashes_sizes_and_durations(caplog: pytest.LogCaptureFixture) -> None:
+    """Never an id in full, never a prompt."""
+    caplog.set_level(logging.INFO)
+    dispatcher = ScriptedDispatcher(Inbox())
+    intake = dispatcher.intake(Profile.CONTINUOUS)
+    row = intake.take("request-1", body({"prompt": _SECRET}), HTTP)
+    intake.finish(row)
+    intake.drop(row)
+    assert "1000.0 ms" in caplog.text
+    assert "request-1" not in caplog.text
+    assert "embarrassing" not in caplog.text
+
+
+def test_a_finished_or_dropped_row_leaves_nothing_behind() -> None:
+    """The dispatcher is told of a client that has gone, and of no other."""
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox)
+    intake = dispatcher.intake(Profile.CONTINUOUS)
+    rows = [intake.take(request_id, body({"prompt": "hi"}), HTTP) for request_id in "ab"]
+    assert len(inbox) == 2
+    intake.finish(rows[0])
+    intake.drop(rows[1])
+    assert len(inbox) == 0
+    assert dispatcher.dropped == ["b"]
