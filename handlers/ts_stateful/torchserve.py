@@ -32,7 +32,7 @@ __all__ = ["ServerFailed", "TorchServe"]
 
 _POLL_S = 0.1
 _STOP_S = 20.0  # after SIGTERM; then SIGKILL
-_ENGINES_STOP_S = 10.0  # engines notice within seconds that TorchServe is gone
+_ENGINES_STOP_S = 10.0
 _TAIL_LINES = 60
 
 
@@ -184,11 +184,6 @@ class TorchServe:
         properties.write_text(f"{self.config.read_text()}\n{self.ports.as_properties()}")
         temporary = self._home / "tmp"
         temporary.mkdir()
-        environ = {**os.environ, **self._environ}
-        environ |= java_environment(environ)
-        # Everything that TorchServe shares through the temporary folder stays private: its pid file, sockets, models.
-        environ |= {"TMPDIR": str(temporary), "TEMP": str(temporary)}
-        environ.pop("TS_CONFIG_FILE", None)  # would win over --ts-config
         command = [
             sys.executable,
             "-m",
@@ -207,7 +202,7 @@ class TorchServe:
         self._process = subprocess.Popen(
             command,
             cwd=self._home,
-            env=environ,
+            env=self._variables(temporary),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -217,6 +212,14 @@ class TorchServe:
         )
         self._pump = threading.Thread(target=self._copy_log, args=(self._process,), daemon=True)
         self._pump.start()
+
+    def _variables(self, temporary: Path) -> dict[str, str]:
+        environ = {**os.environ, **self._environ}
+        environ |= java_environment(environ)
+        # Everything that TorchServe shares through the temporary folder stays private: its pid file, sockets, models.
+        environ |= {"TMPDIR": str(temporary), "TEMP": str(temporary)}
+        environ.pop("TS_CONFIG_FILE", None)  # would win over --ts-config
+        return environ
 
     def _copy_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -260,12 +263,13 @@ class TorchServe:
             pass  # not started yet, gone already, or hung: the group gets SIGKILL
 
     def _end_engines(self) -> None:
-        """Engines end by themselves once TorchServe is gone; waits for that, and kills one that does not."""
+        """Engines would end by themselves now that TorchServe is gone; asks them to, and kills one that does not."""
         temporary = str(self._home / "tmp") if self._home is not None else None
         engines = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if temporary and process.environ().get("TMPDIR") == temporary:
+                    process.terminate()
                     engines.append(process)
         _, stuck = psutil.wait_procs(engines, timeout=_ENGINES_STOP_S)
         for process in stuck:

@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fake_torchserve import (
-    ContinuousFrontend,
-    Job,
-    ScriptedDispatcher,
-    SequenceFrontend,
-    last,
-)
 
-from ts.context import Context
+from tests.support.fake_dispatcher import ScriptedDispatcher, last
+from tests.support.fake_torchserve import Context, ContinuousFrontend, Job, SequenceFrontend
 from ts_stateful.config import Config, ConfigError
 from ts_stateful.events import Event
 from ts_stateful.frontend.delivery_async import AsyncDelivery

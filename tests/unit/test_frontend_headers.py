@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.fake_torchserve import END, EXPIRES, ID, NAMES, START, UNTIL, accepted, last
 
-from ts.context import Context
+from tests.support.fake_dispatcher import END, EXPIRES, ID, NAMES, START, UNTIL, accepted, last
+from tests.support.fake_torchserve import Context
 from ts_stateful.config import ConfigError, Profile
 from ts_stateful.errors import SessionIdMismatch
 from ts_stateful.frontend.headers import HeaderNames, RowHeaders, check_header_names
@@ -66,7 +66,11 @@ def test_an_id_that_the_frontend_overlooked_wins() -> None:
 
 @pytest.mark.parametrize(
     ("headers", "minting"),
-    [({ID: _MINTED}, True), ({ID: _MINTED, START: "true"}, False), ({ID: "a", START: "true"}, True)],
+    [
+        ({ID: _MINTED}, True),
+        ({ID: _MINTED, START: "true"}, False),
+        ({ID: "a", START: "true"}, True),
+    ],
 )
 def test_other_ids_are_the_clients(headers: dict[str, str], minting: bool) -> None:
     """A minted id that comes back, a forged start header: an id like any other."""
@@ -87,7 +91,8 @@ def test_names_come_from_both_of_torchserves_settings() -> None:
     names = HeaderNames.of(context, {"TS_HEADER_KEY_SEQUENCE_ID": "X-Session"})
     assert names.ids == {ID, "x-session"}
     assert (names.id, names.end) == (ID, END)
-    assert (names.starts, names.ends) == ({START}, {END})
+    assert names.starts == {START}
+    assert names.ends == {END}
 
 
 def test_an_opened_session_is_announced_with_its_end() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tests.support.fake_torchserve import last, part
-
+from tests.support.fake_dispatcher import last, part
 from ts_stateful.frontend.inbox import Inbox
 
 _LONG_S = 60.0

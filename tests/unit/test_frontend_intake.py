@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.support.fake_torchserve import HTTP, ScriptedDispatcher, Submitted
 
+from tests.support.fake_dispatcher import ScriptedDispatcher, Submitted
+from tests.support.fake_torchserve import HTTP
 from ts_stateful.config import Profile
 from ts_stateful.events import Event
 from ts_stateful.frontend.inbox import Inbox
@@ -30,7 +31,11 @@ def test_a_request_is_submitted_as_it_was_parsed() -> None:
     row = dispatcher.intake(Profile.CONTINUOUS).take("r", data, HTTP)
     prompt = Prompt(prompt="hi", stream=True, session_id="s")
     assert dispatcher.submitted["r"] == Submitted("r", prompt, (b"PNG",), opens=False, pull=False)
-    assert (row.kind, row.streams, row.num_bytes) == (RowKind.HTTP, True, sum(map(len, data.values())))
+    assert (row.kind, row.streams, row.num_bytes) == (
+        RowKind.HTTP,
+        True,
+        sum(map(len, data.values())),
+    )
 
 
 def test_a_pulled_prompt_and_an_opening_one_say_so() -> None:

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.fake_torchserve import HTTP, ID, NAMES, START
 
+from tests.support.fake_dispatcher import ID, NAMES, START
+from tests.support.fake_torchserve import HTTP
 from ts_stateful.config import Profile
 from ts_stateful.errors import InvalidRequest, SessionIdMismatch, StatefulError
 from ts_stateful.events import Describe
@@ -19,7 +20,9 @@ _MINTED = "ts-seq-0b9fd3a0-7e4e-4d5c-8b0e-0f0f0f0f0f0f"
 
 
 def parse(
-    data: dict[str, Any], headers: dict[str, Any] | None = None, profile: Profile = Profile.CONTINUOUS
+    data: dict[str, Any],
+    headers: dict[str, Any] | None = None,
+    profile: Profile = Profile.CONTINUOUS,
 ) -> Parsed:
     parser = RequestParser(profile, NAMES, new_seed=lambda: 7)
     minting = profile is Profile.SEQUENCE
@@ -115,7 +118,7 @@ def test_a_parameter_beside_a_body_is_refused_by_name() -> None:
 
 def test_unknown_inputs_of_grpc_are_refused_by_name() -> None:
     """All but those that TorchServe's own clients send beside the JSON."""
-    assert not grpc({"prompt": "hi"}, rpc=b"x", **{START: b"true"}).attachments
+    assert not parse({"data": b'{"prompt": "hi"}', "rpc": b"x", START: b"true"}, {}).attachments
     with pytest.raises(InvalidRequest) as refusal:
         grpc({"prompt": "hi"}, image=b"PNG")
     assert field_of(refusal) == "image"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fake_torchserve import EXPIRES, ID, NAMES, UNTIL, accepted, last, part, refused
 
+from tests.support.fake_dispatcher import EXPIRES, ID, NAMES, UNTIL, accepted, last, part, refused
 from ts_stateful.frontend.row import Response, Row, RowKind
 
 _JSON, _SSE = "application/json", "text/event-stream"

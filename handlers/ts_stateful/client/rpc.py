@@ -91,11 +91,11 @@ class _Call(NamedTuple):
 
 
 class GrpcTransport:
-    """Calls to one model over a channel that the transport owns; finds the server's profile out unless it is told."""
+    """Calls to one model over a channel of its own; finds the server's profile out unless it is told."""
 
     def __init__(
         self,
-        channel: grpc.Channel,
+        open_channel: Callable[[], grpc.Channel],
         *,
         model: str,
         metadata: Sequence[tuple[str, str]],
@@ -103,8 +103,9 @@ class GrpcTransport:
         profile: Profile | None = None,
     ) -> None:
         self.max_body_bytes = max_body_bytes
-        self._channel = channel
-        self._stub = InferenceAPIsServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._open_channel = open_channel
+        self._channel = open_channel()
+        self._stub = InferenceAPIsServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._model = model
         self._metadata = tuple(metadata)
         self._profile = profile
@@ -142,18 +143,21 @@ class GrpcTransport:
         """Asks the way that only the sequence profile answers, and then the way that hangs only there.
 
         The question goes under the id of the session that it precedes: every other id would hold a place in TorchServe's
-        sequence batch until it is idle for long enough.
+        sequence batch until it is idle for long enough. It goes over a connection of its own, which TorchServe drops when it
+        has no answer.
         """
-        check_size(self._request(command).ByteSize(), self.max_body_bytes)
+        self._request(command)  # too large a request is refused before anything is sent
         hello = Hello()
-        call = self._sequence_call(hello, timeout_s, command.session_id)
-        try:
-            self._first(call, timeout_s)
-        except ServerRefused:
-            if call.responses.code() not in _NOT_SEQUENCE:
-                raise
-        else:
-            return Profile.SEQUENCE
+        with contextlib.closing(self._open_channel()) as channel:
+            stub = InferenceAPIsServiceStub(channel)  # type: ignore[no-untyped-call]
+            call = self._sequence_call(hello, timeout_s, session_id=command.session_id, stub=stub)
+            try:
+                self._first(call, timeout_s)
+            except ServerRefused:
+                if call.responses.code() not in _NOT_SEQUENCE:
+                    raise
+            else:
+                return Profile.SEQUENCE
         answer = parse(self._unary(hello, timeout_s), HelloAnswer)
         return Profile.ASYNC if answer.profile == Profile.ASYNC.value else Profile.CONTINUOUS
 
@@ -173,7 +177,12 @@ class GrpcTransport:
         raise ProtocolError("the server ended the call without an answer")
 
     def _sequence_call(
-        self, command: Command, timeout_s: float, session_id: str | None = None
+        self,
+        command: Command,
+        timeout_s: float,
+        *,
+        session_id: str | None = None,
+        stub: InferenceAPIsServiceStub | None = None,
     ) -> _Call:
         sequence_id = session_id or command.session_id or NEW_SESSION
         request = self._request(command, sequence_id=sequence_id)
@@ -183,7 +192,7 @@ class GrpcTransport:
             yield request
             ended.wait()  # returning half-closes, which before the last event breaks the model for everybody
 
-        responses = self._stub.StreamPredictions2(
+        responses = (stub or self._stub).StreamPredictions2(
             requests(), timeout=timeout_s, metadata=self._metadata
         )
         return _Call(responses, ended.set, request.ByteSize())

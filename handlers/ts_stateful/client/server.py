@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import ssl
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import SplitResult, quote, urlsplit
@@ -61,10 +62,13 @@ def connect(
     parts, sent = _split(url), dict(headers or {})
     if token is not None:
         sent["Authorization"] = f"Bearer {token}"
+    proxy = not _is_loopback(str(parts.hostname))
     transport: Transport
     if parts.scheme in ("grpc", "grpcs"):
         transport = GrpcTransport(
-            _channel(parts, ca_file),
+            partial(
+                open_channel, _authority(parts), _credentials(parts, ca_file), through_proxy=proxy
+            ),
             model=model,
             metadata=[(name.lower(), value) for name, value in sent.items()],
             max_body_bytes=max_body_bytes,
@@ -77,7 +81,7 @@ def connect(
             session_header=session_header,
             max_body_bytes=max_body_bytes,
             tls=_tls(parts, ca_file),
-            through_proxy=not _is_loopback(str(parts.hostname)),
+            through_proxy=proxy,
         )
     return Server(Calls(transport, timeout_s, policy))
 
@@ -198,10 +202,7 @@ def _tls(parts: SplitResult, ca_file: str | Path | None) -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _channel(parts: SplitResult, ca_file: str | Path | None) -> grpc.Channel:
-    credentials = None
-    if parts.scheme == "grpcs":
-        trusted = Path(ca_file).read_bytes() if ca_file else None
-        credentials = grpc.ssl_channel_credentials(trusted)
-    through_proxy = not _is_loopback(str(parts.hostname))
-    return open_channel(_authority(parts), credentials, through_proxy=through_proxy)
+def _credentials(parts: SplitResult, ca_file: str | Path | None) -> grpc.ChannelCredentials | None:
+    if parts.scheme == "grpc":
+        return None
+    return grpc.ssl_channel_credentials(Path(ca_file).read_bytes() if ca_file else None)

@@ -16,7 +16,7 @@ from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.sequence import Sequence, Status, Subscriber
 from ts_stateful.engine.turns import Turns, check_number
-from ts_stateful.errors import InvalidRequest, QueueFull, SessionClosed, TurnGap
+from ts_stateful.errors import ContextTooLong, InvalidRequest, QueueFull, SessionClosed, TurnGap
 from ts_stateful.events import Submit
 from ts_stateful.protocol import Cancel, Close, Continue, Hello, Image, Info, Open, Prompt
 from ts_stateful.sessions.session import Session
@@ -26,6 +26,7 @@ __all__ = ["Commands"]
 
 # A `continue` in the continuous and sequence profiles waits for the next token, not longer.
 _SHORT_WAIT_S = 0.010
+_CHARS_PER_TOKEN = 32  # on average, at the very most
 
 
 class Commands:
@@ -78,6 +79,7 @@ class Commands:
         if command.session_id is None:
             raise InvalidRequest("name the session", field="session_id")
         self._check_images(command.images, message.attachments)
+        self._check_length(command)
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
         dialogue = self._model.text.begin(asked.system, num_images)
@@ -96,6 +98,7 @@ class Commands:
         if command.turn is not None and self._reattach(session, command.turn, message):
             return
         self._check_images(command.images, message.attachments)
+        self._check_length(command)
         waiting = sum(work.status is not Status.RUNNING for work in session.work)
         if session.busy and waiting >= self._config.frontend.max_sequence_job_queue_size:
             raise QueueFull(
@@ -110,6 +113,17 @@ class Commands:
             raise InvalidRequest("this model takes no images", field="images")
         if count > limit:
             raise InvalidRequest(f"{count} images; at most {limit} a request", field="images")
+
+    def _check_length(self, command: Open | Prompt) -> None:
+        """Refuses a text that cannot fit before it costs a tokenizer's time."""
+        field = "prompt" if isinstance(command, Prompt) else "system"
+        text = command.prompt if isinstance(command, Prompt) else command.system or ""
+        window = self._model.context_tokens
+        if len(text) > window * _CHARS_PER_TOKEN:
+            raise ContextTooLong(
+                f"{len(text)} characters cannot fit a context window of {window} tokens",
+                field=field,
+            )
 
     def _admit(self, session: Session[Context], command: Open | Prompt, message: Submit) -> None:
         sequence = Sequence(session, command, self._clock(), opens=message.opens)

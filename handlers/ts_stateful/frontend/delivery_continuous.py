@@ -6,18 +6,24 @@ the rows that have some and leaves the others out; it returns within millisecond
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ts_stateful.frontend.delivery import Batch
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Intake
-from ts_stateful.frontend.row import Response, Row
+from ts_stateful.frontend.row import Response, Row, RowKind
 from ts_stateful.frontend.wire import reply
 
 __all__ = ["ContinuousDelivery"]
 
+logger = logging.getLogger(__name__)
+
 _HEAVY_BYTES = 65_536
+_DESCRIBED_PAUSE_S = 1.0
 
 
 class ContinuousDelivery:
@@ -34,12 +40,15 @@ class ContinuousDelivery:
         *,
         wait_s: float = 0.005,
         patient_wait_s: float = 0.02,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._intake = intake
         self._inbox = inbox
         self._wait_s = wait_s
         self._patient_wait_s = patient_wait_s
+        self._sleep = sleep
         self._rows: dict[str, Row] = {}
+        self._described: str | None = None
 
     def __len__(self) -> int:
         """The number of rows in flight."""
@@ -47,7 +56,10 @@ class ContinuousDelivery:
 
     def handle(self, data: Batch, context: Any) -> list[bytes]:
         """See `Delivery`."""
-        self._drop_missing(set(context.request_ids.values()))
+        present = set(context.request_ids.values())
+        self._drop_missing(present)
+        if self._described in present:
+            self._sleep(_DESCRIBED_PAUSE_S)
         for idx, request_id in context.request_ids.items():
             # Headers and body of a row that has had a response are not sent again, so they are read once.
             if request_id not in self._rows:
@@ -72,7 +84,19 @@ class ContinuousDelivery:
         if row.done:
             del self._rows[row.request_id]
             self._intake.finish(row)
+            if row.kind is RowKind.DESCRIBE:
+                self._note_description(row.request_id)
         return response
+
+    def _note_description(self, request_id: str) -> None:
+        # TorchServe's queue gives a description out and keeps it at its head, so it comes again for ever and nothing else
+        # does. Nothing that a worker can do ends that; it can only spare the processor and the log.
+        if request_id != self._described:
+            logger.error(
+                "TorchServe is stuck behind this customized description and passes nothing else on:"
+                " register the model anew, and do not ask with customized=true in this profile"
+            )
+        self._described = request_id
 
     def _patience_s(self) -> float:
         resent = sum(row.num_bytes for row in self._rows.values() if not row.started)

@@ -7,22 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.support.fake_torchserve import (
+
+from tests.support.fake_dispatcher import (
     EXPIRES,
-    HTTP,
     ID,
     UNTIL,
-    ContinuousFrontend,
-    Job,
     ScriptedDispatcher,
     Submitted,
     accepted,
-    grpc_job,
     last,
     part,
     refused,
 )
-
+from tests.support.fake_torchserve import HTTP, ContinuousFrontend, Job, grpc_job
 from ts_stateful.config import Profile
 from ts_stateful.events import Event
 from ts_stateful.frontend.delivery_continuous import ContinuousDelivery
@@ -238,3 +235,23 @@ def test_rows_keep_no_more_than_is_in_flight() -> None:
         server.frontend.round(Job(f"r{number}", _PROMPT))
     server.check_empty()
     assert not any(isinstance(value, Row) for value in vars(server.delivery).values())
+
+
+def test_a_description_that_comes_again_and_again_is_paced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """TorchServe never takes it off its queue: a defect that a worker can only report."""
+    pauses_s: list[float] = []
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox, lambda s: [last(s.request_id, {"sessions": 1})])
+    delivery = ContinuousDelivery(
+        dispatcher.intake(Profile.CONTINUOUS), inbox, wait_s=0, sleep=pauses_s.append
+    )
+    frontend = ContinuousFrontend(delivery.handle)
+    for _ in range(3):
+        dispatcher.submitted.clear()
+        job = grpc_job("d", inputs={}, headers={"describe": "True", "Host": "x"})
+        frontend.round(job)
+        assert job.messages == [{"sessions": 1}]
+    assert pauses_s == [1.0, 1.0]
+    assert caplog.text.count("register the model anew") == 1

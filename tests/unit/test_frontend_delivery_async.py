@@ -9,30 +9,35 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from tests.support.fake_torchserve import (
+
+from tests.support.fake_dispatcher import (
     EXPIRES,
     ID,
     UNTIL,
-    Job,
-    Prediction,
     ScriptedDispatcher,
     Submitted,
     accepted,
-    grpc_job,
     last,
     part,
     refused,
+)
+from tests.support.fake_torchserve import (
+    AsyncService,
+    Job,
+    Prediction,
+    grpc_job,
     torchserve_service,
 )
-
-from ts.async_service import AsyncService
 from ts_stateful.config import Profile
 from ts_stateful.events import Event
 from ts_stateful.frontend.delivery_async import AsyncDelivery, AsyncMailbox
 
 _PROMPT = {"prompt": "hi", "session_id": "s"}
 _STREAM = {**_PROMPT, "stream": True}
-_PUSHED = {"data": b'{"prompt": "hi", "session_id": "s", "stream": true}', "rpc": b"StreamPredictions"}
+_PUSHED = {
+    "data": b'{"prompt": "hi", "session_id": "s", "stream": true}',
+    "rpc": b"StreamPredictions",
+}
 
 
 class Server:
@@ -123,7 +128,9 @@ def test_a_unary_call_gets_one_message() -> None:
     jobs = [grpc_job("a", _STREAM, unary=True), grpc_job("b", _PROMPT, unary=True)]
     run(server.serve(*jobs))
     assert [job.messages for job in jobs] == [[{"text": "hello"}]] * 2
-    assert not any(getattr(s.command, "stream", False) for s in server.dispatcher.submitted.values())
+    assert not any(
+        getattr(s.command, "stream", False) for s in server.dispatcher.submitted.values()
+    )
 
 
 def test_a_pushed_call_gets_event_by_event() -> None:
@@ -151,7 +158,12 @@ def test_requests_run_side_by_side() -> None:
         while len(server.dispatcher.submitted) < 2:
             await asyncio.sleep(0)
         events = [part("long", "a"), last("short", {"text": "b"}), last("long", {"text": "c"})]
-        thread = threading.Thread(target=lambda: [server.mailbox.post(event) for event in events])
+
+        def read() -> None:
+            for event in events:
+                server.mailbox.post(event)
+
+        thread = threading.Thread(target=read)
         thread.start()
         await serving
         thread.join()

@@ -6,23 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.support.fake_torchserve import (
+
+from tests.support.fake_dispatcher import (
     EXPIRES,
-    HTTP,
     ID,
     START,
     UNTIL,
-    Job,
     ScriptedDispatcher,
-    SequenceFrontend,
     Submitted,
     accepted,
-    grpc_job,
     last,
     part,
     refused,
 )
-
+from tests.support.fake_torchserve import HTTP, Job, SequenceFrontend, grpc_job
 from ts_stateful.config import Profile
 from ts_stateful.events import Event
 from ts_stateful.frontend.delivery_sequence import SequenceDelivery
@@ -161,7 +158,7 @@ def test_a_row_that_has_begun_over_http_carries_on_unseen() -> None:
     http, call = Job("http", _STREAM), grpc_job("call", _STREAM)
     short = Job("short", {"type": "info", "session_id": "s"})
     assert server.batch(short, call, http)[:2] == [["http"], ["short", "http"]]
-    assert call.messages[0] == {}
+    assert server.frontend.messages[2:] == [["http", "call"], ["call"]]
     assert http.body == b'data: {"text": ""}\n\n'
 
 
@@ -209,7 +206,9 @@ def test_silence_is_broken_before_the_worker_is_killed_for_it(job: Job, beats: l
 def test_one_beat_is_enough_for_all() -> None:
     """And it comes from the row that it costs least."""
     server = Server(
-        (1, accepted("http")), (_HEARTBEAT_S * 1.5, last("http")), (_HEARTBEAT_S * 1.6, last("call"))
+        (1, accepted("http")),
+        (_HEARTBEAT_S * 1.5, last("http")),
+        (_HEARTBEAT_S * 1.6, last("call")),
     )
     http, call = Job("http", _STREAM), grpc_job("call", _PROMPT)
     messages = server.batch(call, http)

@@ -1,0 +1,104 @@
+"""Speaking to a server with nothing of ours in between: plain HTTP and plain gRPC."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+
+from tests.e2e.server import ROOT
+from ts_stateful.pb import inference_pb2, inference_pb2_grpc
+from ts_stateful.torchserve import TorchServe
+
+__all__ = ["DEADLINE_S", "HEADER", "SCENE", "SCENE_BASE64", "Speaker", "error_of"]
+
+SCENE = ROOT / "examples" / "shapes" / "scene.png"  # a red circle, a blue square, a yellow triangle
+SCENE_BASE64 = base64.b64encode(SCENE.read_bytes()).decode()
+HEADER = "ts_request_sequence_id"
+DEADLINE_S = 60.0
+
+
+def error_of(document: Mapping[str, Any]) -> tuple[str, int]:
+    """Code and status of an error body."""
+    error = document["error"]
+    return error["code"], error["status"]
+
+
+class Speaker:
+    """A client of one server."""
+
+    def __init__(self, server: TorchServe) -> None:
+        self.server = server
+        self.url = f"{server.http_url}/predictions/chat"
+        self.http = httpx.Client(timeout=DEADLINE_S, trust_env=False)
+
+    def post(
+        self, document: Any = None, *, session: str | None = None, **options: Any
+    ) -> httpx.Response:
+        """One request over HTTP; `content`, `files` and `headers` as httpx has them."""
+        headers = dict(options.pop("headers", {}))
+        if session is not None:
+            headers[HEADER] = session
+        if document is not None:
+            options["json"] = document
+        return self.http.post(self.url, headers=headers, **options)
+
+    def ask(self, document: Any, *, session: str | None = None) -> dict[str, Any]:
+        """The JSON answer of a request that must succeed."""
+        response = self.post(document, session=session)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def open(self, **fields: Any) -> str:
+        """Opens a session on the demo scene; returns its id."""
+        document = {"type": "open", "images": [{"base64": SCENE_BASE64}], **fields}
+        return str(self.ask(document)["session_id"])
+
+    def events(self, document: Any, *, session: str | None = None) -> Iterator[dict[str, Any]]:
+        """The server-sent events of a streamed prompt, as they come."""
+        headers = {} if session is None else {HEADER: session}
+        with self.http.stream("POST", self.url, json=document, headers=headers) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            for line in response.iter_lines():
+                if line:
+                    assert line.startswith("data: ")
+                    yield json.loads(line.removeprefix("data: "))
+
+    @contextmanager
+    def stub(self) -> Iterator[inference_pb2_grpc.InferenceAPIsServiceStub]:
+        """The raw gRPC service."""
+        with grpc.insecure_channel(self.server.grpc_url.removeprefix("grpc://")) as channel:
+            yield inference_pb2_grpc.InferenceAPIsServiceStub(channel)
+
+    @staticmethod
+    def message(
+        document: Any, *, session: str | None = None, **inputs: bytes
+    ) -> inference_pb2.PredictionsRequest:
+        """A gRPC request with a JSON document."""
+        return inference_pb2.PredictionsRequest(
+            model_name="chat",
+            input={"data": json.dumps(document).encode(), **inputs},
+            sequence_id=session,
+        )
+
+    def engine(self) -> dict[str, Any]:
+        """The engine's figures, by TorchServe's describe call."""
+        url = f"{self.server.management_url}/models/chat?customized=true"
+        (described,) = self.http.get(url).json()
+        figures: dict[str, Any] = described["customizedMetadata"]
+        return figures
+
+    def worker_pid(self) -> int:
+        """The process of TorchServe's worker."""
+        (worker,) = self.server.describe()["workers"]
+        pid = int(worker["pid"])
+        assert psutil.pid_exists(pid)
+        return pid

@@ -1,0 +1,416 @@
+"""Whatever a client sends: a clear answer, and everybody else goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import PIL.Image
+import pytest
+
+from tests.e2e.speak import DEADLINE_S, HEADER, SCENE, SCENE_BASE64, Speaker, error_of
+from tests.support.pictures import png_base64
+from ts_stateful.torchserve import TorchServe
+
+
+@pytest.fixture
+def speaker(continuous_server: TorchServe) -> Iterator[Speaker]:
+    """A client of the shared server; after each test an innocent session must go on, with the same two processes."""
+    speaker = Speaker(continuous_server)
+    innocent = speaker.open()
+    asked = speaker.ask({"prompt": "What color is the circle?"}, session=innocent)
+    assert asked["text"] == "red"
+    before = speaker.engine()["engine_pid"], speaker.worker_pid()
+    yield speaker
+    assert speaker.ask({"prompt": "And the square?"}, session=innocent)["text"] == "blue"
+    assert (speaker.engine()["engine_pid"], speaker.worker_pid()) == before
+    speaker.ask({"type": "close"}, session=innocent)
+    speaker.http.close()
+
+
+@pytest.fixture
+def session(speaker: Speaker) -> Iterator[str]:
+    """A session that the test may mistreat."""
+    name = speaker.open()
+    yield name
+    speaker.post({"type": "close"}, session=name)
+
+
+JSON = {"Content-Type": "application/json"}
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [
+        pytest.param(b"hello", JSON, id="not json"),
+        pytest.param(b"", JSON, id="empty"),
+        pytest.param(b"[1, 2]", JSON, id="an array"),
+        pytest.param(b'"text"', JSON, id="a string"),
+        pytest.param(b"{'prompt': 'x'}", JSON, id="python"),
+        pytest.param(b'{"prompt": "x", "prompt": "y"}', JSON, id="duplicate keys"),
+        pytest.param(b'{"prompt": "x", "temperature": NaN}', JSON, id="NaN"),
+        pytest.param(b'{"prompt": "x", "temperature": Infinity}', JSON, id="Infinity"),
+        pytest.param(b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", JSON, id="5000 digits"),
+        pytest.param(DEEP.encode(), JSON, id="deep"),
+        pytest.param(b'{"prompt": ' + DEEP.encode() + b"}", JSON, id="deep inside"),
+        pytest.param(b'{"prompt": "\xff\xfe"}', JSON, id="not utf-8"),
+        pytest.param(b'{"prompt": "\\ud800"}', JSON, id="half a surrogate pair"),
+        pytest.param(b"\x00" * 100, {"Content-Type": "application/octet-stream"}, id="zeros"),
+        pytest.param(b"{}", {"Content-Type": "text/plain"}, id="empty object"),
+    ],
+)
+def test_malformed_bodies_are_refused(
+    speaker: Speaker, content: bytes, headers: dict[str, str]
+) -> None:
+    """400 with a code, whatever the body is."""
+    response = speaker.post(content=content, headers=headers)
+    assert response.status_code == 400
+    assert error_of(response.json()) == ("invalid_request", 400)
+
+
+def test_curls_default_encoding_is_explained(speaker: Speaker) -> None:
+    """`curl -d` without a header sends a form; the message says what to add."""
+    response = speaker.post(data={'{"prompt": "Hello"}': ""})
+    assert response.status_code == 400
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"type": "dance"}, "type"),
+        ({"type": ["open"]}, "type"),
+        ({"prompt": "x", "max_tokens": 5}, "max_tokens"),
+        ({"prompt": 5}, "prompt"),
+        ({"type": "prompt"}, "prompt"),
+        ({"prompt": "x", "max_new_tokens": -1}, "max_new_tokens"),
+        ({"prompt": "x", "max_new_tokens": 0}, "max_new_tokens"),
+        ({"prompt": "x", "max_new_tokens": 1e9}, "max_new_tokens"),
+        ({"prompt": "x", "temperature": -1}, "temperature"),
+        ({"prompt": "x", "top_p": 2}, "top_p"),
+        ({"prompt": "x", "top_k": -3}, "top_k"),
+        ({"prompt": "x", "seed": -1}, "seed"),
+        ({"prompt": "x", "stop": ["x"] * 10_000}, "stop"),
+        ({"prompt": "x", "stop": [""]}, "stop[...]"),
+        ({"prompt": "x", "stream": "yes"}, "stream"),
+        ({"prompt": "x", "turn": 0}, "turn"),
+        ({"prompt": "x", "images": [{"path": "/etc/passwd"}]}, "images[0].path"),
+        ({"prompt": "x", "images": [{}]}, "images[0]"),
+        ({"prompt": "x", "images": [{"base64": SCENE_BASE64}] * 9}, "images"),
+        ({"type": "open", "ttl_s": -5}, "ttl_s"),
+        ({"type": "open", "session_id": "a/../b"}, "session_id"),
+        ({"type": "open", "session_id": "x" * 300}, "session_id"),
+        ({"type": "open", "session_id": "a;b"}, "session_id"),
+        ({"type": "info"}, "session_id"),
+    ],
+)
+def test_wrong_fields_are_named(speaker: Speaker, document: dict[str, Any], field: str) -> None:
+    """400, and `field` says which."""
+    response = speaker.post(document)
+    assert response.status_code == 400
+    assert response.json()["error"]["field"] == field
+
+
+def test_a_body_of_ten_megabytes_is_refused(speaker: Speaker, session: str) -> None:
+    """No prompt is that long; the window decides before any work."""
+    response = speaker.post({"prompt": "x" * 10_000_000}, session=session)
+    assert error_of(response.json()) == ("context_too_long", 413)
+
+
+def test_a_body_beyond_the_transports_limit_is_refused(speaker: Speaker) -> None:
+    """TorchServe itself answers 413 to what is larger than `max_request_size`."""
+    response = speaker.post(content=b"x" * 34_000_000, headers=JSON)
+    assert response.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "code"),
+    [
+        ("never-opened", 404, "session_not_found"),
+        ("None", 404, "session_not_found"),
+        ("null", 404, "session_not_found"),
+    ],
+)
+def test_unknown_sessions_are_not_found(
+    speaker: Speaker, name: str, status: int, code: str
+) -> None:
+    """Also where the id looks like nothing at all."""
+    response = speaker.post({"type": "info"}, session=name)
+    assert error_of(response.json()) == (code, status)
+    assert response.status_code == status
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a;b", "a,b", "a/b", "a b", "../x", "ä".encode()])
+def test_ids_of_a_wrong_form_are_refused(speaker: Speaker, name: Any) -> None:
+    """In the header as in the body."""
+    response = speaker.post({"type": "info"}, headers={HEADER: name})
+    assert error_of(response.json()) == ("invalid_request", 400)
+
+
+def test_header_and_body_must_agree(speaker: Speaker, session: str) -> None:
+    """Two different sessions in one request are none."""
+    response = speaker.post({"type": "info", "session_id": "other"}, session=session)
+    assert error_of(response.json()) == ("session_id_mismatch", 400)
+
+
+@pytest.mark.parametrize("header", [HEADER.upper(), HEADER.lower(), "Ts_Request_Sequence_Id"])
+def test_the_header_is_found_in_any_case(speaker: Speaker, session: str, header: str) -> None:
+    """Proxies change the case of names."""
+    response = speaker.post({"type": "info"}, headers={header: session})
+    assert response.json()["session_id"] == session
+
+
+def test_two_values_of_the_header_are_refused(speaker: Speaker, session: str) -> None:
+    """Unless they say the same."""
+    both = [(HEADER, session), (HEADER.upper(), "other"), ("Content-Type", "application/json")]
+    response = speaker.http.post(speaker.url, content=b'{"type": "info"}', headers=both)
+    assert response.status_code in (200, 400)  # the frontend may pass one value on
+    if response.status_code == 400:
+        assert error_of(response.json()) == ("session_id_mismatch", 400)
+
+
+def test_headers_of_the_frontend_are_not_the_clients(speaker: Speaker, session: str) -> None:
+    """Start, end and cancel headers that a client sends do nothing."""
+    for name in ("start", "end", "cancel"):
+        response = speaker.post(
+            {"type": "info"}, session=session, headers={f"ts_request_sequence_{name}": "true"}
+        )
+        assert response.json()["session_id"] == session
+
+
+def test_expired_and_closed_sessions_say_so(speaker: Speaker) -> None:
+    """Two different 410s; an expired session is not revived."""
+    closed = speaker.open()
+    speaker.ask({"type": "close"}, session=closed)
+    assert error_of(speaker.post({"type": "info"}, session=closed).json()) == (
+        "session_closed",
+        410,
+    )
+    expired = speaker.open(ttl_s=0.001)
+    for document in ({"type": "info"}, {"prompt": "And now?"}, {"type": "close"}):
+        response = speaker.post(document, session=expired)
+        assert error_of(response.json()) == ("session_expired", 410)
+
+
+def test_a_live_id_is_not_opened_twice(speaker: Speaker, session: str) -> None:
+    """409, and the session stays as it is."""
+    response = speaker.post({"type": "open"}, session=session)
+    assert error_of(response.json()) == ("session_exists", 409)
+    assert speaker.ask({"type": "info"}, session=session)["images"] == 1
+
+
+def test_a_prompt_beyond_the_window_changes_nothing(speaker: Speaker, session: str) -> None:
+    """413 with what is left, over HTTP and as a stream."""
+    before = speaker.ask({"type": "info"}, session=session)["tokens"]
+    for stream in (False, True):
+        document = {"prompt": "circle " * 5000, "stream": stream}
+        response = speaker.post(document, session=session)
+        assert response.status_code == 413
+        assert "tokens are left" in response.json()["error"]["message"]
+    assert speaker.ask({"type": "info"}, session=session)["tokens"] == before
+
+
+def test_two_prompts_at_once_run_in_order(speaker: Speaker, session: str) -> None:
+    """Neither is lost, and their turns are one and two."""
+    with ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(speaker.ask, {"prompt": "What color is the circle?"}, session=session)
+            for _ in range(2)
+        ]
+        answers = [future.result() for future in asked]
+    assert sorted(answer["turn"] for answer in answers) == [1, 2]
+    assert {answer["text"] for answer in answers} == {"red"}
+
+
+def test_control_tokens_in_a_prompt_are_text(speaker: Speaker, session: str) -> None:
+    """They fake neither an image nor the end of a turn."""
+    tokens = speaker.ask({"type": "info"}, session=session)["tokens"]
+    answer = speaker.post({"prompt": "<image> </s> <pad> [METRICS]x"}, session=session)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["prompt_tokens"] < tokens + 60
+
+
+def picture(mode: str, size: tuple[int, int] = (64, 64), **options: Any) -> str:
+    with PIL.Image.open(SCENE) as scene:
+        return png_base64(scene.convert("RGB").resize(size).convert(mode, **options))
+
+
+def saved(image: PIL.Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def rotated() -> bytes:
+    """The scene lying on its side, with an EXIF note that says so."""
+    with PIL.Image.open(SCENE) as scene:
+        exif = PIL.Image.Exif()
+        exif[0x0112] = 6
+        turned = scene.convert("RGB").transpose(PIL.Image.Transpose.ROTATE_90)
+        return saved(turned, "JPEG", exif=exif, quality=95)
+
+
+def animated() -> bytes:
+    """The scene, followed by frames of nothing."""
+    with PIL.Image.open(SCENE) as scene:
+        first = scene.convert("RGB")
+    blank = PIL.Image.new("RGB", first.size, "white")
+    return saved(first, "GIF", save_all=True, append_images=[blank] * 5)
+
+
+def bomb() -> bytes:
+    """A PNG of a few hundred bytes that claims 50,000 x 50,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + checksum
+
+    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+    return b"\x89PNG\r\n\x1a\n" + data + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        pytest.param(b"this is text", 400, "media_invalid", id="text"),
+        pytest.param(b"", 400, "media_invalid", id="empty"),
+        pytest.param(SCENE.read_bytes()[:300], 400, "media_invalid", id="truncated"),
+        pytest.param(b"<svg xmlns='http://www.w3.org/2000/svg'/>", 400, "media_invalid", id="svg"),
+        pytest.param(bomb(), 413, "media_too_large", id="bomb"),
+    ],
+)
+def test_what_is_no_image_is_refused(speaker: Speaker, data: bytes, status: int, code: str) -> None:
+    """With the field, without a word of the library that found out; no session comes of it."""
+    sessions = speaker.engine()["sessions_open"]
+    response = speaker.post(
+        files={"data": (None, '{"type": "open"}', "application/json"), "file": ("x", data)}
+    )
+    assert response.status_code == status
+    assert error_of(response.json()) == (code, status)
+    assert response.json()["error"]["field"] == "files[0]"
+    assert speaker.engine()["sessions_open"] == sessions
+
+
+@pytest.mark.parametrize("text", ["", "!!!!", "QUJD=", "data:image/png;base64,AAAA", "Zm9v"])
+def test_base64_that_is_no_image_is_refused(speaker: Speaker, text: str) -> None:
+    """Wrong letters, wrong padding, or right ones of something else."""
+    response = speaker.post({"type": "open", "images": [{"base64": text}]})
+    assert error_of(response.json()) == ("media_invalid", 400)
+    assert response.json()["error"]["field"] == "images[0].base64"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: picture("RGB", (1, 1)), id="1x1"),
+        pytest.param(lambda: picture("RGB", (1, 2000)), id="1x2000"),
+        pytest.param(lambda: picture("L"), id="grayscale"),
+        pytest.param(lambda: picture("LA"), id="grayscale with alpha"),
+        pytest.param(lambda: picture("1"), id="bilevel"),
+        pytest.param(lambda: picture("I;16"), id="16 bit"),
+    ],
+)
+def test_odd_images_are_taken(speaker: Speaker, make: Callable[[], str]) -> None:
+    """They are images, if strange ones."""
+    session = speaker.open(images=[{"base64": make()}])
+    assert "text" in speaker.ask({"prompt": "How many shapes are there?"}, session=session)
+    speaker.ask({"type": "close"}, session=session)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: picture("RGBA", (320, 240)), id="rgba"),
+        pytest.param(lambda: picture("P", (320, 240)), id="palette"),
+    ],
+)
+def test_other_modes_show_the_same_picture(speaker: Speaker, make: Callable[[], str]) -> None:
+    """The model sees what a person would see."""
+    session = speaker.open(images=[{"base64": make()}])
+    assert speaker.ask({"prompt": "What color is the circle?"}, session=session)["text"] == "red"
+    assert speaker.ask({"prompt": "And the square?"}, session=session)["text"] == "blue"
+    speaker.ask({"type": "close"}, session=session)
+
+
+@pytest.mark.parametrize(
+    "data", [pytest.param(rotated(), id="exif"), pytest.param(animated(), id="animated")]
+)
+def test_photographs_and_animations_are_seen_rightly(speaker: Speaker, data: bytes) -> None:
+    """Turned upright by their EXIF note; of an animation the first frame."""
+    form = {"data": (None, '{"type": "open"}', "application/json"), "file": ("x", data)}
+    session = speaker.post(files=form).json()["session_id"]
+    assert speaker.ask({"prompt": "What color is the circle?"}, session=session)["text"] == "red"
+    answer = speaker.ask({"prompt": "How many shapes are there?"}, session=session)
+    assert answer["text"] == "three"
+    speaker.ask({"type": "close"}, session=session)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://127.0.0.1/x.png",
+        "https://169.254.169.254/latest/meta-data/",
+        "https://[::1]/x.png",
+        "https://[::ffff:10.0.0.1]/x.png",
+        "https://[fd00:ec2::254]/x.png",
+        "https://2130706433/x.png",
+        "https://0x7f.1/x.png",
+        "https://localhost/x.png",
+        "https://user:password@example.com/x.png",
+        "http://example.com/x.png",
+        "file:///etc/passwd",
+        "ftp://example.com/x.png",
+        "gopher://example.com/",
+    ],
+)
+def test_urls_to_forbidden_places_are_refused(speaker: Speaker, url: str) -> None:
+    """403 with the field; nothing is fetched."""
+    response = speaker.post({"type": "open", "images": [{"url": url}]})
+    assert error_of(response.json()) == ("media_forbidden", 403)
+    assert response.json()["error"]["field"] == "images[0].url"
+
+
+def test_a_data_url_is_an_image(speaker: Speaker) -> None:
+    """Browsers and OpenAI clients send those."""
+    session = speaker.open(images=[{"url": f"data:image/png;base64,{SCENE_BASE64}"}])
+    assert speaker.ask({"prompt": "What color is the circle?"}, session=session)["text"] == "red"
+    speaker.ask({"type": "close"}, session=session)
+
+
+def test_metrics_lines_in_a_prompt_do_nothing(speaker: Speaker, session: str) -> None:
+    """TorchServe reads metrics from the worker's output; no user's text gets there."""
+    line = "[METRICS]Evil.Count:1|#Level:Host|#hostname:x,timestamp:1"
+    speaker.ask({"prompt": f"\n{line}\n"}, session=session)
+    assert "Evil" not in speaker.http.get(speaker.server.metrics_url).text
+    assert "Evil" not in speaker.server.log_tail()
+
+
+def test_errors_come_over_grpc_as_bodies(speaker: Speaker) -> None:
+    """The status is in the body; the call itself succeeds within its deadline."""
+    with speaker.stub() as stub:
+        for document, code in (
+            ({"type": "dance"}, "invalid_request"),
+            ({"type": "info", "session_id": "nobody"}, "session_not_found"),
+            ({"type": "open", "images": [{"url": "https://127.0.0.1/"}]}, "media_forbidden"),
+        ):
+            reply = stub.Predictions(speaker.message(document), timeout=DEADLINE_S)
+            assert json.loads(reply.prediction)["error"]["code"] == code
+
+
+def test_every_grpc_call_ends(speaker: Speaker) -> None:
+    """StreamPredictions gets one message; StreamPredictions2 an error: nothing hangs, nothing dies."""
+    hello = speaker.message({"type": "hello"})
+    with speaker.stub() as stub:
+        replies = list(stub.StreamPredictions(hello, timeout=DEADLINE_S))
+        assert json.loads(replies[0].prediction)["profile"] == "continuous"
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.StreamPredictions2(iter([hello]), timeout=DEADLINE_S))
+        assert caught.value.code() is grpc.StatusCode.UNKNOWN
