@@ -18,7 +18,20 @@ from transformers import LlavaProcessor
 
 from blank_model import ASSISTANT, BEGIN, END, IMAGE, IMAGE_TOKENS, PAD, SYSTEM, UNKNOWN, USER
 from dialogues import Ask, Question, answers, random_dialogue
-from scenes import COLORS, KINDS, PALETTE, SEEN_SIDE, Rgb, Scene, draw, random_scene
+from scenes import (
+    COLORS,
+    KINDS,
+    MAX_SIDE,
+    MIN_SIDE,
+    PALETTE,
+    SEEN_SIDE,
+    Rgb,
+    Scene,
+    draw,
+    random_canvas,
+    random_scene,
+    random_side,
+)
 
 IGNORED: Final = -100  # the label of a token that the model need not predict
 
@@ -36,9 +49,9 @@ MIX: Final[Mapping[Ask, float]] = {
     Ask.COLOR: 2,
     Ask.WHICH: 2,
     Ask.EXISTS: 1,
-    Ask.IT: 4,
-    Ask.AND: 2.5,
-    Ask.ASKED: 1,
+    Ask.IT: 3,
+    Ask.AND: 3,
+    Ask.ASKED: 1.5,
 }
 
 
@@ -73,12 +86,25 @@ def draw_gallery(processor: LlavaProcessor, count: int, rng: random.Random) -> G
     pixels = np.empty((count, 3, SEEN_SIDE, SEEN_SIDE), dtype=np.uint8)
     scenes = []
     for index in tqdm(range(count), desc="drawing", unit="scene"):
-        scene = random_scene(rng)
+        scene = random_scene(rng, _canvas(rng))
         image = draw(scene, {name: _shade(rng, color) for name, color in PALETTE.items()})
         seen = processor.image_processor(image, do_rescale=False, do_normalize=False)
         pixels[index] = seen["pixel_values"][0]
         scenes.append(scene)
     return Gallery(scenes, torch.from_numpy(pixels))
+
+
+def _canvas(rng: random.Random) -> tuple[int, int]:
+    """Mostly the proportions of pictures, which are learned first, but slim ones often enough."""
+    match rng.choices(("picture", "any", "slim"), (5, 3, 2))[0]:
+        case "any":
+            return random_canvas(rng)
+        case "picture":
+            side = random_side(rng)
+            return side, random_side(rng, max(MIN_SIDE, side // 2), min(MAX_SIDE, side * 2))
+    long = random_side(rng, 4 * MIN_SIDE)
+    slim = long, random_side(rng, MIN_SIDE, long // 4)
+    return slim if rng.random() < 0.5 else slim[::-1]
 
 
 def _shade(rng: random.Random, color: Rgb) -> Rgb:

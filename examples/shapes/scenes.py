@@ -100,14 +100,11 @@ def random_scene(rng: random.Random, canvas: tuple[int, int] | None = None) -> S
 
 
 def random_canvas(rng: random.Random) -> tuple[int, int]:
-    """Width and height in pixels: mostly the proportions of pictures, now and then any."""
-    width = _random_side(rng, MIN_SIDE, MAX_SIDE)
-    if rng.random() < 0.25:
-        return width, _random_side(rng, MIN_SIDE, MAX_SIDE)
-    return width, _random_side(rng, max(MIN_SIDE, width // 2), min(MAX_SIDE, width * 2))
+    """Width and height in pixels, each by itself, so proportions are anything up to 1 : 16."""
+    return random_side(rng), random_side(rng)
 
 
-def _random_side(rng: random.Random, low: int, high: int) -> int:
+def random_side(rng: random.Random, low: int = MIN_SIDE, high: int = MAX_SIDE) -> int:
     """A side in pixels, as likely between 64 and 128 as between 512 and 1,024."""
     return round(math.exp(rng.uniform(math.log(low), math.log(high))))
 

@@ -1,6 +1,6 @@
 """Train the shapes model from nothing: `python examples/shapes/train.py --out FOLDER`.
 
-Four stages, because everything jointly from scratch gets stuck: the vision tower with a throw-away
+Three stages, because everything jointly from scratch gets stuck: the vision tower with a throw-away
 head that names each kind's color; then, with the tower frozen, the text model on single questions
 about colors; then on whole dialogues.
 """
@@ -51,10 +51,10 @@ class Stage:
     rate: float
 
 
-SEE: Final = Stage("1 see", 2000, 128, 1.5e-3)
+SEE: Final = Stage("1 see", 3500, 128, 1.5e-3)
 NAME: Final = Stage("2 name", 200, 64, 2e-3)
-TALK: Final = Stage("3 talk", 1400, 64, 1.2e-3)
-NUM_SCENES: Final = 20_000
+TALK: Final = Stage("3 talk", 1000, 64, 1.2e-3)
+NUM_SCENES: Final = 30_000
 WARM_UP_STEPS: Final = 50
 
 

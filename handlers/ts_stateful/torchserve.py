@@ -92,6 +92,11 @@ class TorchServe:
         return f"http://{HOST}:{self.ports.management}"
 
     @property
+    def metrics_url(self) -> str:
+        """TorchServe's metrics, in Prometheus's format under /metrics."""
+        return f"http://{HOST}:{self.ports.metrics}"
+
+    @property
     def grpc_url(self) -> str:
         """Where inference calls go, as `ts_stateful.client.connect` takes it."""
         return f"grpc://{HOST}:{self.ports.grpc}"

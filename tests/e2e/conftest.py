@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
 from tests.e2e.server import profile_server
+from tests.e2e.speak import Speaker
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
@@ -44,6 +45,20 @@ def async_server(
 ) -> Iterator[TorchServe]:
     """The same in the async profile."""
     yield from _shared(Profile.ASYNC, tmp_path_factory, pytestconfig)
+
+
+@pytest.fixture
+def speak() -> Iterator[Callable[[TorchServe], Speaker]]:
+    """Makes clients of plain HTTP and gRPC, and closes them."""
+    speakers: list[Speaker] = []
+
+    def make(server: TorchServe) -> Speaker:
+        speakers.append(Speaker(server))
+        return speakers[-1]
+
+    yield make
+    for speaker in speakers:
+        speaker.http.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,6 +14,7 @@ from ts_stateful.torchserve import TorchServe
 __all__ = ["ROOT", "SHAPES_MODEL", "log_path", "pack", "profile_server"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+
 SHAPES_MODEL = ROOT / "examples" / "shapes" / "model"
 START_TIMEOUT_S = 90.0  # within the time limit of the first test that asks for a server
 

@@ -76,7 +76,7 @@ class Speaker:
     def stub(self) -> Iterator[inference_pb2_grpc.InferenceAPIsServiceStub]:
         """The raw gRPC service."""
         with grpc.insecure_channel(self.server.grpc_url.removeprefix("grpc://")) as channel:
-            yield inference_pb2_grpc.InferenceAPIsServiceStub(channel)
+            yield inference_pb2_grpc.InferenceAPIsServiceStub(channel)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def message(
@@ -102,3 +102,7 @@ class Speaker:
         pid = int(worker["pid"])
         assert psutil.pid_exists(pid)
         return pid
+
+    def metrics(self) -> str:
+        """What TorchServe's metrics endpoint says."""
+        return self.http.get(f"http://127.0.0.1:{self.server.ports.metrics}/metrics").text

@@ -20,9 +20,11 @@ from ts_stateful.torchserve import TorchServe
 
 
 @pytest.fixture
-def speaker(continuous_server: TorchServe) -> Iterator[Speaker]:
+def speaker(
+    continuous_server: TorchServe, speak: Callable[[TorchServe], Speaker]
+) -> Iterator[Speaker]:
     """A client of the shared server; after each test an innocent session must go on, with the same two processes."""
-    speaker = Speaker(continuous_server)
+    speaker = speak(continuous_server)
     innocent = speaker.open()
     asked = speaker.ask({"prompt": "What color is the circle?"}, session=innocent)
     assert asked["text"] == "red"
@@ -31,7 +33,6 @@ def speaker(continuous_server: TorchServe) -> Iterator[Speaker]:
     assert speaker.ask({"prompt": "And the square?"}, session=innocent)["text"] == "blue"
     assert (speaker.engine()["engine_pid"], speaker.worker_pid()) == before
     speaker.ask({"type": "close"}, session=innocent)
-    speaker.http.close()
 
 
 @pytest.fixture
@@ -389,7 +390,7 @@ def test_metrics_lines_in_a_prompt_do_nothing(speaker: Speaker, session: str) ->
     """TorchServe reads metrics from the worker's output; no user's text gets there."""
     line = "[METRICS]Evil.Count:1|#Level:Host|#hostname:x,timestamp:1"
     speaker.ask({"prompt": f"\n{line}\n"}, session=session)
-    assert "Evil" not in speaker.http.get(speaker.server.metrics_url).text
+    assert "Evil" not in speaker.metrics()
     assert "Evil" not in speaker.server.log_tail()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -32,11 +32,9 @@ def server(request: pytest.FixtureRequest) -> TorchServe:
 
 
 @pytest.fixture
-def speaker(server: TorchServe) -> Iterator[Speaker]:
+def speaker(server: TorchServe, speak: Callable[[TorchServe], Speaker]) -> Speaker:
     """Plain HTTP and gRPC to that server."""
-    speaker = Speaker(server)
-    yield speaker
-    speaker.http.close()
+    return speak(server)
 
 
 @pytest.mark.parametrize("transport", ["grpc", "http"])
@@ -108,9 +106,11 @@ def test_the_body_alone_may_name_the_session(speaker: Speaker) -> None:
     assert (answer["text"], answer["session_id"]) == ("three", name)
 
 
-def test_unary_grpc_is_pulled(continuous_server: TorchServe) -> None:
+def test_unary_grpc_is_pulled(
+    continuous_server: TorchServe, speak: Callable[[TorchServe], Speaker]
+) -> None:
     """In the continuous profile the first answer comes at once, the rest by `continue`."""
-    speaker = Speaker(continuous_server)
+    speaker = speak(continuous_server)
     with speaker.stub() as stub:
 
         def call(document: dict[str, object]) -> dict[str, object]:

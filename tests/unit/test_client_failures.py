@@ -228,18 +228,6 @@ def test_the_limit_can_be_raised(fake: FakeSessions, time: FakeTime) -> None:
     assert len(fake.of_kind("open")[0]["images"][0]["base64"]) > 6_553_500
 
 
-def test_a_smaller_limit_of_the_server_is_named(fake: FakeSessions, time: FakeTime) -> None:
-    """A request that only the server finds too large fails with the same exception, and is not repeated."""
-    if fake.profile == "http":
-        pytest.skip("over HTTP TorchServe answers 413")
-    with (
-        connected(fake, time, max_body_bytes=40_000_000) as server,
-        pytest.raises(RequestTooLarge, match="max_request_size"),
-    ):
-        server.open(images=[bytes(20_000_000)])
-    assert time.slept == []
-
-
 def test_the_token_is_sent(fake: FakeSessions, time: FakeTime) -> None:
     """TorchServe's token and headers of the caller go with every request."""
     with connected(fake, time, token="secret", headers={"X-Trace": "7"}) as server:
@@ -281,6 +269,21 @@ def test_a_cancel_that_fails_raises_nothing(server: Server, fake: FakeSessions) 
         fake.fail("cancel", Fault(error=InternalError("no")))
         reply.close()
         assert reply.finish_reason is None
+
+
+def test_a_count_that_cannot_be_asked_for_is_an_error(
+    server: Server, fake: FakeSessions, time: FakeTime
+) -> None:
+    """After a failed turn the count is asked for, and if that fails nothing of the prompt is sent."""
+    with server.open() as session:
+        fake.fail("prompt", Fault(error=InternalError("one")))
+        with pytest.raises(InternalError, match="one"):
+            session.ask("Hello")
+        fake.fail("info", Fault(error=InternalError("two")))
+        with pytest.raises(InternalError, match="two"):
+            session.ask("Hello")
+        assert len(fake.of_kind("prompt")) == 1
+        assert session.ask("Hello") == reply_to("Hello")
 
 
 def test_the_error_trees_are_apart() -> None:

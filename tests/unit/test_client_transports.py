@@ -12,7 +12,13 @@ import pytest
 from tests.support.fake_client import FakeTime, connected
 from tests.support.fake_servers import grpc_server, http_server
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
-from ts_stateful.client import ProtocolError, ServerRefused, ServerUnreachable, connect
+from ts_stateful.client import (
+    ProtocolError,
+    RequestTooLarge,
+    ServerRefused,
+    ServerUnreachable,
+    connect,
+)
 from ts_stateful.errors import SessionNotFound
 
 
@@ -109,6 +115,27 @@ def test_torchserves_error_over_grpc_is_named() -> None:
         server.hello()
     assert caught.value.status == 500
     assert caught.value.kind is None
+
+
+@pytest.mark.parametrize("profile", ["continuous", "async", "sequence"])
+def test_a_smaller_limit_of_the_server_is_named(profile: str) -> None:
+    """A request that only the server finds too large fails with the same exception, and is not repeated."""
+    fake, time = FakeSessions(profile=profile), FakeTime()
+    with (
+        connected(fake, time, max_body_bytes=40_000_000) as server,
+        pytest.raises(RequestTooLarge, match="max_request_size"),
+    ):
+        server.open(images=[bytes(20_000_000)])
+    assert time.slept == []
+
+
+def test_an_end_without_a_reason_is_no_end() -> None:
+    """An answer that has no more to say but not how the turn ended is not one of the protocol."""
+    fake = FakeSessions(profile="http")
+    with connected(fake, FakeTime()) as server, server.open() as session:
+        fake.fail("prompt", Fault(status=200, body=b'{"text": "a", "more": false}'))
+        with pytest.raises(ProtocolError, match="how the turn ended"):
+            session.ask("Hello")
 
 
 def test_a_page_over_http_is_named() -> None:

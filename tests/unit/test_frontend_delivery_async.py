@@ -157,19 +157,17 @@ def test_requests_run_side_by_side() -> None:
         serving = asyncio.ensure_future(server.serve(long, short))
         while len(server.dispatcher.submitted) < 2:
             await asyncio.sleep(0)
-        events = [part("long", "a"), last("short", {"text": "b"}), last("long", {"text": "c"})]
-
-        def read() -> None:
-            for event in events:
-                server.mailbox.post(event)
-
-        thread = threading.Thread(target=read)
+        thread = threading.Thread(target=server.mailbox.post, args=(last("short", {"text": "b"}),))
+        server.mailbox.post(part("long", "a"))
         thread.start()
-        await serving
+        while not server.freed:
+            await asyncio.sleep(0)
         thread.join()
+        assert server.freed == ["short"]
+        server.mailbox.post(last("long", {"text": "c"}))
+        await serving
 
     run(play())
-    assert server.freed == ["short", "long"]
     assert long.messages == [{"text": "a"}, {"text": "c"}]
 
 

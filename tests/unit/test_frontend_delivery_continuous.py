@@ -201,20 +201,36 @@ class _Waits(Inbox):
         self.waits_s.append(timeout_s)
 
 
-def test_big_bodies_that_are_sent_again_are_asked_for_less_often() -> None:
-    """Until the first response to their row; small ones keep the wait short, so that others can join."""
+def waiting() -> tuple[_Waits, ContinuousFrontend]:
+    """A frontend whose calls wait one second, and five when they are patient."""
     inbox = _Waits()
-    dispatcher = ScriptedDispatcher(inbox)
-    delivery = ContinuousDelivery(
-        dispatcher.intake(Profile.CONTINUOUS), inbox, wait_s=1, patient_wait_s=5
-    )
-    frontend = ContinuousFrontend(delivery.handle)
-    frontend.round(Job("small", _PROMPT))
+    intake = ScriptedDispatcher(inbox).intake(Profile.CONTINUOUS)
+    delivery = ContinuousDelivery(intake, inbox, wait_s=1, patient_wait_s=5)
+    return inbox, ContinuousFrontend(delivery.handle)
+
+
+def test_big_bodies_that_are_sent_again_are_asked_for_less_often() -> None:
+    """Until the first response to their row."""
+    inbox, frontend = waiting()
     frontend.round(Job("big", {**_PROMPT, "images": [{"base64": "A" * 100_000}]}))
     inbox.post(accepted("big"))
     frontend.round()
     frontend.round()
-    assert inbox.waits_s == [1, 5, 5, 1]
+    assert inbox.waits_s == [5, 5, 1]
+
+
+def test_calls_wait_longer_while_nothing_happens() -> None:
+    """An event or a new request makes them short again."""
+    inbox, frontend = waiting()
+    frontend.round(Job("a", _PROMPT))
+    for _ in range(4):
+        frontend.round()
+    inbox.post(accepted("a"))
+    frontend.round()
+    frontend.round()
+    frontend.round()
+    frontend.round(Job("b", _PROMPT))
+    assert inbox.waits_s == [1, 2, 4, 5, 5, 5, 1, 2, 1]
 
 
 def test_headers_of_the_client_do_not_come_back() -> None:

@@ -124,10 +124,11 @@ class Chat:
             self._session = self._server.open(images=self._images, system=self._system)
             self._images.clear()
         reply = self._session.prompt(line, images=self._images, **self._options)
-        started_at, first_s = self._clock(), 0.0
+        started_at = self._clock()
+        first_s: float | None = None
         try:
-            for number, piece in enumerate(reply):
-                if number == 0:
+            for piece in reply:
+                if first_s is None:
                     first_s = self._clock() - started_at
                 self._terminal.text(piece)
         except KeyboardInterrupt:  # by now the reply has cancelled its turn
@@ -142,12 +143,12 @@ class Chat:
                 self._session.close()
 
 
-def _figures(reply: Reply, first_s: float) -> str:
+def _figures(reply: Reply, first_s: float | None) -> str:
     if reply.usage is None:
         return f"[{reply.finish_reason or 'interrupted'}]"
     usage = reply.usage
     figures = (
-        f"{1000 * first_s:.0f} ms to the first piece",
+        "no text" if first_s is None else f"{1000 * first_s:.0f} ms to the first piece",
         f"{usage.completion_tokens} tokens",
         f"{usage.prompt_tokens_details.cached_tokens} of {usage.prompt_tokens} cached",
     )

@@ -1,27 +1,20 @@
 """A connection to one model of one server: where sessions are opened.
 
-Owns addresses and what a connection is made of.
+Owns what a caller says about a connection, and the opening of sessions.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import ssl
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import SplitResult, quote, urlsplit
-
-import grpc
 
 from ts_stateful.answers import HelloAnswer, Opened, Usage
+from ts_stateful.client.addresses import grpc_transport, http_transport, parse_address
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import MAX_BODY_BYTES
 from ts_stateful.client.images import ImageSource, wire_images
-from ts_stateful.client.rest import HttpTransport
 from ts_stateful.client.retry import RetryPolicy
-from ts_stateful.client.rpc import GrpcTransport, Profile, open_channel
 from ts_stateful.client.session import Session
 from ts_stateful.client.transport import Transport
 from ts_stateful.errors import SessionExists
@@ -30,7 +23,6 @@ from ts_stateful.session_ids import check_session_id, new_session_id
 
 __all__ = ["Server", "connect"]
 
-_DEFAULT_PORTS = {"grpc": 7070, "grpcs": 443, "http": 8080, "https": 443}
 _DEFAULT_POLICY = RetryPolicy()
 
 
@@ -59,29 +51,23 @@ def connect(
     """
     if timeout_s <= 0:
         raise ValueError(f"timeout_s must be positive, not {timeout_s}")
-    parts, sent = _split(url), dict(headers or {})
+    sent = dict(headers or {})
     if token is not None:
         sent["Authorization"] = f"Bearer {token}"
-    proxy = not _is_loopback(str(parts.hostname))
+    address = parse_address(url)
     transport: Transport
-    if parts.scheme in ("grpc", "grpcs"):
-        transport = GrpcTransport(
-            partial(
-                open_channel, _authority(parts), _credentials(parts, ca_file), through_proxy=proxy
-            ),
-            model=model,
-            metadata=[(name.lower(), value) for name, value in sent.items()],
-            max_body_bytes=max_body_bytes,
-            profile=None if profile is None else Profile(profile),
+    if address.is_grpc:
+        transport = grpc_transport(
+            address, model, sent, max_body_bytes=max_body_bytes, ca_file=ca_file, profile=profile
         )
     else:
-        transport = HttpTransport(
-            _endpoint(parts, model),
-            headers=sent,
-            session_header=session_header,
+        transport = http_transport(
+            address,
+            model,
+            sent,
             max_body_bytes=max_body_bytes,
-            tls=_tls(parts, ca_file),
-            through_proxy=proxy,
+            ca_file=ca_file,
+            header=session_header,
         )
     return Server(Calls(transport, timeout_s, policy))
 
@@ -161,48 +147,3 @@ class Server:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _split(url: str) -> SplitResult:
-    parts = urlsplit(url)
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
-        raise ValueError(f"{url!r} is not a URL like grpc://127.0.0.1:7070 or https://host")
-    if parts.username or parts.query or parts.fragment:
-        raise ValueError(f"a server's URL has neither user, query nor fragment: {parts.hostname}")
-    if parts.scheme.startswith("grpc") and parts.path.strip("/"):
-        raise ValueError(f"a gRPC URL has no path: {url!r}")
-    _ = parts.port  # raises for what is no port
-    return parts
-
-
-def _authority(parts: SplitResult) -> str:
-    host = str(parts.hostname)
-    port = parts.port if parts.port is not None else _DEFAULT_PORTS[parts.scheme]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _endpoint(parts: SplitResult, model: str) -> str:
-    path = parts.path.rstrip("/")
-    if not path.endswith("/invocations"):  # what SageMaker has instead of a path per model
-        path += f"/predictions/{quote(model, safe='')}"
-    return f"{parts.scheme}://{_authority(parts)}{path}"
-
-
-def _tls(parts: SplitResult, ca_file: str | Path | None) -> ssl.SSLContext:
-    if parts.scheme == "https":
-        return ssl.create_default_context(cafile=ca_file)
-    # Trusts nobody, as nobody will be asked; loading the system's certificates takes longer than a request.
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _credentials(parts: SplitResult, ca_file: str | Path | None) -> grpc.ChannelCredentials | None:
-    if parts.scheme == "grpc":
-        return None
-    return grpc.ssl_channel_credentials(Path(ca_file).read_bytes() if ca_file else None)

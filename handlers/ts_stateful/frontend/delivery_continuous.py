@@ -29,8 +29,9 @@ _DESCRIBED_PAUSE_S = 1.0
 class ContinuousDelivery:
     """Holds the rows in flight between calls.
 
-    A new request joins between two calls, so a call waits at most `wait_s`. The body of a row that has had no response yet
-    is sent again with every call; when those are big, a call waits up to `patient_wait_s`.
+    A new request joins between two calls, so a call waits for `wait_s` at most. Every call costs TorchServe's frontend work,
+    though: while nothing happens calls wait longer and longer, up to `patient_wait_s`; and that long from the beginning if
+    bodies are big, since the body of a row without a response is sent again with every call.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ContinuousDelivery:
         self._wait_s = wait_s
         self._patient_wait_s = patient_wait_s
         self._sleep = sleep
+        self._quiet_s = wait_s
         self._rows: dict[str, Row] = {}
         self._described: str | None = None
 
@@ -60,12 +62,12 @@ class ContinuousDelivery:
         self._drop_missing(present)
         if self._described in present:
             self._sleep(_DESCRIBED_PAUSE_S)
-        for idx, request_id in context.request_ids.items():
+        new = [idx for idx, name in context.request_ids.items() if name not in self._rows]
+        for idx in new:
             # Headers and body of a row that has had a response are not sent again, so they are read once.
-            if request_id not in self._rows:
-                headers = context.get_all_request_header(idx)
-                self._rows[request_id] = self._intake.take(request_id, data[idx], headers)
-        self._inbox.wait(self._patience_s())
+            request_id, headers = context.request_ids[idx], context.get_all_request_header(idx)
+            self._rows[request_id] = self._intake.take(request_id, data[idx], headers)
+        self._inbox.wait(self._patience_s(quiet=not new))
         responses = {}
         for idx, request_id in context.request_ids.items():
             response = self._collect(self._rows[request_id])
@@ -79,7 +81,10 @@ class ContinuousDelivery:
             self._intake.drop(self._rows.pop(request_id))
 
     def _collect(self, row: Row) -> Response | None:
-        row.add(self._inbox.take(row.request_id))
+        events = self._inbox.take(row.request_id)
+        if events:
+            self._quiet_s = self._wait_s
+        row.add(events)
         response = self._intake.attempt(row.request_id, partial(row.next, hold=True))
         if row.done:
             del self._rows[row.request_id]
@@ -94,10 +99,14 @@ class ContinuousDelivery:
         if request_id != self._described:
             logger.error(
                 "TorchServe is stuck behind this customized description and passes nothing else on:"
-                " register the model anew, and do not ask with customized=true in this profile"
+                " restart it or register the model anew; do not ask with customized=true in this profile"
             )
         self._described = request_id
 
-    def _patience_s(self) -> float:
+    def _patience_s(self, *, quiet: bool) -> float:
         resent = sum(row.num_bytes for row in self._rows.values() if not row.started)
-        return self._patient_wait_s if resent > _HEAVY_BYTES else self._wait_s
+        if resent > _HEAVY_BYTES:
+            return self._patient_wait_s
+        wait_s = self._quiet_s if quiet else self._wait_s
+        self._quiet_s = min(2 * wait_s, self._patient_wait_s)  # for the next call, if nothing comes
+        return wait_s
