@@ -267,15 +267,23 @@ class TorchServe:
         except (OSError, ValueError, subprocess.TimeoutExpired):
             pass  # not started yet, gone already, or hung: the group gets SIGKILL
 
-    def _end_engines(self) -> None:
-        """Engines would end by themselves now that TorchServe is gone; asks them to, and kills one that does not."""
-        temporary = str(self._home / "tmp") if self._home is not None else None
-        engines = []
+    def engines(self) -> list[psutil.Process]:
+        """The engine processes of this server."""
+        home = str(self._home / "tmp") if self._home is not None else None
+        found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if temporary and process.environ().get("TMPDIR") == temporary:
-                    process.terminate()
-                    engines.append(process)
+                ours = home is not None and process.environ().get("TMPDIR") == home
+                if ours and "ts_stateful.process.engine_main" in process.cmdline():
+                    found.append(process)
+        return found
+
+    def _end_engines(self) -> None:
+        """Engines would end by themselves now that TorchServe is gone; asks them to, and kills one that does not."""
+        engines = self.engines()
+        for process in engines:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
         _, stuck = psutil.wait_procs(engines, timeout=_ENGINES_STOP_S)
         for process in stuck:
             with contextlib.suppress(psutil.NoSuchProcess):

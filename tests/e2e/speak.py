@@ -89,12 +89,17 @@ class Speaker:
             sequence_id=session,
         )
 
-    def engine(self) -> dict[str, Any]:
-        """The engine's figures, by TorchServe's describe call."""
-        url = f"{self.server.management_url}/models/chat?customized=true"
-        (described,) = self.http.get(url).json()
-        figures: dict[str, Any] = described["customizedMetadata"]
-        return figures
+    def engine_pid(self) -> int:
+        """The process that holds the model and the sessions."""
+        (engine,) = self.server.engines()
+        return int(engine.pid)
+
+    def figure(self, name: str) -> float:
+        """One of the gauges at TorchServe's metrics endpoint; they follow within seconds."""
+        for line in self.metrics().splitlines():
+            if line.startswith(f"{name}{{"):
+                return float(line.rpartition(" ")[2])
+        raise KeyError(name)
 
     def worker_pid(self) -> int:
         """The process of TorchServe's worker."""

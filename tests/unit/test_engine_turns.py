@@ -193,6 +193,23 @@ def test_a_dropped_turn_can_be_taken_up_again(harness: Harness) -> None:
     assert "replayed" not in answer
 
 
+def test_time_stands_still_while_the_worker_is_away(harness: Harness) -> None:
+    """Nobody can come back then; when it is back, clients have `reattachSec` again."""
+    harness.engine.drop(harness.submit(ask(max_new_tokens=400)))
+    harness.pump()
+    harness.engine.set_away(True)
+    harness.clock.now += 50
+    harness.engine.tick()
+    assert harness.engine.busy
+    harness.engine.set_away(False)
+    harness.clock.now += 9
+    harness.engine.tick()
+    assert harness.engine.busy
+    harness.clock.now += 1
+    harness.engine.tick()
+    assert not harness.engine.busy
+
+
 def test_cancel_ends_the_turn_and_keeps_its_text(harness: Harness) -> None:
     """What was generated is committed with `finish_reason` `cancelled`."""
     request = harness.submit(ask(max_new_tokens=300))

@@ -7,7 +7,7 @@ Owns the classes for transport and protocol failures. The errors that a server a
     │   └── StreamStalled      connected, but silent for longer than allowed   (retryable)
     ├── DeadlineExceeded       no answer within the deadline
     ├── RequestTooLarge        more bytes than the server's transport takes; nothing was sent
-    ├── ServerRefused          TorchServe itself or a proxy answered           (retryable if it says "overloaded")
+    ├── ServerRefused          TorchServe itself or a proxy answered           (retryable if it says "overloaded" or "worker died")
     └── ProtocolError          an answer that is not of this protocol
 """
 
@@ -66,7 +66,8 @@ class ServerRefused(ClientError):
         super().__init__(message)
         self.status = status
         self.kind = kind
-        self.retryable = status in (429, 502, 503, 504)
+        # TorchServe's own words for a worker that it starts again: the sessions outlive it.
+        self.retryable = status in (429, 502, 503, 504) or "Worker died" in message
 
 
 class ProtocolError(ClientError):

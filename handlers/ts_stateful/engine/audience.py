@@ -28,6 +28,7 @@ class Audience:
         self._clock = clock
         self._requests: dict[str, Sequence] = {}
         self._unfinished: set[Sequence] = set()
+        self._away = False
 
     def __len__(self) -> int:
         """The number of turns that are not done."""
@@ -67,14 +68,23 @@ class Audience:
         for sequence in list(self._unfinished):
             for waiter in [w for w in sequence.waiters if now >= w.deadline]:
                 self._answer(sequence, waiter)
+        if self._away:
+            return []
         return [s for s in self._unfinished if now - (s.orphaned_at or now) >= self._reattach_s]
 
     def next_deadline(self) -> float | None:
         """The clock's time at which `tick` has something to do, or None."""
-        marks = (s.orphaned_at for s in self._unfinished)
+        marks = (None if self._away else s.orphaned_at for s in self._unfinished)
         orphans = (mark + self._reattach_s for mark in marks if mark is not None)
         waiters = (waiter.deadline for s in self._unfinished for waiter in s.waiters)
         return min(itertools.chain(orphans, waiters), default=None)
+
+    def set_away(self, away: bool) -> None:
+        """Says whether nobody can come back because the worker is away; then the time of waiting does not run."""
+        if self._away and not away:
+            for sequence in self._unfinished:
+                self._mark_orphan(sequence)
+        self._away = away
 
     def started(self, sequence: Sequence) -> None:
         """The turn runs."""

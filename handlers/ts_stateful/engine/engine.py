@@ -28,6 +28,7 @@ from ts_stateful.engine.sequence import Sequence, Status
 from ts_stateful.engine.turns import LoadImages, Turns
 from ts_stateful.errors import OutOfMemory, StatefulError, TurnGap
 from ts_stateful.events import Describe, Event, Submit
+from ts_stateful.figures import Figures
 from ts_stateful.protocol import Open, Prompt
 from ts_stateful.sessions.table import Limits, SessionTable
 
@@ -78,7 +79,9 @@ class Engine:
         """Takes a request; every request gets exactly one terminal event, now or later."""
         try:
             if isinstance(message.command, Describe):
-                self._outbox.answer(message.request_id, self._describe())
+                uptime_s = self._clock() - self._started_at
+                document = reports.describe(self._config, self.figures(), uptime_s)
+                self._outbox.answer(message.request_id, document)
             else:
                 self._commands.handle(message)
         except StatefulError as error:
@@ -90,6 +93,10 @@ class Engine:
     def drop(self, request_id: str) -> None:
         """The client of this request is gone."""
         self._audience.drop(request_id)
+
+    def set_away(self, away: bool) -> None:
+        """Says whether the worker is away; turns then wait for their clients until it is back."""
+        self._audience.set_away(away)
 
     def tick(self) -> None:
         """Does what is due by the clock: expiry, turns that nobody waits for, `continue`s that have waited enough."""
@@ -190,14 +197,16 @@ class Engine:
         else:
             self._audience.progressed(sequence)
 
-    def _describe(self) -> dict[str, object]:
-        return reports.describe(
-            self._config,
-            self._model,
-            self.table,
-            uptime_s=round(self._clock() - self._started_at, 3),
+    def figures(self) -> Figures:
+        """What this engine holds and has done."""
+        vision = self._model.vision
+        return Figures(
+            sessions_open=len(self.table),
             turns_in_progress=len(self._audience),
+            device_bytes=self.table.device_bytes,
+            host_bytes=self.table.host_bytes,
             tokens_generated=self._num_tokens,
+            images_encoded=vision.num_encoded if vision else 0,
         )
 
 

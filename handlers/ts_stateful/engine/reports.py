@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from msgspec import structs
+
 from ts_stateful.answers import HelloAnswer, ServerLimits, SessionInfo
 from ts_stateful.config import Config
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
+from ts_stateful.figures import Figures
 from ts_stateful.sessions.session import Session
-from ts_stateful.sessions.table import SessionTable
 from ts_stateful.version import __version__
 
 __all__ = ["describe", "hello", "info"]
@@ -62,16 +64,11 @@ def info(session: Session[Context], outbox: Outbox, now: float) -> SessionInfo:
     )
 
 
-def describe(
-    config: Config, model: Model, table: SessionTable[Context], **counters: float
-) -> dict[str, Any]:
-    """The figures of an engine, for TorchServe's management API: no session is named."""
+def describe(config: Config, figures: Figures, uptime_s: float) -> dict[str, Any]:
+    """An engine for TorchServe's management API."""
     return {
         "engine_pid": os.getpid(),
-        "sessions_open": len(table),
+        "uptime_s": round(uptime_s, 3),
         "sessions_max": config.frontend.max_sessions,
-        "device_bytes": table.device_bytes,
-        "host_bytes": table.host_bytes,
-        "images_encoded": model.vision.num_encoded if model.vision else 0,
-        **counters,
+        **structs.asdict(figures),
     }

@@ -19,6 +19,7 @@ from ts_stateful.frontend.delivery import Batch, Delivery
 from ts_stateful.frontend.delivery_async import AsyncDelivery, AsyncMailbox
 from ts_stateful.frontend.delivery_continuous import ContinuousDelivery
 from ts_stateful.frontend.delivery_sequence import SequenceDelivery
+from ts_stateful.frontend.gauges import Gauges
 from ts_stateful.frontend.headers import HeaderNames, check_header_names
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Dispatching, Intake
@@ -53,6 +54,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
             model_name=context.model_name,
             model_dir=Path(context.system_properties["model_dir"]),
             on_event=mailbox.post,
+            on_figures=Gauges(context.metrics, context.model_name).publish,
         )
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)

@@ -20,6 +20,7 @@ from lru import LRU
 
 from ts_stateful.config import Config, HandlerConfig
 from ts_stateful.events import EngineCommand, Event, Submit
+from ts_stateful.figures import Figures
 from ts_stateful.process.link import EngineLink, Timeouts
 from ts_stateful.process.spec import EngineSpec, runtime_folder
 from ts_stateful.process.supervisor import Supervisor
@@ -36,7 +37,8 @@ class Dispatcher:
     """All engines of one worker.
 
     `on_event` is called from other threads, once with a `LAST` event for every request that was submitted and not dropped.
-    `frontend_pid` is TorchServe's process, which a worker has as its parent.
+    `on_figures` gets the figures of all engines together, every second or so. `frontend_pid` is TorchServe's process, which a
+    worker has as its parent.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class Dispatcher:
         model_name: str,
         model_dir: Path,
         on_event: Callable[[Event], None],
+        on_figures: Callable[[Figures], None] = lambda figures: None,
         frontend_pid: int | None = None,
     ) -> None:
         self._links: list[EngineLink] = []
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
+        self._on_figures = on_figures
         names = devices(config.handler)
         frontend_pid = frontend_pid or os.getppid()
         folder = runtime_folder(frontend_pid, model_name, str(model_dir), dict(document))
@@ -122,6 +126,7 @@ class Dispatcher:
         while not self._stop.wait(_WATCH_S):
             for link in self._links:
                 link.watch()
+            self._on_figures(sum((link.figures for link in self._links), Figures()))
 
 
 def devices(settings: HandlerConfig) -> list[str]:

@@ -132,15 +132,17 @@ class EngineProcess:
             self._owners.pop(message.request_id, None)
             self._engine.drop(message.request_id)
         elif isinstance(message, Ping):
-            channel.send(Pong(len(self._engine.table)))
+            channel.send(Pong(self._engine.figures()))
         elif isinstance(message, Attach):
             self._channels.add(channel)
+            self._engine.set_away(False)
             ids = tuple(session.session_id for session in self._engine.table)
             channel.send(Attached(os.getpid(), ids))
 
     def _closed(self, channel: Channel) -> None:
         self._channels.discard(channel)
         self._alone_since = time.monotonic()
+        self._engine.set_away(not self._channels)
         for request_id in [rid for rid, owner in self._owners.items() if owner is channel]:
             del self._owners[request_id]
             self._engine.drop(request_id)

@@ -18,6 +18,7 @@ import msgspec
 from ts_stateful.answers import encode
 from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError
 from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.figures import Figures
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
 from ts_stateful.process.supervisor import EngineDied, Supervisor
@@ -71,6 +72,7 @@ class EngineLink:
         self._down_since: float | None = clock()
         self._last_sign = clock()
         self._closing = False
+        self.figures = Figures()
         self.num_sessions = 0  # open there, as far as is known here
 
     def connect(self) -> None:
@@ -157,10 +159,11 @@ class EngineLink:
             self.num_sessions = len(message.session_ids)
             self._on_attached(message.session_ids)
         elif isinstance(message, Pong):
+            self.figures = message.figures
             with self._lock:
                 # What was opened since the ping is not in this number; until it is answered, the own count is better.
                 if not any(request.message.opens for request in self._in_flight.values()):
-                    self.num_sessions = message.num_sessions
+                    self.num_sessions = message.figures.sessions_open
 
     def _lost(self, channel: Channel) -> None:
         with self._lock:
@@ -169,6 +172,7 @@ class EngineLink:
             self._channel = None
             self._down_since = self._clock()
             self.num_sessions = 0
+            self.figures = Figures()
             for request in self._in_flight.values():
                 request.deaths += request.sent
                 request.sent = False

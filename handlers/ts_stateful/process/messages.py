@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from ts_stateful.events import Describe, Event, EventKind, Submit
+from ts_stateful.figures import Figures
 
 __all__ = [
     "Attach",
@@ -54,9 +55,9 @@ class Attached(Struct, frozen=True, tag="attached"):
 
 
 class Pong(Struct, frozen=True, tag="pong"):
-    """Engine to worker: the answer to `Ping`, with the sessions open and the room left."""
+    """Engine to worker: the answer to `Ping`."""
 
-    num_sessions: int = 0
+    figures: Figures
 
 
 ToEngine = Attach | Submit | Drop | Ping

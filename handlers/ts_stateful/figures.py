@@ -1,0 +1,24 @@
+"""The figures of an engine, or of several together.
+
+Owns what operators may watch; no session is named. Engines count, workers publish.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, structs
+
+__all__ = ["Figures"]
+
+
+class Figures(Struct, frozen=True):
+    """Sessions and turns now, bytes held now by tier, tokens and images since the engine's start."""
+
+    sessions_open: int = 0
+    turns_in_progress: int = 0
+    device_bytes: int = 0
+    host_bytes: int = 0
+    tokens_generated: int = 0
+    images_encoded: int = 0
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))
