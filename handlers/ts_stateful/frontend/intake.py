@@ -103,7 +103,7 @@ class Intake:
     def finish(self, row: Row) -> None:
         """The last response of a row is on its way."""
         self._mailbox.forget(row.request_id)
-        logger.info(
+        logger.debug(
             "request %s: %d, %.1f ms, %d bytes in, %d bytes out",
             _short(row.request_id),
             row.status,
