@@ -64,7 +64,7 @@ class HandlerConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     trust_remote_code: bool = False
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
-    threads: Annotated[int, Meta(ge=0)] = 0  # of the engine on a CPU; 0: torch's own choice
+    threads: Annotated[int, Meta(ge=0)] = 0  # of an engine on a CPU; 0: torch's choice, one for a small model
     engines: Literal["auto"] | _Count = "auto"
     engine_linger_sec: _Positive = (
         60.0  # an engine whose worker is gone waits this long for the next

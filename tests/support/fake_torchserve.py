@@ -233,3 +233,27 @@ class SequenceFrontend:
         self._take(decode(self._service.predict([job.request() for job in jobs])))
         assert self._over, "the batch is not over"
         assert all(job.ended for job in jobs), "a job was never answered"
+
+
+class MetricLog:
+    """What a worker's metrics cache is asked for, and what is written to it."""
+
+    def __init__(self) -> None:
+        self.units: dict[str, str] = {}
+        self.values: dict[str, list[tuple[float, list[str]]]] = {}
+
+    def add_metric_to_cache(
+        self, metric_name: str, unit: str, dimension_names: list[str], metric_type: object
+    ) -> _MetricOfLog:
+        """Names a metric."""
+        self.units[metric_name] = unit
+        self.values[metric_name] = []
+        return _MetricOfLog(self.values[metric_name])
+
+
+class _MetricOfLog:
+    def __init__(self, values: list[tuple[float, list[str]]]) -> None:
+        self._values = values
+
+    def add_or_update(self, value: float, dimension_values: list[str]) -> None:
+        self._values.append((value, dimension_values))

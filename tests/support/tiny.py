@@ -28,6 +28,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from ts_stateful.engine.model import Model, build_model
 
+torch.set_num_threads(1)  # these models are too small to gain from more, and tests share the machine
+
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and then it asks what color the sky is.",
     "How many shapes are there? There are three shapes: a circle, a square and a triangle.",

@@ -36,6 +36,10 @@ def code(document: dict[str, Any]) -> str:
     return str(error["code"])
 
 
+def busy(harness: Harness) -> bool:
+    return harness.engine.busy
+
+
 def ask(text: str = "Hello", **fields: Any) -> Prompt:
     return Prompt(
         session_id="s", prompt=text, **{"max_new_tokens": 12, "ignore_eos": True, **fields}
@@ -174,10 +178,10 @@ def test_continue_keeps_a_pulled_turn_alive(harness: Harness) -> None:
         harness.submit(Continue(session_id="s", turn=1))
         harness.clock.now += 0.02
         harness.engine.tick()
-    assert harness.engine.busy
+    assert busy(harness)
     harness.clock.now += 10.1
     harness.engine.tick()
-    assert not harness.engine.busy
+    assert not busy(harness)
     gone = harness.ask(Continue(session_id="s", turn=1))
     assert "rolled back" in gone["error"]["message"]
 
@@ -200,14 +204,14 @@ def test_time_stands_still_while_the_worker_is_away(harness: Harness) -> None:
     harness.engine.set_away(True)
     harness.clock.now += 50
     harness.engine.tick()
-    assert harness.engine.busy
+    assert busy(harness)
     harness.engine.set_away(False)
     harness.clock.now += 9
     harness.engine.tick()
-    assert harness.engine.busy
+    assert busy(harness)
     harness.clock.now += 1
     harness.engine.tick()
-    assert not harness.engine.busy
+    assert not busy(harness)
 
 
 def test_cancel_ends_the_turn_and_keeps_its_text(harness: Harness) -> None:

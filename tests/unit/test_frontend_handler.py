@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 
 from tests.support.fake_dispatcher import ScriptedDispatcher, last
-from tests.support.fake_torchserve import Context, ContinuousFrontend, Job, SequenceFrontend
+from tests.support.fake_torchserve import (
+    Context,
+    ContinuousFrontend,
+    Job,
+    MetricLog,
+    SequenceFrontend,
+)
 from ts_stateful.config import Config, ConfigError
 from ts_stateful.events import Event
+from ts_stateful.figures import Figures
 from ts_stateful.frontend.delivery_async import AsyncDelivery
 from ts_stateful.frontend.delivery_continuous import ContinuousDelivery
 from ts_stateful.frontend.delivery_sequence import SequenceDelivery
@@ -63,6 +70,7 @@ class _Handler(SessionHandler):
         model_name: str,
         model_dir: Path,
         on_event: Callable[[Event], None],
+        on_figures: Callable[[Figures], None],
     ) -> ScriptedDispatcher:
         self.started = {"document": document, "model_name": model_name, "model_dir": model_dir}
         return ScriptedDispatcher(_Mailbox(on_event), lambda s: [last(s.request_id, {"a": 1})])
@@ -71,7 +79,9 @@ class _Handler(SessionHandler):
 def initialized(document: dict[str, Any]) -> _Handler:
     handler = _Handler()
     handler.initialize(
-        Context("chat", "/models/chat", None, 1, None, "0.12.0", model_yaml_config=document)
+        Context(
+            "chat", "/models/chat", None, 1, None, "0.12.0", metrics=MetricLog(), model_yaml_config=document
+        )
     )
     return handler
 

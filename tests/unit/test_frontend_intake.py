@@ -81,7 +81,7 @@ def test_a_defect_becomes_the_rows_answer_with_an_id_that_the_log_has(
 
 def test_logs_have_hashes_sizes_and_durations(caplog: pytest.LogCaptureFixture) -> None:
     """Never an id in full, never a prompt."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     dispatcher = ScriptedDispatcher(Inbox())
     intake = dispatcher.intake(Profile.CONTINUOUS)
     row = intake.take("request-1", body({"prompt": _SECRET}), HTTP)

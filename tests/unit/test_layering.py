@@ -130,9 +130,9 @@ def test_only_the_entry_of_the_engine_process_imports_the_engine() -> None:
 
 
 def test_messages_know_only_the_protocol() -> None:
-    """The messages between worker and engine are made of client requests and nothing else."""
+    """The messages between worker and engine are made of requests, events and figures, and nothing else."""
     own = {name for name in _imports("ts_stateful.process.messages") if name.startswith(_PACKAGE)}
-    assert own <= {"ts_stateful.protocol", "ts_stateful.events"}
+    assert own <= {"ts_stateful.protocol", "ts_stateful.events", "ts_stateful.figures"}
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -48,6 +48,11 @@ class Model:
     eos_ids: frozenset[int]
 
     @property
+    def num_parameters(self) -> int:
+        """How many weights it has."""
+        return int(self.network.num_parameters())
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return torch.device(self.network.device)

@@ -42,6 +42,7 @@ __all__ = ["EngineProcess", "main"]
 logger = logging.getLogger("ts_stateful.engine")
 
 _ALREADY_RUNNING = 75  # exit status (EX_TEMPFAIL): another engine holds the lock
+_SMALL_MODEL = 10_000_000  # parameters
 _WATCH_S = 1.0  # how often the frontend is looked after
 
 
@@ -60,6 +61,7 @@ class EngineProcess:
         self.stopping = False
         self.frontend_gone = False
         model = load_model(self._settings, Path(spec.model_dir), torch.device(spec.device))
+        _set_threads(self._settings.threads, model.num_parameters)
         self._engine = Engine(
             model,
             config,
@@ -156,6 +158,12 @@ class EngineProcess:
             owner.send(event)
 
 
+def _set_threads(count: int, num_parameters: int) -> None:
+    """The threads of a forward pass: for a small model, handing work to a second one costs more than it saves."""
+    if count or num_parameters < _SMALL_MODEL:
+        torch.set_num_threads(count or 1)
+
+
 def _alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
@@ -178,8 +186,6 @@ def main(spec_path: str) -> int:
         config = load_config(spec.document)
         frontend = msgspec.structs.replace(config.frontend, max_num_sequence=spec.max_sessions)
         config = msgspec.structs.replace(config, frontend=frontend)
-        if config.handler.threads:
-            torch.set_num_threads(config.handler.threads)
         process = EngineProcess(spec, config)
 
         def stop(*_: object) -> None:

@@ -92,6 +92,8 @@ class Supervisor:
     def stop(self) -> None:
         """Ends an attempt to connect; a running engine is left to the next worker."""
         self._stopping.set()
+        if self._process is not None and self._process.poll() is None:
+            self._process.returncode = 0  # not ours any more: it must not be waited for, nor warned about
 
     def _try_connect(self) -> socket.socket | None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
