@@ -72,11 +72,13 @@ class EngineLink:
         self._down_since: float | None = clock()
         self._last_sign = clock()
         self._closing = False
+        self._attached = threading.Event()
         self.figures = Figures()
         self.num_sessions = 0  # open there, as far as is known here
 
     def connect(self) -> None:
         """Starts or finds the engine and attaches to it; raises `EngineDied` if it cannot."""
+        self._attached.clear()
         connection = self._supervisor.connect()
         channel: Channel = Channel(
             connection,
@@ -92,6 +94,8 @@ class EngineLink:
             channel.send(Attach(self._pid))
             for request in self._in_flight.values():
                 self._send(request)
+        # Before anything is asked of it, its sessions must be known: they decide which engine is asked.
+        self._attached.wait(self._timeouts.heartbeat_s)
 
     def submit(self, message: Submit) -> None:
         """Sends a request, or keeps it until the engine is back."""
@@ -158,6 +162,7 @@ class EngineLink:
             self._supervisor.engine_pid = message.engine_pid
             self.num_sessions = len(message.session_ids)
             self._on_attached(message.session_ids)
+            self._attached.set()
         elif isinstance(message, Pong):
             self.figures = message.figures
             with self._lock:
