@@ -34,6 +34,8 @@ from ts_stateful.sessions.table import Limits, SessionTable
 
 __all__ = ["Engine"]
 
+_FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need the rest
+
 
 class Engine:
     """Runs one model on one device for the sessions of one table; `emit` takes every event."""
@@ -215,11 +217,14 @@ def _table(model: Model, config: Config, clock: Callable[[], float]) -> SessionT
     on_cpu = (
         model.device.type == "cpu"
     )  # where host memory is the device's, there is no step between
+    device_bytes = settings.device_cache_bytes
+    if device_bytes is None and model.device.type == "cuda":
+        device_bytes = int(_FREE_SHARE * torch.cuda.mem_get_info(model.device)[0])
     limits = Limits(
         max_sessions=frontend.max_sessions,
         idle_s=frontend.idle_s,
         lifetime_s=frontend.lifetime_s,
-        device_bytes=settings.device_cache_bytes,
+        device_bytes=device_bytes,
         host_bytes=0 if on_cpu else settings.host_cache_bytes,
     )
     return SessionTable(limits, clock)

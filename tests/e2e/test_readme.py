@@ -1,0 +1,72 @@
+"""What the README tells people to type."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import ROOT
+from ts_stateful.torchserve import TorchServe
+
+
+def blocks(language: str) -> list[str]:
+    """The README's fenced blocks of a language, in their order."""
+    text = (ROOT / "README.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def run(command: list[str], server: TorchServe, **options: object) -> str:
+    """Runs a command in the repository's root; returns what it printed."""
+    environ = {
+        **os.environ,
+        "HTTP_PORT": str(server.ports.http),
+        "TS_STATEFUL_URL": server.grpc_url,
+        "PYTHONPATH": str(ROOT / "handlers"),
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, **options
+    )  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+def test_the_curl_lines_hold_a_conversation(continuous_server: TorchServe) -> None:
+    """Open, ask, stream, close, and a prompt that opens a session by itself."""
+    script = "set -euo pipefail\n" + "\n".join(blocks("sh"))
+    printed = run(["bash", "-c", script], continuous_server)
+    assert re.search(r'"text": ?"red"', printed)
+    assert re.search(r'data: \{"text": ?"blue"', printed)
+    assert re.search(r'"closed": ?true', printed)
+    assert re.search(r'"text": ?"three"', printed)
+
+
+def test_the_python_block_runs(continuous_server: TorchServe) -> None:
+    """The client library as the README shows it."""
+    (block,) = blocks("python")
+    script = block.replace("grpc://127.0.0.1:7070", continuous_server.grpc_url)
+    assert run([sys.executable, "-c", script], continuous_server).startswith("triangle")
+
+
+def test_the_command_chats(continuous_server: TorchServe) -> None:
+    """Questions from standard input, answers on standard output."""
+    scene = str(ROOT / "examples" / "shapes" / "scene.png")
+    printed = run(
+        [sys.executable, "-m", "ts_stateful.cli", "chat", "--image", scene],
+        continuous_server,
+        input="What color is the circle?\nAnd the square?\n/info\n/quit\n",
+    )
+    assert "red" in printed
+    assert "blue" in printed
+    assert "cached" in printed
+
+
+@pytest.mark.parametrize("name", ["model-config.yaml"])
+def test_the_command_checks_a_configuration(continuous_server: TorchServe, name: str) -> None:
+    """The configuration that comes with the project is sound."""
+    command = [sys.executable, "-m", "ts_stateful.cli", "check", str(Path(ROOT) / name)]
+    assert "ok" in run(command, continuous_server)
