@@ -167,9 +167,11 @@ class Writer:
 
 
 def single_questions(rng: random.Random, scene: Scene) -> list[Question]:
-    """The easiest dialogue: the color of each kind, in random order."""
+    """The easiest dialogue: the color of each kind and the kind of each color, in random order."""
     del scene  # every scene is asked the same
-    return [Question(Ask.COLOR, kind) for kind in rng.sample(KINDS, len(KINDS))]
+    colors = [Question(Ask.COLOR, kind) for kind in KINDS]
+    kinds = [Question(Ask.WHICH, color) for color in COLORS]
+    return rng.sample(colors + kinds, len(KINDS) + len(COLORS))
 
 
 def mixed_questions(rng: random.Random, scene: Scene) -> list[Question]:

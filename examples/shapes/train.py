@@ -2,7 +2,7 @@
 
 Three stages, because everything jointly from scratch gets stuck: the vision tower with a throw-away
 head that names each kind's color; then, with the tower frozen, the text model on single questions
-about colors; then on whole dialogues.
+about color and kind; then on whole dialogues.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Stage:
 
 
 SEE: Final = Stage("1 see", 3500, 128, 1.5e-3)
-NAME: Final = Stage("2 name", 200, 64, 2e-3)
-TALK: Final = Stage("3 talk", 1000, 64, 1.2e-3)
+NAME: Final = Stage("2 name", 300, 64, 2e-3)
+TALK: Final = Stage("3 talk", 900, 64, 1.2e-3)
 NUM_SCENES: Final = 30_000
 WARM_UP_STEPS: Final = 50
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-import traceback
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ts_stateful.answers import encode
-from ts_stateful.errors import InternalError, StatefulError
+from ts_stateful.defects import defect
+from ts_stateful.errors import StatefulError
 from ts_stateful.events import EngineCommand, Event, EventKind
 from ts_stateful.frontend.headers import HeaderNames, RowHeaders
 from ts_stateful.frontend.inbox import Mailbox
@@ -94,7 +93,7 @@ class Intake:
         except StatefulError as error:
             refusal = error
         except Exception as error:
-            refusal = _defect(request_id, error)
+            refusal = defect(error, f"request {_short(request_id)}")
         self._mailbox.post(
             Event(request_id, EventKind.LAST, encode(refusal.to_body()), status=refusal.status)
         )
@@ -128,15 +127,6 @@ class Intake:
             opens=parsed.opens,
             pull=parsed.pull,
         )
-
-
-def _defect(request_id: str, error: Exception) -> InternalError:
-    # The trace without the exception's text: that could quote a prompt, and TorchServe reads metrics from this log.
-    defect_id = uuid.uuid4().hex
-    trace = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("defect %s: %s\n%s", defect_id, type(error).__name__, trace)
-    logger.error("defect %s: in request %s", defect_id, _short(request_id))
-    return InternalError(f"internal error {defect_id}; the server's log has its trace")
 
 
 def _short(request_id: str) -> str:
