@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 
 from tests.support.fake_client import FakeTime, connected
 from tests.support.fake_servers import grpc_server, http_server
@@ -18,8 +19,10 @@ from ts_stateful.client import (
     ServerRefused,
     ServerUnreachable,
     connect,
+    rpc,
 )
 from ts_stateful.errors import SessionNotFound
+from ts_stateful.pb import inference_pb2
 
 
 @pytest.mark.parametrize("profile", ["continuous", "async", "sequence"])
@@ -255,3 +258,17 @@ def test_grpcs_is_spoken(certificate: tuple[Path, Path]) -> None:
         connect(f"grpcs://127.0.0.1:{port}", ca_file=pem) as server,
     ):
         assert server.hello().model == "fake"
+
+
+def test_a_refusal_inside_a_stream_is_read() -> None:
+    """TorchServe without a free sequence sends an empty message with a status, and nothing more."""
+    refused = inference_pb2.PredictionResponse(status=status_pb2.Status(code=13, message="full"))
+    call = rpc._Call(_Responses([inference_pb2.PredictionResponse(), refused]), lambda: None, 0)
+    with pytest.raises(ServerRefused, match="full") as caught:
+        list(rpc._messages(call, stall_s=30))
+    assert caught.value.retryable
+
+
+class _Responses(list[inference_pb2.PredictionResponse]):
+    def cancel(self) -> None:
+        """Of no effect on a call that has ended."""

@@ -27,7 +27,7 @@ from ts_stateful.client.errors import (
     StreamStalled,
 )
 from ts_stateful.client.transport import Events
-from ts_stateful.pb.inference_pb2 import PredictionsRequest
+from ts_stateful.pb.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_stateful.protocol import Command, Hello, Prompt
 from ts_stateful.session_ids import NEW_SESSION
@@ -241,12 +241,20 @@ def _messages(call: _Call, stall_s: float) -> Events:
 def _read(call: _Call, inbox: queue.SimpleQueue[bytes | ClientError | None]) -> None:
     try:
         for response in call.responses:
-            if response.prediction:
+            if response.status.code:
+                inbox.put(_refusal_of(response))
+            elif response.prediction:  # an empty one keeps the stream alive and says nothing
                 inbox.put(bytes(response.prediction))
     except grpc.RpcError as error:
         inbox.put(_error_of(error, call.num_bytes))
     else:
         inbox.put(None)
+
+
+def _refusal_of(response: PredictionResponse) -> ServerRefused:
+    """What TorchServe says in a message of `StreamPredictions2`: it has no free sequence, most often."""
+    message = f"{response.status.message or 'no message'} (status code {response.status.code})"
+    return ServerRefused(message, status=503)
 
 
 def _nothing() -> None:

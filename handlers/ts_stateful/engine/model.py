@@ -97,6 +97,7 @@ def build_model(
     vision = Vision(network, owner) if owner is not tokenizer else None
     text = ChatText(tokenizer, owner, vision.image_token if vision else None)
     eos = network.generation_config.eos_token_id
+    eos = tokenizer.eos_token_id if eos is None else eos
     eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
     window = network.config.get_text_config(decoder=True).max_position_embeddings
     return Model(

@@ -29,6 +29,7 @@ class Runner:
         self._options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         if "logits_to_keep" in accepts:
             self._options["logits_to_keep"] = 1
+        self._takes_positions = "position_ids" in accepts  # models with ALiBi do not
         self._rope_index = getattr(self._network.base_model, "get_rope_index", None)
 
     @torch.inference_mode()
@@ -78,9 +79,10 @@ class Runner:
         return {"mm_encoder_outputs": vision.outputs(sequence.all_images, first, last)}
 
     def _forward(self, sequence: Sequence, start: int, stop: int, inputs: dict[str, Any]) -> Tensor:
+        if self._takes_positions:
+            inputs["position_ids"] = self._positions(sequence, start, stop)
         output = self._network(
             input_ids=torch.tensor([sequence.ids[start:stop]], device=self._model.device),
-            position_ids=self._positions(sequence, start, stop),
             past_key_values=sequence.context.kv,
             **inputs,
             **self._options,

@@ -207,8 +207,14 @@ def _appended(dialogue: Dialogue, rendered: str) -> str | None:
     """
     if dialogue.num_turns == 0 or not rendered.startswith(dialogue.rendered):
         return None
-    rest, reply = rendered[len(dialogue.rendered) :].lstrip(), dialogue.reply.strip()
-    return rest[len(reply) :] if rest.startswith(reply) else None
+    tail, reply = rendered[len(dialogue.rendered) :], dialogue.reply
+    if tail.startswith(reply):
+        return tail[len(reply) :]
+    tail, core = tail.lstrip(), reply.strip()
+    if not tail.startswith(core):
+        return None
+    blank = reply[len(reply.rstrip()) :]
+    return tail[len(core) :].removeprefix(blank)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

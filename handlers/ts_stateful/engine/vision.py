@@ -60,6 +60,9 @@ class Vision:
             raise ConfigError(
                 f"{type(network).__name__} does not take image embeddings that were made before"
             )
+        for owner, name in ((processor, "image_token"), (network.config, "image_token_id")):
+            if getattr(owner, name, None) is None:
+                raise ConfigError(f"{type(owner).__name__} has no {name}")
         self._accepts = frozenset(inspect.signature(self._features).parameters)
         self.image_token: str = processor.image_token
         self.image_token_id: int = network.config.image_token_id
