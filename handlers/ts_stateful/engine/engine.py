@@ -34,6 +34,7 @@ from ts_stateful.sessions.table import Limits, SessionTable
 
 __all__ = ["Engine"]
 
+_EXPIRY_S = 1.0  # how often the table is looked through, for sessions that were opened since the last time
 _FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need the rest
 
 
@@ -56,7 +57,7 @@ class Engine:
         self._model = model
         self._config = config
         self._clock = clock
-        self._started_at = clock()
+        self._started_at = self._expire_at = clock()
         self._num_tokens = 0
         self._runner = Runner(model)
         self._scheduler: Scheduler[Sequence] = Scheduler(config.handler.prefill_chunk)
@@ -102,15 +103,19 @@ class Engine:
 
     def tick(self) -> None:
         """Does what is due by the clock: expiry, turns that nobody waits for, `continue`s that have waited enough."""
-        self.table.expire()
+        now = self._clock()
+        if now >= self._expire_at:
+            self.table.expire()
+            due = self.table.next_deadline()
+            self._expire_at = now + _EXPIRY_S if due is None else min(due, now + _EXPIRY_S)
         for sequence in self._audience.tick():
             gone = TurnGap("the turn was rolled back: its client was gone for too long")
             self._turns.fail(sequence, gone)
 
-    def next_deadline(self) -> float | None:
-        """The clock's time at which `tick` has something to do, or None."""
-        deadlines = (self.table.next_deadline(), self._audience.next_deadline())
-        return min((at for at in deadlines if at is not None), default=None)
+    def next_deadline(self) -> float:
+        """The clock's time at which `tick` has something to do."""
+        due = self._audience.next_deadline()
+        return self._expire_at if due is None else min(due, self._expire_at)
 
     @property
     def busy(self) -> bool:

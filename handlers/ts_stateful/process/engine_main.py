@@ -97,9 +97,7 @@ class EngineProcess:
     def _patience(self) -> float:
         if self._engine.busy:
             return 0.0
-        deadline = self._engine.next_deadline()
-        until_due = _WATCH_S if deadline is None else deadline - time.monotonic()
-        return min(_WATCH_S, max(0.0, until_due))
+        return min(_WATCH_S, max(0.0, self._engine.next_deadline() - time.monotonic()))
 
     def _over(self) -> bool:
         now = time.monotonic()
