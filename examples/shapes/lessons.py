@@ -49,7 +49,7 @@ MIX: Final[Mapping[Ask, float]] = {
     Ask.COLOR: 2,
     Ask.WHICH: 2,
     Ask.EXISTS: 1,
-    Ask.IT: 3,
+    Ask.IT: 6,
     Ask.AND: 3,
     Ask.ASKED: 1.5,
 }

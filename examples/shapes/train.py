@@ -53,7 +53,7 @@ class Stage:
 
 SEE: Final = Stage("1 see", 3500, 128, 1.5e-3)
 NAME: Final = Stage("2 name", 500, 64, 2e-3)
-TALK: Final = Stage("3 talk", 800, 64, 1.2e-3)
+TALK: Final = Stage("3 talk", 1000, 64, 1.2e-3)
 NUM_SCENES: Final = 30_000
 WARM_UP_STEPS: Final = 50
 
