@@ -23,7 +23,7 @@ from ts_stateful.errors import SessionNotFound, TooManySessions
 from ts_stateful.torchserve import TorchServe
 
 Speak = Callable[[TorchServe], Speaker]
-LONG = {"prompt": "What color is the circle?", "max_new_tokens": 1500, "ignore_eos": True}
+LONG = {"prompt": "What color is the circle?", "max_new_tokens": 4000, "ignore_eos": True}
 
 
 def eventually(condition: Callable[[], bool]) -> None:
