@@ -205,7 +205,8 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description="Train the shapes model and save it as a Hugging Face folder.",
-        epilog="The weights in examples/shapes/model came from these stages with 800 steps of the third, the last on scenes drawn anew. "
+        epilog="The weights in examples/shapes/model came from these stages, 800 steps of the third "
+        "and the last on scenes drawn anew. "
         "For a quick look at the stages: --scenes 2000 --pace 0.05.",
     )
     parser.add_argument("--out", type=Path, required=True, help="the folder to write or replace")
