@@ -8,10 +8,12 @@ wrong one may bring the next to fall.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -86,12 +88,16 @@ def user_message(text: str, with_image: bool) -> dict[str, Any]:
 
 
 def fresh_outcomes(model: Model, seed: int, num_scenes: int, batch: int) -> Iterator[Outcome]:
-    """A dialogue of full length about each of so many random scenes."""
+    """A dialogue of full length about each of so many random scenes, as many batches at once as there are cores."""
     rng = random.Random(f"evaluation {seed}")  # a string: never a seed of the training
     scenes = [random_scene(rng) for _ in range(num_scenes)]
-    for start in range(0, num_scenes, batch):
-        part = scenes[start : start + batch]
-        yield from model.converse(part, [random_dialogue(rng, scene) for scene in part])
+    dialogues = [random_dialogue(rng, scene) for scene in scenes]
+    parts = [slice(start, start + batch) for start in range(0, num_scenes, batch)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for outcomes in pool.map(
+            lambda part: list(model.converse(scenes[part], dialogues[part])), parts
+        ):
+            yield from outcomes
 
 
 class Table:
@@ -147,7 +153,7 @@ def parse_arguments() -> argparse.Namespace:
         "--scenes", type=int, default=1500, help="a dialogue about each (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of scenes and questions (%(default)s)")
-    parser.add_argument("--batch", type=int, default=50, help="dialogues at once (%(default)s)")
+    parser.add_argument("--batch", type=int, default=25, help="dialogues of a batch (%(default)s)")
     parser.add_argument("--verbose", action="store_true", help="print every wrong answer")
     return parser.parse_args()
 
@@ -155,6 +161,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Evaluate, print the table; 1 if a kind of question fails."""
     arguments = parse_arguments()
+    # The model is too small to share an operation among cores; whole batches are shared instead.
+    torch.set_num_threads(1)
     table = Table()
     outcomes = fresh_outcomes(
         Model(arguments.model), arguments.seed, arguments.scenes, arguments.batch
