@@ -12,6 +12,9 @@ from tests.support.harness import Harness
 from tests.support.pictures import noise
 from tests.support.tiny import llama, llava
 from ts_stateful.engine.model import Model
+from ts_stateful.engine.runner import Logits
+from ts_stateful.engine.scheduler import Chunk
+from ts_stateful.engine.sequence import Sequence
 from ts_stateful.errors import MediaInvalid
 from ts_stateful.events import Describe, EventKind
 from ts_stateful.protocol import Cancel, Close, Continue, Hello, Image, Info, Open, Prompt
@@ -343,20 +346,20 @@ def test_a_stop_string_ends_the_reply_before_it(harness: Harness) -> None:
 def test_a_failing_row_fails_alone(harness: Harness, model: Model) -> None:
     """An exception in one turn's forward pass rolls that turn back and disturbs no other."""
     harness.open("other")
-    prefill = harness.engine._runner.prefill
+    run = harness.engine._runner.run
 
-    def fail(sequence: Any, count: int) -> torch.Tensor:
-        if sequence.session.session_id == "s":
+    def fail(chunks: list[Chunk[Sequence]]) -> Logits:
+        if any(sequence.session.session_id == "s" for sequence, _ in chunks):
             raise RuntimeError("secret text of a library")
-        return prefill(sequence, count)
+        return run(chunks)
 
-    harness.engine._runner.prefill = fail  # type: ignore[method-assign, assignment]
+    harness.engine._runner.run = fail  # type: ignore[method-assign, assignment]
     bad, good = harness.submit(ask()), harness.submit(Prompt(session_id="other", prompt="Hi"))
     harness.run()
     assert code(harness.last(bad)) == "internal"
     assert "secret" not in str(harness.last(bad))
     assert "error" not in harness.last(good)
-    harness.engine._runner.prefill = prefill  # type: ignore[method-assign]
+    harness.engine._runner.run = run  # type: ignore[method-assign]
     assert harness.ask(ask())["turn"] == 1
 
 
@@ -366,11 +369,11 @@ def test_out_of_memory_evicts_first_and_fails_alone(harness: Harness) -> None:
     harness.open("other")
     attempts = []
 
-    def exhausted(sequence: Any, count: int) -> torch.Tensor:
+    def exhausted(chunks: list[Chunk[Sequence]]) -> Logits:
         attempts.append(harness.engine.table.get("s").state.kv.length)
         raise torch.OutOfMemoryError("no")
 
-    harness.engine._runner.prefill = exhausted  # type: ignore[method-assign, assignment]
+    harness.engine._runner.run = exhausted  # type: ignore[method-assign, assignment]
     answer = harness.prompt("other", "Hi")
     assert code(answer) == "out_of_memory"
     assert attempts[0] > 0
@@ -398,10 +401,10 @@ def test_the_byte_budget_evicts_the_least_recently_used(model: Model) -> None:
 
 def test_a_turn_larger_than_the_budget_is_refused_before_any_work(model: Model) -> None:
     """Admission is by bytes."""
-    harness = Harness(model, {"handler": {"deviceCacheBytes": 1}})
+    harness = Harness(model, {"handler": {"deviceCacheBytes": 40 * model.forward.layout.token_bytes}})
     harness.open("s")
-    harness.engine._turns.token_bytes = 512
-    assert code(harness.ask(ask())) == "out_of_memory"
+    assert code(harness.ask(ask(max_new_tokens=100))) == "out_of_memory"
+    assert "error" not in harness.ask(ask(max_new_tokens=1))
 
 
 def test_hello_and_describe_tell_who_serves(harness: Harness) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 import torch
-from torch import Tensor
 
 from ts_stateful.config import Config
 from ts_stateful.defects import defect
@@ -21,9 +20,9 @@ from ts_stateful.engine.commands import Commands
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
-from ts_stateful.engine.runner import Runner
+from ts_stateful.engine.runner import Logits, Runner
 from ts_stateful.engine.sampler import sample
-from ts_stateful.engine.scheduler import Scheduler, Step
+from ts_stateful.engine.scheduler import Chunk, Scheduler
 from ts_stateful.engine.sequence import Sequence, Status
 from ts_stateful.engine.turns import LoadImages, Turns
 from ts_stateful.errors import OutOfMemory, StatefulError, TurnGap
@@ -123,17 +122,23 @@ class Engine:
         return len(self._scheduler) > 0
 
     def step(self) -> None:
-        """One step: a chunk of prefill, a token for every turn that decodes, and what follows from them."""
-        step = self._scheduler.schedule()
-        ready = self._prefill(step) + self._decode(step.decode)
-        if ready:
-            rows = [sequence.row for sequence, _ in ready]
-            tokens = sample(torch.stack([logits for _, logits in ready]), rows)
-            for (sequence, _), token in zip(ready, tokens, strict=True):
-                try:
-                    self._take(sequence, token)
-                except Exception as error:  # a tokenizer may raise anything; the other rows go on
-                    self._turns.fail(sequence, defect(error, "taking a token"))
+        """One step: a token for every turn that decodes, chunks of prompts beside them, and what follows from them."""
+        logits = self._forward(self._scheduler.schedule())
+        prompts = []
+        for index, sequence in enumerate(logits.sequences):
+            if isinstance(sequence.command, Open):
+                self._turns.finish(sequence, "stop")
+            else:
+                prompts.append((index, sequence))
+        if not prompts:
+            return
+        rows = logits.rows[[index for index, _ in prompts]]
+        tokens = sample(rows, [sequence.row for _, sequence in prompts])
+        for (_, sequence), token in zip(prompts, tokens, strict=True):
+            try:
+                self._take(sequence, token)
+            except Exception as error:  # a tokenizer may raise anything; the other rows go on
+                self._turns.fail(sequence, defect(error, "taking a token"))
 
     def check_integrity(self) -> None:
         """Asserts what must hold between any two calls."""
@@ -142,48 +147,35 @@ class Engine:
         for session in self.table:
             context = session.state
             assert session.busy or context.kv.length <= len(context.log)
-            assert context.dialogue.num_turns == len(session.turns)
+            context.check_integrity(session.turns)
 
-    def _prefill(self, step: Step[Sequence]) -> list[tuple[Sequence, Tensor]]:
-        sequence = step.prefill
-        if sequence is None:
-            return []
-        logits = self._guarded(sequence, lambda: self._runner.prefill(sequence, step.chunk))
-        self._turns.token_bytes = sequence.context.kv.token_bytes or self._turns.token_bytes
-        if logits is None or sequence.num_to_prefill:
-            return []
-        if isinstance(sequence.command, Open):
-            self._turns.finish(sequence, "stop")
-            return []
-        return [(sequence, logits)]
+    def _forward(self, chunks: list[Chunk[Sequence]]) -> Logits:
+        """The outcome of a step's passes. A turn that makes them fail is rolled back and disturbs no other."""
+        try:
+            return self._runner.run(chunks)
+        except torch.AcceleratorError:
+            raise  # the device is poisoned: the process must die, and its supervisor starts another
+        except Exception as error:
+            out_of_memory = _is_out_of_memory(error)
+            if out_of_memory and self._free_memory():
+                return self._forward(chunks)
+            if len(chunks) > 1:
+                return Logits.join([self._forward([chunk]) for chunk in chunks])
+            reason = (
+                OutOfMemory("the device has no memory left for this turn")
+                if out_of_memory
+                else defect(error, "a forward pass")
+            )
+            self._turns.fail(chunks[0].sequence, reason)
+            return Logits([], torch.empty(0))
 
-    def _decode(self, sequences: list[Sequence]) -> list[tuple[Sequence, Tensor]]:
-        ready = []
-        for sequence in sequences:
-            logits = self._guarded(sequence, lambda s=sequence: self._runner.decode(s))  # type: ignore[misc]
-            if logits is not None:
-                ready.append((sequence, logits))
-        return ready
-
-    def _guarded(self, sequence: Sequence, forward: Callable[[], Tensor]) -> Tensor | None:
-        """The outcome of a forward pass; a turn whose pass fails is rolled back and disturbs no other."""
-        length = sequence.context.kv.length
-        for attempt in (1, 2):
-            try:
-                return forward()
-            except torch.AcceleratorError:
-                raise  # the device is poisoned: the process must die, and its supervisor starts another
-            except Exception as error:
-                sequence.context.kv.truncate(length)
-                if not _is_out_of_memory(error):
-                    self._turns.fail(sequence, defect(error, "a forward pass"))
-                    return None
-                if attempt == 1:
-                    self.table.evict_idle()
-                    if torch.cuda.is_available():
-                        torch.cuda.empty_cache()
-        self._turns.fail(sequence, OutOfMemory("the device has no memory left for this turn"))
-        return None
+    def _free_memory(self) -> bool:
+        """Evicts every idle session; returns whether that has freed anything."""
+        before = self.table.device_bytes
+        self.table.evict_idle()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return self.table.device_bytes < before
 
     def _take(self, sequence: Sequence, token: int) -> None:
         command, reply = sequence.command, sequence.reply

@@ -1,129 +1,157 @@
-"""The KV states of one session, as a cache that stock `transformers` models read and write.
+"""The KV states of one session.
 
-Owns the tensors of keys and values and their storage. Knows nothing of tokens or sessions.
+Owns the tensors of keys and values of every layer and the memory behind them. Every session has memory of its own and stays
+where it is for as long as it is on the device: a batched step reads and writes the states of many sessions in place
+(`attention`), so that neither a turn's begin or end nor another session's moves anything. Knows nothing of tokens, sessions
+or models.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["KVCache"]
+from ts_stateful.engine.storage import Memory
+
+__all__ = ["KVCache", "KVLayout", "LayerShape"]
 
 _GRAIN = 64  # tokens
-_GROWTH = 1.25
+_FIRST_LAZY = 4096  # tokens of address space that a cache begins with where memory is backed when it is written
+_DISCARD = 256  # tokens: cutting back by fewer keeps the pages, which the next turn writes again
 
 
-class _KVLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer, `(1, kv_heads, capacity, head_dim)`, of which the first `length` positions count.
+class LayerShape(NamedTuple):
+    """Of the states of one token in one layer: keys `(heads, key_dim)`, values `(heads, value_dim)`."""
 
-    Sliding-window layers keep everything as well: the model's own mask hides what is outside the window, so that a session
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """What a model keeps for a token."""
+
+    layers: tuple[LayerShape, ...]
+    dtype: torch.dtype
+
+    @cached_property
+    def token_elements(self) -> int:
+        """Numbers that one token takes in all layers."""
+        return sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in self.layers)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token takes in all layers."""
+        return self.token_elements * self.dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of one session, of which the first `length` tokens count.
+
+    `keys[i]` and `values[i]` are `(heads, capacity, dim)`. Whoever runs a forward pass calls `reserve`, writes behind
+    `length` and sets `length` when the pass has succeeded. Sliding-window layers keep everything as well, so that a session
     can be cut back to any length.
     """
 
-    is_sliding = False
-    is_croppable = True
+    capacity: int
+    keys: list[Tensor]
+    values: list[Tensor]
+    _memory: Memory
+    _written: int  # the highest token since memory was given back last
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, layout: KVLayout, device: torch.device) -> None:
+        self._layout = layout
+        self.device = device
         self.length = 0
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = key_states[:, :, :0]
-        self.values = value_states[:, :, :0]
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[-2]
-        if end > self.keys.shape[-2]:
-            capacity = -(-int(end * _GROWTH) // _GRAIN) * _GRAIN
-            self.keys = self._resized(self.keys, capacity)
-            self.values = self._resized(self.values, capacity)
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def truncate(self, length: int) -> None:
-        """Forgets every position behind `length`; the storage stays."""
-        self.length = min(self.length, length)
-
-    def move(self, device: torch.device, pin: bool) -> None:
-        """Moves what counts to another device, without spare capacity."""
-        if self.is_initialized:
-            self.keys = _moved(self.keys[:, :, : self.length], device, pin)
-            self.values = _moved(self.values[:, :, : self.length], device, pin)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of storage, spare capacity included."""
-        return int(self.keys.nbytes + self.values.nbytes) if self.is_initialized else 0
+        self._allocate(0, pin=False)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one position."""
-        capacity = self.keys.shape[-2] if self.is_initialized else 0
-        return self.num_bytes // capacity if capacity else 0
-
-    def _resized(self, states: Tensor, capacity: int) -> Tensor:
-        batch, heads, _, dim = states.shape
-        resized = states.new_empty((batch, heads, capacity, dim))
-        resized[:, :, : self.length] = states[:, :, : self.length]
-        return resized
-
-
-def _moved(states: Tensor, device: torch.device, pin: bool) -> Tensor:
-    copy = torch.empty_like(
-        states, device=device, pin_memory=pin, memory_format=torch.contiguous_format
-    )
-    return copy.copy_(states)
-
-
-class KVCache(Cache):  # type: ignore[misc]
-    """The KV states of one session; layers appear as the model writes them."""
-
-    def __init__(self) -> None:
-        super().__init__(layer_class_to_replicate=_KVLayer)
+        """Bytes that one token takes."""
+        return self._layout.token_bytes
 
     @property
-    def length(self) -> int:
-        """The number of tokens whose states are held."""
-        return int(self.layers[0].length) if self.layers else 0
+    def num_bytes(self) -> int:
+        """Bytes of memory that are taken: up to the highest token written, or the whole capacity where that is allocated."""
+        return (self._written if self._memory.lazy else self.capacity) * self.token_bytes
+
+    def reserve(self, length: int) -> None:
+        """Makes room for `length` tokens; those that count stay."""
+        if length > self.capacity:
+            if self._memory.lazy:
+                wanted = max(length, 2 * self.capacity, _FIRST_LAZY)
+            else:
+                wanted = max(length, self.capacity + self.capacity // 16)
+            self._replace(_rounded(wanted), self.device, pin=False)
+        self._written = max(self._written, length)
 
     def truncate(self, length: int) -> None:
-        """Forgets the states of every token behind the first `length`."""
-        for layer in self.layers:
-            layer.truncate(length)
+        """Forgets every token behind `length`."""
+        self.length = min(self.length, length)
+        if self._written - self.length < _DISCARD:
+            return
+        for part in self.states:
+            heads, capacity, dim = part.shape
+            for head in range(heads):
+                start = int(part.storage_offset()) + head * capacity * dim
+                self._memory.discard(start + self.length * dim, start + capacity * dim)
+        self._written = self.length
 
     def move(self, device: torch.device) -> None:
-        """Moves the states; host memory is pinned where a GPU will read it back."""
+        """Moves what counts to another device; host memory is pinned where a GPU will read it back."""
         pin = device.type == "cpu" and torch.cuda.is_available()
-        for layer in self.layers:
-            layer.move(device, pin)
+        self._replace(_rounded(self.length), device, pin)
+
+    def clear(self, device: torch.device) -> None:
+        """Forgets everything and gives the memory back; what follows is written on `device`."""
+        self.length = 0
+        self.device = device
+        self._allocate(0, pin=False)
+
+    def copy(self) -> KVCache:
+        """A cache of its own with the same content, on the same device."""
+        copy = KVCache(self._layout, self.device)
+        copy.reserve(self.length)
+        copy.length = self.length
+        _copy(self.states, copy.states, self.length)
+        return copy
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of storage of all layers."""
-        return sum(layer.num_bytes for layer in self.layers)
+    def states(self) -> list[Tensor]:
+        """Keys and values of all layers."""
+        return [*self.keys, *self.values]
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes that one token takes in all layers; 0 before the first one was written."""
-        return sum(layer.token_bytes for layer in self.layers)
+    def _replace(self, capacity: int, device: torch.device, pin: bool) -> None:
+        before = self.states
+        self.device = device
+        self._allocate(capacity, pin)
+        _copy(before, self.states, self.length)
+        self._written = self.length
+
+    def _allocate(self, capacity: int, pin: bool) -> None:
+        layout = self._layout
+        self.capacity = capacity
+        self._written = 0
+        elements = max(1, capacity * layout.token_elements)
+        self._memory = Memory(elements, layout.dtype, self.device, pin)
+        self.keys, self.values = [], []
+        start = 0
+        for heads, key_dim, value_dim in layout.layers:
+            for states, dim in ((self.keys, key_dim), (self.values, value_dim)):
+                stop = start + heads * capacity * dim
+                states.append(self._memory.tensor[start:stop].view(heads, capacity, dim))
+                start = stop
+
+
+def _copy(sources: list[Tensor], targets: list[Tensor], length: int) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target[:, :length].copy_(source[:, :length])
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _GRAIN) * _GRAIN

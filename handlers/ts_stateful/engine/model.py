@@ -25,6 +25,8 @@ from transformers import (
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from ts_stateful.config import ConfigError, HandlerConfig
+from ts_stateful.engine.forward import Forward, find_layout
+from ts_stateful.engine.kv import KVCache
 from ts_stateful.engine.text import ChatText
 from ts_stateful.engine.vision import Vision
 
@@ -46,6 +48,7 @@ class Model:
     vision: Vision | None
     context_tokens: int
     eos_ids: frozenset[int]
+    forward: Forward
 
     @property
     def num_parameters(self) -> int:
@@ -56,6 +59,10 @@ class Model:
     def device(self) -> torch.device:
         """Where the weights are."""
         return torch.device(self.network.device)
+
+    def new_kv(self) -> KVCache:
+        """The empty KV states of a new session."""
+        return KVCache(self.forward.layout, self.device)
 
 
 def resolve_model(name: str, model_dir: Path) -> str:
@@ -108,6 +115,7 @@ def build_model(
         vision=vision,
         context_tokens=min(window, context_length or window),
         eos_ids=frozenset(eos_ids),
+        forward=Forward(network, find_layout(network, name)),
     )
 
 

@@ -1,22 +1,57 @@
-"""The forward passes: prefill of one chunk, decode of one token a sequence.
+"""The forward passes: the next tokens of many sequences at once.
 
-Owns what a stock `transformers` model is called with. Knows sequences, but nothing of requests, scheduling or the table.
-This is the general path: every sequence has a cache of its own, and a step runs them one after the other.
+Owns what a stock `transformers` model is called with. Knows sequences, but nothing of requests, scheduling or the table. A
+step is one pass over the new tokens of all its sequences (see `attention`), and a second one if some of them stand for
+images. A model that cannot take several sequences in one pass gets one for each, just as exact.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from typing import Any
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ts_stateful.engine.attention import Span
 from ts_stateful.engine.model import Model
+from ts_stateful.engine.scheduler import Chunk
 from ts_stateful.engine.sequence import Sequence
 
-__all__ = ["Runner"]
+__all__ = ["Logits", "Runner"]
+
+
+class Logits(NamedTuple):
+    """What follows the last known token of some sequences: `rows` is `(sequences, vocabulary)`."""
+
+    sequences: list[Sequence]
+    rows: Tensor
+
+    @staticmethod
+    def join(parts: Items[Logits]) -> Logits:
+        """Those of several passes."""
+        sequences = [sequence for part in parts for sequence in part.sequences]
+        return Logits(sequences, torch.cat([part.rows for part in parts]))
+
+
+class _Piece(NamedTuple):
+    """Tokens `start` to `stop` of a sequence that go into one pass."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+    @property
+    def ids(self) -> list[int]:
+        return self.sequence.ids[self.start : self.stop]
+
+    @property
+    def sees(self) -> bool:
+        """Whether some of its tokens stand for an image."""
+        mask = self.sequence.image_mask
+        return mask is not None and 1 in mask[self.start : self.stop]
 
 
 class Runner:
@@ -24,87 +59,106 @@ class Runner:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._network = model.network
-        accepts = inspect.signature(self._network.forward).parameters
-        self._options: dict[str, Any] = {"use_cache": True, "return_dict": True}
-        if "logits_to_keep" in accepts:
-            self._options["logits_to_keep"] = 1
-        self._takes_positions = "position_ids" in accepts  # models with ALiBi do not
-        self._rope_index = getattr(self._network.base_model, "get_rope_index", None)
+        self._forward = model.forward
 
     @torch.inference_mode()
-    def prefill(self, sequence: Sequence, num_tokens: int) -> Tensor:
-        """Computes the next `num_tokens` of a prompt; returns the logits `(vocabulary,)` behind them."""
-        start = sequence.context.kv.length
-        stop = start + num_tokens
-        if self._model.vision is None or not sequence.all_images:
-            return self._forward(sequence, start, stop, {})
-        if sequence.image_mask is None:
+    def run(self, chunks: Iterable[Chunk[Sequence]]) -> Logits:
+        """Computes every chunk; returns the logits of the sequences whose last token was among them.
+
+        If it raises, every sequence stands where it stood.
+        """
+        pieces = [self._piece(*chunk) for chunk in chunks]
+        try:
+            results = [self._pass(group) for group in self._passes(pieces)]
+        except BaseException:
+            for sequence, start, _ in pieces:
+                sequence.context.kv.length = start
+            raise
+        return Logits.join(results)
+
+    def _piece(self, sequence: Sequence, num_tokens: int) -> _Piece:
+        if self._model.vision is not None and sequence.all_images and sequence.image_mask is None:
             sequence.image_mask = self._model.vision.mask(sequence.ids, sequence.all_images)
-        for piece_start, piece_stop in self._pieces(sequence, start, stop):
-            logits = self._forward(
-                sequence, piece_start, piece_stop, self._encoded(sequence, piece_start, piece_stop)
-            )
-        return logits
-
-    @torch.inference_mode()
-    def decode(self, sequence: Sequence) -> Tensor:
-        """Feeds a sequence its last id; returns the logits `(vocabulary,)` behind it."""
         start = sequence.context.kv.length
-        return self._forward(sequence, start, start + 1, {})
+        return _Piece(sequence, start, start + num_tokens)
 
-    def _pieces(self, sequence: Sequence, start: int, stop: int) -> list[tuple[int, int]]:
-        """Cuts a chunk around image tokens that the model has generated: beside real ones they would be taken for them."""
-        assert self._model.vision is not None
-        assert sequence.image_mask is not None
-        token, mask = self._model.vision.image_token_id, sequence.image_mask
-        strays = [i for i in range(start, stop) if sequence.ids[i] == token and not mask[i]]
-        if not any(mask[start:stop]):
-            strays = []
-        cuts = sorted({start, stop, *strays, *(stray + 1 for stray in strays)})
-        return list(itertools.pairwise(cuts))
+    def _passes(self, pieces: list[_Piece]) -> Iterator[list[_Piece]]:
+        """The pieces that go through the model together.
 
-    def _encoded(self, sequence: Sequence, start: int, stop: int) -> dict[str, Any]:
-        """The image embeddings that belong between ids `start` and `stop`."""
-        vision, mask = self._model.vision, sequence.image_mask
+        Beside real image tokens, one that a model has generated or a user has written would be taken for one, so pieces
+        that see go apart from those that do not, and are cut around such strays.
+        """
+        seeing = [piece for piece in pieces if piece.sees]
+        blind = [piece for piece in pieces if not piece.sees]
+        clean = [piece for piece in seeing if not self._strays(piece)]
+        for group in (blind, clean):
+            if self._forward.flat and group:
+                yield group
+            elif group:
+                yield from ([piece] for piece in group)
+        for piece in seeing:
+            strays = self._strays(piece)
+            if strays:
+                bounds = {piece.start, piece.stop, *strays, *(stray + 1 for stray in strays)}
+                for start, stop in itertools.pairwise(sorted(bounds)):
+                    yield [_Piece(piece.sequence, start, stop)]
+
+    def _strays(self, piece: _Piece) -> list[int]:
+        vision, mask = self._model.vision, piece.sequence.image_mask
         assert vision is not None
         assert mask is not None
-        first = mask[:start].count(1)
-        last = first + mask[start:stop].count(1)
-        if first == last:
-            return {}
-        for image in sequence.all_images:
-            if image.features is None:
-                vision.encode(image)
-        return {"mm_encoder_outputs": vision.outputs(sequence.all_images, first, last)}
+        token, ids = vision.image_token_id, piece.sequence.ids
+        return [i for i in range(piece.start, piece.stop) if ids[i] == token and not mask[i]]
 
-    def _forward(self, sequence: Sequence, start: int, stop: int, inputs: dict[str, Any]) -> Tensor:
-        if self._takes_positions:
-            inputs["position_ids"] = self._positions(sequence, start, stop)
-        output = self._network(
-            input_ids=torch.tensor([sequence.ids[start:stop]], device=self._model.device),
-            past_key_values=sequence.context.kv,
-            **inputs,
-            **self._options,
+    def _pass(self, pieces: list[_Piece]) -> Logits:
+        spans = [Span(p.sequence.context.kv, p.start, p.stop - p.start) for p in pieces]
+        ends = [end - 1 for end in itertools.accumulate(span.num_tokens for span in spans)]
+        due = [i for i, piece in enumerate(pieces) if piece.stop == len(piece.sequence.ids)]
+        rows = self._forward(
+            [token for piece in pieces for token in piece.ids],
+            spans,
+            self._positions(pieces),
+            [ends[i] for i in due] or ends[-1:],  # a model must be asked for one at least
+            **self._encoded(pieces),
         )
-        logits: Tensor = output.logits[0, -1]
-        return logits
+        return Logits([pieces[i].sequence for i in due], rows[: len(due)])
 
-    def _positions(self, sequence: Sequence, start: int, stop: int) -> Tensor:
-        """Positions of ids `start` to `stop`: `(1, n)`, or `(3, 1, n)` for models with M-RoPE."""
-        device = self._model.device
+    def _encoded(self, pieces: Items[_Piece]) -> dict[str, Any]:
+        """The image embeddings that belong to these tokens, where any stand for images."""
+        vision = self._model.vision
+        if vision is None or not pieces[0].sees:
+            return {}
+        parts = []
+        for sequence, start, stop in pieces:
+            mask = sequence.image_mask
+            assert mask is not None
+            first = mask.count(1, 0, start)
+            parts.append(
+                vision.features(sequence.all_images, first, first + mask.count(1, start, stop))
+            )
+        return {"mm_encoder_outputs": vision.outputs(parts)}
+
+    def _positions(self, pieces: Items[_Piece]) -> Tensor | None:
+        """Positions `(3, 1, n)` for models with M-RoPE; others count."""
+        if self._forward.rope_index is None:
+            return None
+        return torch.cat([self._rope_positions(piece) for piece in pieces], dim=-1)
+
+    def _rope_positions(self, piece: _Piece) -> Tensor:
+        sequence, start, stop = piece
         grids = [image.grid for image in sequence.all_images if image.grid is not None]
-        index = torch.arange(start, stop, device=device).unsqueeze(0)
-        if self._rope_index is None or not grids or sequence.image_mask is None:
-            return index
+        index = torch.arange(start, stop)
+        if not grids or sequence.image_mask is None:
+            return index.expand(3, 1, -1)
         if sequence.positions is None:
-            sequence.positions, _ = self._rope_index(
+            assert self._forward.rope_index is not None
+            sequence.positions, _ = self._forward.rope_index(
                 torch.tensor([sequence.ids[: sequence.num_prompt]]),
                 mm_token_type_ids=torch.tensor([list(sequence.image_mask)], dtype=torch.int),
                 image_grid_thw=torch.cat(grids),
             )
         prompt: Tensor = sequence.positions  # (3, 1, num_prompt)
         if stop <= sequence.num_prompt:
-            return prompt[..., start:stop].to(device)
+            return prompt[..., start:stop]
         # Behind the prompt there is only text, whose positions go on from the highest one.
         return (index + int(prompt.max()) + 1 - sequence.num_prompt).expand(3, 1, -1)

@@ -1,15 +1,16 @@
 """Which of the running turns does what in the next step.
 
-Owns the order of work: decode first, prefill beside it in chunks, in turn. Knows only how many tokens a sequence still has to
-prefill; it is tested on plain integers.
+Owns the order of work: decode first, chunks of prompts beside it under a budget of tokens. Knows only how many tokens a
+sequence still has to prefill; it is tested on plain integers.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-__all__ = ["Schedulable", "Scheduler", "Step"]
+__all__ = ["Chunk", "Schedulable", "Scheduler"]
+
+_ALONE = 2  # budgets that prompts may take while nobody's stream has to wait for them
 
 
 class Schedulable(Protocol):
@@ -24,20 +25,19 @@ class Schedulable(Protocol):
 SequenceT = TypeVar("SequenceT", bound=Schedulable)
 
 
-class Step(NamedTuple, Generic[SequenceT]):
-    """One step's work: one chunk of one prefill, and one token for every sequence that decodes."""
+class Chunk(NamedTuple, Generic[SequenceT]):
+    """A sequence's part of a step: its next `num_tokens` tokens."""
 
-    prefill: SequenceT | None
-    chunk: int
-    decode: list[SequenceT]
+    sequence: SequenceT
+    num_tokens: int
 
 
 class Scheduler(Generic[SequenceT]):
-    """The running turns of an engine; `chunk` bounds the tokens prefilled between two decode steps."""
+    """The running turns of an engine; `budget` bounds the tokens of prompts beside a step's decode tokens."""
 
-    def __init__(self, chunk: int) -> None:
-        self._chunk = chunk
-        self._prefilling: deque[SequenceT] = deque()
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._prefilling: list[SequenceT] = []  # the oldest first
         self._decoding: list[SequenceT] = []
 
     def __len__(self) -> int:
@@ -49,25 +49,39 @@ class Scheduler(Generic[SequenceT]):
 
     def remove(self, sequence: SequenceT) -> None:
         """Lets go of a turn, wherever it stands; one that is not here is no error."""
-        if sequence in self._prefilling:
-            self._prefilling.remove(sequence)
-        if sequence in self._decoding:
-            self._decoding.remove(sequence)
+        for group in (self._prefilling, self._decoding):
+            if sequence in group:
+                group.remove(sequence)
 
-    def schedule(self) -> Step[SequenceT]:
-        """The next step. Prefills take turns chunk by chunk, so that a short prompt never waits for a whole long one."""
-        decode = list(self._decoding)
-        if not self._prefilling:
-            return Step(None, 0, decode)
-        sequence = self._prefilling.popleft()
-        chunk = min(self._chunk, sequence.num_to_prefill)
-        if chunk == sequence.num_to_prefill:
-            self._decoding.append(sequence)
-        else:
-            self._prefilling.append(sequence)
-        return Step(sequence, chunk, decode)
+    def schedule(self) -> list[Chunk[SequenceT]]:
+        """The next step: a token for every turn that decodes, then chunks of prompts.
+
+        Half of the budget belongs to the oldest prompt, so that none starves. The rest goes to the shortest ones first: a
+        short prompt does not wait behind a long one, and as many as fit are prefilled together.
+        """
+        step = [Chunk(sequence, 1) for sequence in self._decoding]
+        if self._prefilling:
+            step += self._share(self._budget if step else _ALONE * self._budget)
+        return step
+
+    def _share(self, budget: int) -> list[Chunk[SequenceT]]:
+        oldest = self._prefilling[0]
+        counts = {id(oldest): min(oldest.num_to_prefill, -(-budget // 2))}
+        left = budget - counts[id(oldest)]
+        for sequence in sorted(self._prefilling, key=lambda sequence: sequence.num_to_prefill):
+            count = counts.get(id(sequence), 0)
+            more = min(left, sequence.num_to_prefill - count)
+            counts[id(sequence)] = count + more
+            left -= more
+        chunks = [Chunk(sequence, counts[id(sequence)]) for sequence in self._prefilling]
+        for sequence, count in chunks:
+            if count == sequence.num_to_prefill:
+                self._prefilling.remove(sequence)
+                self._decoding.append(sequence)
+        return [chunk for chunk in chunks if chunk.num_tokens]
 
     def check_integrity(self) -> None:
         """Asserts what must hold between any two steps."""
         assert not set(map(id, self._prefilling)) & set(map(id, self._decoding))
+        assert all(sequence.num_to_prefill > 0 for sequence in self._prefilling)
         assert all(sequence.num_to_prefill == 0 for sequence in self._decoding)

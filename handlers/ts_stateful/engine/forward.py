@@ -1,0 +1,160 @@
+"""One pass through a stock `transformers` model, and whether it can serve many sessions at once.
+
+Owns what a model is called with, what it keeps for a token, and the switch of its attention function, all found out by
+trying when it is loaded. Knows nothing of sessions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
+
+from ts_stateful.config import ConfigError
+from ts_stateful.engine.attention import FLAT, Span, StepCache, unused_mask
+from ts_stateful.engine.kv import KVCache, KVLayout, LayerShape
+
+__all__ = ["Forward", "find_layout"]
+
+logger = logging.getLogger(__name__)
+
+_TRIAL = (
+    (4, 1),
+    (2, 2),
+    (1, 1),
+)  # tokens of the sequences that are tried side by side, in two passes
+_TOLERANCE = {
+    torch.float32: 1e-3,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}  # of the largest logit
+
+
+class Forward:
+    """Calls a model on new tokens of several sessions, all in one pass if `flat`, else of one session only."""
+
+    def __init__(self, network: PreTrainedModel, layout: KVLayout) -> None:
+        self.layout = layout
+        self._network = network
+        self._cache = StepCache(len(layout.layers))
+        accepts = inspect.signature(network.forward).parameters
+        self._keeps_logits = "logits_to_keep" in accepts
+        self._takes_positions = "position_ids" in accepts  # models with ALiBi do not
+        self.rope_index = getattr(network.base_model, "get_rope_index", None)
+        self._mask = unused_mask(network.device)
+        self.flat = False
+        self.flat = self._try_flat()
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        ids: list[int],
+        spans: Sequence[Span],
+        positions: Tensor | None,
+        keep: list[int],
+        **inputs: Any,
+    ) -> Tensor:
+        """The logits `(len(keep), vocabulary)` behind the tokens `keep` of `ids`, which are those of `spans` in order.
+
+        `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE; None counts them from the spans. The spans' states
+        are written, and count if nothing is raised.
+        """
+        device = self._network.device
+        self._cache.begin(spans, flat=self.flat)
+        if self._takes_positions:
+            inputs["position_ids"] = (
+                self._text_positions(spans) if positions is None else positions
+            ).to(device)
+        if self._keeps_logits:
+            inputs["logits_to_keep"] = torch.tensor(keep, device=device)
+        if self.flat:
+            inputs["attention_mask"] = self._mask
+        output = self._network(
+            input_ids=torch.tensor([ids], device=device),
+            past_key_values=self._cache,
+            use_cache=True,
+            return_dict=True,
+            **inputs,
+        )
+        for span in spans:
+            span.kv.length = span.stop
+        logits: Tensor = output.logits[0]
+        return logits if self._keeps_logits else logits[keep]
+
+    def _text_positions(self, spans: Sequence[Span]) -> Tensor:
+        positions = torch.tensor([[i for span in spans for i in range(span.start, span.stop)]])
+        return positions if self.rope_index is None else positions.expand(3, 1, -1)
+
+    def _try_flat(self) -> bool:
+        """Gives the model the attention of many sessions; returns whether it then computes what it computed before."""
+        config = self._network.config.get_text_config(decoder=True)
+        before = config._attn_implementation
+        kinds = set(get_layer_types_and_kwargs(config)[0])
+        if before != "sdpa" or not kinds <= {"full_attention", "sliding_attention"}:
+            reason = f"its attention is {before}, its layers are {', '.join(sorted(kinds))}"
+        else:
+            reason = self._difference(config)
+        if reason:
+            config._attn_implementation = before
+            logger.warning("every session gets a forward pass of its own: %s", reason)
+        return not reason
+
+    def _difference(self, config: Any) -> str:
+        expected = torch.cat([self._trial([counts]) for counts in _TRIAL]).float()
+        config._attn_implementation = FLAT
+        self.flat = True
+        try:
+            found = self._trial(_TRIAL).float()
+        except Exception as error:  # stock code that was not made for it may raise anything
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self.flat = False
+        largest, apart = float(expected.abs().max()), float((found - expected).abs().max())
+        bound = _TOLERANCE.get(self._network.dtype, 1e-3) * max(1.0, largest)
+        return "" if apart <= bound else f"logits differ by {apart:.2g} of {largest:.2g}"
+
+    def _trial(self, trial: Sequence[tuple[int, int]]) -> Tensor:
+        """Logits behind sequences that are fed in two passes; `(sequences, vocabulary)`."""
+        vocabulary = self._network.config.get_text_config(decoder=True).vocab_size
+        caches = [KVCache(self.layout, self._network.device) for _ in trial]
+        for part in range(2):
+            spans = [
+                Span(kv, kv.length, counts[part]) for kv, counts in zip(caches, trial, strict=True)
+            ]
+            ids = [
+                (31 * s.num_tokens + 7 * i) % vocabulary
+                for s in spans
+                for i in range(s.start, s.stop)
+            ]
+            ends = itertools.accumulate(span.num_tokens for span in spans)
+            logits = self(ids, spans, None, [end - 1 for end in ends])
+        return logits
+
+
+@torch.inference_mode()
+def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
+    """The shape of a token's states in every layer, as the model writes them.
+
+    Raises:
+        ConfigError: not every layer keeps keys and values.
+    """
+    cache = DynamicCache()
+    token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
+    network(input_ids=token, past_key_values=cache, use_cache=True)
+    layers = cache.layers
+    if not layers or not all(isinstance(layer.keys, Tensor) for layer in layers):
+        raise ConfigError(
+            f"{name}: not every layer keeps keys and values, so sessions cannot be kept"
+        )
+    shapes = [
+        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
+        for layer in layers
+    ]
+    return KVLayout(tuple(shapes), layers[0].keys.dtype)

@@ -1,0 +1,48 @@
+"""Memory for KV states.
+
+Owns how much memory a capacity really takes. On a CPU a capacity is address space that the kernel backs page by page as it
+is written, so that states grow in place, without a copy, and spare capacity costs nothing. Elsewhere it is what the
+device's allocator gives. Knows nothing of what is stored.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """`num_elements` of uninitialised memory; `tensor` is all of it, in one dimension."""
+
+    def __init__(
+        self, num_elements: int, dtype: torch.dtype, device: torch.device, pin: bool = False
+    ) -> None:
+        self._map: mmap.mmap | None = None
+        self.tensor: Tensor
+        if device.type != "cpu" or pin:
+            self.tensor = torch.empty(num_elements, dtype=dtype, device=device, pin_memory=pin)
+            return
+        # NORESERVE: what is never written must not count where the kernel keeps books of promises.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._map = mmap.mmap(-1, num_elements * dtype.itemsize, flags=flags)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            self._map.madvise(mmap.MADV_NOHUGEPAGE)  # one written token would back 2 MB a head
+        self.tensor = torch.frombuffer(self._map, dtype=dtype)
+
+    @property
+    def lazy(self) -> bool:
+        """Whether only what was written takes memory."""
+        return self._map is not None
+
+    def discard(self, start: int, stop: int) -> None:
+        """Gives the pages that lie wholly between two elements back to the kernel; their content is lost."""
+        if self._map is None:
+            return
+        size, page = self.tensor.element_size(), mmap.PAGESIZE
+        first, last = -(-start * size // page) * page, stop * size // page * page
+        if first < last and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
