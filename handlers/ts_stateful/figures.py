@@ -11,7 +11,10 @@ __all__ = ["Figures"]
 
 
 class Figures(Struct, frozen=True):
-    """Sessions and turns now, bytes held now by tier, tokens and images since the engine's start."""
+    """Sessions and turns now, bytes held now by tier, tokens and images since the engine's start.
+
+    `images_reused` were there already when a request brought them; `embedding_bytes` is the images' part of `device_bytes`.
+    """
 
     sessions_open: int = 0
     turns_in_progress: int = 0
@@ -19,6 +22,8 @@ class Figures(Struct, frozen=True):
     host_bytes: int = 0
     tokens_generated: int = 0
     images_encoded: int = 0
+    images_reused: int = 0
+    embedding_bytes: int = 0
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))

@@ -204,6 +204,9 @@ class _Qwen2VLProcessorPil:
         ids = self.tokenizer(expanded, add_special_tokens=False, return_tensors="pt")["input_ids"]
         return {"input_ids": ids, **made}
 
+    def to_json_string(self) -> Any:
+        return self.image_processor.to_json_string()
+
     def apply_chat_template(self, messages: Any, **kwargs: Any) -> Any:
         return self.tokenizer.apply_chat_template(
             messages, chat_template=self.chat_template, **kwargs

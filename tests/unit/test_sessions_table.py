@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -18,15 +19,25 @@ from ts_stateful.errors import (
     TooManySessions,
 )
 from ts_stateful.sessions.session import Residency, Session
+from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import Limits, SessionTable, short_id
+
+
+@dataclass(eq=False)
+class Picture:
+    """Something that sessions share."""
+
+    key: str
+    num_bytes: int = 10
 
 
 @dataclass
 class State:
-    """So many bytes, somewhere."""
+    """So many bytes, somewhere, and what it shares."""
 
     size: int = 10
     residency: Residency = Residency.DEVICE
+    shared: Sequence[Picture] = field(default=())
 
     @property
     def device_bytes(self) -> int:
@@ -43,9 +54,11 @@ class State:
         self.residency = Residency.RECORD
 
 
-def table(clock: Clock | None = None, **limits: object) -> SessionTable[State]:
+def table(
+    clock: Clock | None = None, shared: SharedCache[Picture] | None = None, **limits: object
+) -> SessionTable[State]:
     made = Limits(**{"max_sessions": 4, "idle_s": 60.0, "lifetime_s": 600.0, **limits})  # type: ignore[arg-type]
-    return SessionTable(made, clock or Clock())
+    return SessionTable(made, SharedCache(0) if shared is None else shared, clock or Clock())
 
 
 def test_a_session_is_found_until_it_is_closed() -> None:

@@ -25,10 +25,12 @@ from ts_stateful.engine.sampler import sample
 from ts_stateful.engine.scheduler import Chunk, Scheduler
 from ts_stateful.engine.sequence import Sequence, Status
 from ts_stateful.engine.turns import LoadImages, Turns
+from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import OutOfMemory, StatefulError, TurnGap
 from ts_stateful.events import Describe, Event, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.protocol import Open, Prompt
+from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import Limits, SessionTable
 
 __all__ = ["Engine"]
@@ -52,7 +54,8 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         utc: Callable[[], float] = time.time,
     ) -> None:
-        self.table = _table(model, config, clock)
+        self._images: SharedCache[ImageInput] = SharedCache(config.handler.embedding_cache_bytes)
+        self.table = SessionTable(_limits(model, config), self._images, clock)
         self._model = model
         self._config = config
         self._clock = clock
@@ -68,6 +71,7 @@ class Engine:
             self._scheduler,
             self._audience,
             self._outbox,
+            images=self._images,
             load_images=load_images,
             executor=executor,
             post=post,
@@ -206,10 +210,12 @@ class Engine:
             host_bytes=self.table.host_bytes,
             tokens_generated=self._num_tokens,
             images_encoded=vision.num_encoded if vision else 0,
+            images_reused=self._images.num_found,
+            embedding_bytes=self._images.num_bytes,
         )
 
 
-def _table(model: Model, config: Config, clock: Callable[[], float]) -> SessionTable[Context]:
+def _limits(model: Model, config: Config) -> Limits:
     frontend, settings = config.frontend, config.handler
     on_cpu = (
         model.device.type == "cpu"
@@ -217,14 +223,13 @@ def _table(model: Model, config: Config, clock: Callable[[], float]) -> SessionT
     device_bytes = settings.device_cache_bytes
     if device_bytes is None and model.device.type == "cuda":
         device_bytes = int(_FREE_SHARE * torch.cuda.mem_get_info(model.device)[0])
-    limits = Limits(
+    return Limits(
         max_sessions=frontend.max_sessions,
         idle_s=frontend.idle_s,
         lifetime_s=frontend.lifetime_s,
         device_bytes=device_bytes,
         host_bytes=0 if on_cpu else settings.host_cache_bytes,
     )
-    return SessionTable(limits, clock)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

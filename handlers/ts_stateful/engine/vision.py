@@ -1,7 +1,7 @@
 """From images to the embeddings that stand for them in the context.
 
-Owns the processor's and the vision tower's part of a stock vision-language model, one image at a time. Knows nothing of
-sessions or text.
+Owns the processor's and the vision tower's part of a stock vision-language model, one image at a time, and the name of what
+they make of it. Knows nothing of sessions or text, nor of who shares what.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ts_stateful.config import ConfigError
+from ts_stateful.media.digest import content_digest
 
 __all__ = ["ImageInput", "Vision"]
 
@@ -28,12 +29,14 @@ _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 
 @dataclass(eq=False)
 class ImageInput:
-    """An image of a session.
+    """An image of a session, or of all that show the same one.
 
-    `ids` are the token ids that stand for it in the context; `tensors` what the processor made of it, until `features`
-    replace them: a tensor `(rows, hidden)` a feature map, the first for the image tokens themselves.
+    `key` names its content (see `Vision.key`); `ids` are the token ids that stand for it in the context; `tensors` what the
+    processor made of it, until `features` replace them: a tensor `(rows, hidden)` a feature map, the first for the image
+    tokens themselves. A media thread makes it; from then on only the engine's thread changes it, and once.
     """
 
+    key: str
     ids: list[int]
     grid: Tensor | None  # (1, 3): patches in time, height and width, for models with M-RoPE
     tensors: dict[str, Tensor]
@@ -41,9 +44,8 @@ class ImageInput:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of what is kept for it."""
-        kept = self.features if self.features is not None else tuple(self.tensors.values())
-        return sum(int(tensor.nbytes) for tensor in kept)
+        """Bytes of its embeddings on the device; 0 while it has none."""
+        return sum(int(feature.nbytes) for feature in self.features or ())
 
 
 class Vision:
@@ -52,7 +54,7 @@ class Vision:
     def __init__(self, network: PreTrainedModel, processor: Any) -> None:
         # A copy, because tokenizers must not be called from two threads at once and this one is called by media threads.
         self._processor = copy.deepcopy(processor)
-        self._lock = threading.Lock()
+        self._identity = _identity(network, processor)
         self._network = network
         self._features = getattr(network.base_model, "get_image_features", None)
         accepts = inspect.signature(network.forward).parameters
@@ -69,15 +71,22 @@ class Vision:
         self._pooled_as_list = True
         self.num_encoded = 0  # runs of the vision tower
 
-    def prepare(self, image: PIL.Image.Image) -> ImageInput:
-        """The processor's part, on the CPU; may be called from any thread."""
-        with self._lock:
-            made = self._processor(
-                text=[self.image_token],
-                images=[image],
-                return_tensors="pt",
-                add_special_tokens=False,
-            )
+    def key(self, image: PIL.Image.Image, tenant: object = None) -> str:
+        """Names what `prepare` and `encode` make of an image: by its pixels, and apart for each tenant. For any thread.
+
+        Tenants share nothing, or the time that an image takes would tell one what another has shown.
+        """
+        salts = self._identity if tenant is None else (*self._identity, repr(tenant))
+        return content_digest(image, *salts)
+
+    def prepare(self, image: PIL.Image.Image, key: str = "") -> ImageInput:
+        """The processor's part, on the CPU; for any thread, but one at a time."""
+        made = self._processor(
+            text=[self.image_token],
+            images=[image],
+            return_tensors="pt",
+            add_special_tokens=False,
+        )
         tensors = {
             name: tensor
             for name, tensor in made.items()
@@ -86,11 +95,14 @@ class Vision:
         if not any(name in tensors for name in _PIXELS):
             raise ConfigError("the processor gives the model no pixels")
         return ImageInput(
-            ids=made["input_ids"][0].tolist(), grid=made.get("image_grid_thw"), tensors=tensors
+            key=key,
+            ids=made["input_ids"][0].tolist(),
+            grid=made.get("image_grid_thw"),
+            tensors=tensors,
         )
 
     def encode(self, image: ImageInput) -> None:
-        """The vision tower's part: replaces an image's `tensors` by its `features`."""
+        """The vision tower's part: replaces an image's `tensors` by its `features`; one that it fails on stays as it was."""
         device, dtype = self._network.device, self._network.dtype
         inputs = {
             name: tensor.to(device, dtype if tensor.is_floating_point() else None)
@@ -131,3 +143,10 @@ class Vision:
         wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
         return {"image": BaseModelOutputWithPooling(pooler_output=wrapped[0], **deepstack)}
+
+
+def _identity(network: PreTrainedModel, processor: Any) -> tuple[str, ...]:
+    """What the embeddings of an image depend on besides the image."""
+    config = network.config
+    commit = getattr(config, "_commit_hash", None)  # of a hub model; a folder has only its name
+    return (processor.to_json_string(), config.name_or_path, str(commit), str(network.dtype))

@@ -1,0 +1,130 @@
+"""What sessions have in common, by its content: made once, held once, counted once.
+
+Owns the names under which shared things are found, and the ones that are kept, under a byte budget, for the next session
+when no session uses them any more. Knows nothing of what they are and never imports torch.
+
+Who uses a thing simply holds a reference to it: a session, a turn in progress, a fork of either. Python's own counting says
+when the last one has let go, so nothing has to be given back and nothing can be given back twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from lru import LRU
+
+__all__ = ["Shareable", "SharedCache"]
+
+
+class Shareable(Protocol):
+    """Something that sessions may share; its content never changes."""
+
+    @property
+    def key(self) -> str:
+        """Names its content."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device: 0 while they are still to be computed, then the same for ever."""
+        ...
+
+
+ShareableT = TypeVar("ShareableT", bound=Shareable)
+
+
+class SharedCache(Generic[ShareableT]):
+    """Things by content. All methods may be called from any thread.
+
+    `budget_bytes` bounds what is kept beside the sessions, not what they use.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget = budget_bytes
+        self._lock = threading.Lock()  # held for moments: the engine's thread waits for it
+        self._making = threading.Lock()  # held while a thing is made, by media threads only
+        # Every thing is in at most one of the two: held here, or only by those who use it. The size of the LRU is never its
+        # bound, since nothing in it is smaller than a byte.
+        self._kept: LRU[str, ShareableT] = LRU(max(1, budget_bytes))
+        self._used: WeakValueDictionary[str, ShareableT] = WeakValueDictionary()
+        self._kept_bytes = 0
+        self.num_found = 0  # things that were there when somebody asked for them
+
+    def get(self, key: str, make: Callable[[], ShareableT]) -> ShareableT:
+        """The thing of that content, from `make` if there is none yet.
+
+        One thing is made at a time, so of two who ask for the same new one the second gets what the first has made. What
+        `make` raises goes to the caller and leaves nothing behind.
+        """
+        thing = self._find(key)
+        if thing is None:
+            with self._making:
+                thing = self._find(key)
+                if thing is None:
+                    thing = make()
+                    assert thing.key == key
+                    with self._lock:
+                        self._used[key] = thing
+        return thing
+
+    def keep(self, things: Iterable[ShareableT]) -> None:
+        """Keeps what a session that ends has used for the next one, in place of what was used longest ago.
+
+        Things that were never computed are not worth it.
+        """
+        with self._lock:
+            for thing in things:
+                if not 0 < thing.num_bytes <= self._budget:
+                    continue
+                if thing.key not in self._kept:
+                    self._used.pop(thing.key, None)
+                    self._kept_bytes += thing.num_bytes
+                self._kept[thing.key] = thing  # the most recently used one
+            while self._kept_bytes > self._budget:
+                self._let_go()
+
+    def evict(self, num_bytes: int | None = None) -> int:
+        """Lets go of things that no session uses, the one used longest ago first, until `num_bytes` are free; None: of all.
+
+        Returns the bytes that the device has got back.
+        """
+        freed = 0
+        with self._lock:
+            while len(self._kept) and (num_bytes is None or freed < num_bytes):
+                freed += self._let_go()
+        return freed
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of everything here, used or not."""
+        with self._lock:
+            return self._kept_bytes + sum(thing.num_bytes for thing in self._used.values())
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold between any two calls."""
+        with self._lock:
+            kept = dict(self._kept.items())
+            assert self._kept_bytes == sum(thing.num_bytes for thing in kept.values())
+            assert self._kept_bytes <= self._budget
+            assert not kept.keys() & set(self._used)
+            assert all(thing.key == key for key, thing in (*kept.items(), *self._used.items()))
+
+    def _find(self, key: str) -> ShareableT | None:
+        with self._lock:
+            thing = self._kept.get(key)  # counts as a use
+            if thing is None:
+                thing = self._used.get(key)
+            self.num_found += thing is not None
+            return thing
+
+    def _let_go(self) -> int:
+        """Leaves the thing used longest ago to those who use it; returns its bytes if nobody does."""
+        key, thing = self._kept.popitem()
+        size = thing.num_bytes
+        self._kept_bytes -= size
+        self._used[key] = thing
+        del thing
+        return 0 if key in self._used else size
