@@ -10,6 +10,7 @@ Owns the cache that models are called with and the attention. Knows nothing of r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from ts_stateful.engine.kv import KVCache
 __all__ = ["FLAT", "Span", "StepCache", "unused_mask"]
 
 FLAT = "ts_stateful"  # the name of the attention function
+_NONSENSE = 1_000_003
 
 
 class Span(NamedTuple):
@@ -51,7 +53,7 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[_Layer(self, index) for index in range(num_layers)])
         self.spans: Sequence[Span] = ()
-        self._states: list[States] | None = None
+        self.states: list[States] | None = None
 
     def begin(self, spans: Sequence[Span], *, flat: bool) -> None:
         """Makes room for the tokens of a step."""
@@ -59,14 +61,19 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
             span.kv.reserve(span.stop)
         self.spans = spans
         masks = _Masks(spans)
-        self._states = [States(i, spans, masks) for i in range(len(self.layers))] if flat else None
+        self.states = [States(i, spans, masks) for i in range(len(self.layers))] if flat else None
+
+    @property
+    def num_seen(self) -> int:
+        """Tokens before this step: with several sessions there is no such number, and whoever uses it shall be found out."""
+        return self.spans[0].start if self.states is None else _NONSENSE
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         """Writes keys and values, both `(1, heads, tokens, dim)`; returns what the attention reads."""
-        if self._states is not None:
-            states = self._states[layer_idx]
+        if self.states is not None:
+            states = self.states[layer_idx]
             states.write(key_states[0], value_states[0])
             return states, states
         (span,) = self.spans
@@ -97,10 +104,10 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         return self._step.update(key_states, value_states, self._index)
 
     def get_seq_length(self) -> int:
-        return self._step.spans[0].start
+        return self._step.num_seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
+        return self._step.num_seen + query_length, 0
 
     def get_max_length(self) -> int:
         return -1
@@ -113,6 +120,7 @@ class States:
         self._layer = layer
         self._spans = spans
         self._masks = masks
+        self.window: int | None = None  # that the model has asked for
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Takes the new tokens' keys and values, `(heads, tokens, dim)`."""
@@ -124,34 +132,68 @@ class States:
         new = zip(keys.split(counts, dim=1), values.split(counts, dim=1), strict=True)
         torch._foreach_copy_(targets, [part for pair in new for part in pair])
 
-    def attend(self, query: Tensor, scale: float | None, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, rule: Rule, window: int | None) -> Tensor:
         """Attention of the new tokens' queries `(1, heads, tokens, dim)`; returns `(1, tokens, heads, value_dim)`.
 
         A token sees its own session's tokens up to itself, the last `window` of them if there is a window.
         """
+        self.window = window
         outputs = []
         queries = query.split([span.num_tokens for span in self._spans], dim=2)
         for index, (span, part) in enumerate(zip(self._spans, queries, strict=True)):
             first = max(0, span.start + 1 - window) if window else 0
             keys = span.kv.keys[self._layer][None, :, first : span.stop]
             values = span.kv.values[self._layer][None, :, first : span.stop]
-            if span.num_tokens == 1:
-                outputs.append(_attend_one(part, keys, values, scale))
-            else:
-                mask = self._masks.of(index, first, window)
-                output = scaled_dot_product_attention(
-                    part, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=True
-                )
-                outputs.append(output.transpose(1, 2))
+            mask = self._masks.of(index, first, window) if span.num_tokens > 1 else None
+            outputs.append(rule.attend(part, keys, values, mask))
         return torch.cat(outputs, dim=1)
 
 
-def _attend_one(query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-    """One token: the query heads that share a key head take the place of tokens, so that no key is read twice."""
-    _, heads, _, dim = query.shape
-    groups = query.reshape(1, keys.shape[1], -1, dim)
-    output = scaled_dot_product_attention(groups, keys, values, scale=scale)
-    return output.reshape(1, 1, heads, -1)
+class Rule(NamedTuple):
+    """How scores become weights, where models differ: a layer's own arguments of the library's interface.
+
+    `softcap` bounds scores by a tanh (Gemma 2); `sinks` `(heads,)` are scores of a key that has no value (gpt-oss).
+    """
+
+    scale: float | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of one session's new tokens, causal without a mask; `(1, tokens, heads, value_dim)`."""
+        if self.softcap is not None or self.sinks is not None:
+            return self._attend_plainly(query, keys, values, mask).transpose(1, 2)
+        _, heads, num_tokens, dim = query.shape
+        if (
+            num_tokens == 1
+        ):  # heads that share keys take the place of tokens, so that no key is read twice
+            groups = query.reshape(1, keys.shape[1], -1, dim)
+            output = scaled_dot_product_attention(groups, keys, values, scale=self.scale)
+            return output.reshape(1, 1, heads, -1)
+        return scaled_dot_product_attention(
+            query, keys, values, mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
+        ).transpose(1, 2)
+
+    def _attend_plainly(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The same, step by step, as the library's eager attention does it."""
+        _, heads, num_tokens, dim = query.shape
+        scale = dim**-0.5 if self.scale is None else self.scale
+        groups = query.reshape(1, keys.shape[1], -1, num_tokens, dim)
+        scores = groups @ keys.unsqueeze(2).transpose(-1, -2) * scale
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if mask is None and num_tokens > 1:
+            mask = scores.new_ones(num_tokens, num_tokens, dtype=torch.bool).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.view(1, keys.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+        output = weights[..., : keys.shape[2]] @ values.unsqueeze(2)
+        return output.reshape(1, heads, num_tokens, -1)
 
 
 class _Masks:
@@ -191,13 +233,15 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of the library's interface; with ordinary tensors it is the library's own."""
     if isinstance(key, States):
-        return key.attend(query, scaling, sliding_window), None
+        return key.attend(query, Rule(scaling, softcap, s_aux), sliding_window), None
     output: tuple[Tensor, None] = sdpa_attention_forward(
-        module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        module, query, key, value, attention_mask, scaling=scaling, softcap=softcap, **kwargs
     )
     return output
 

@@ -49,6 +49,7 @@ class Forward:
         self._takes_positions = "position_ids" in accepts  # models with ALiBi do not
         self.rope_index = getattr(network.base_model, "get_rope_index", None)
         self._mask = unused_mask(network.device)
+        self.stock_attention = self._text_config._attn_implementation
         self.flat = False
         self.flat = self._try_flat()
 
@@ -92,37 +93,49 @@ class Forward:
         positions = torch.tensor([[i for span in spans for i in range(span.start, span.stop)]])
         return positions if self.rope_index is None else positions.expand(3, 1, -1)
 
+    @property
+    def _text_config(self) -> Any:
+        return self._network.config.get_text_config(decoder=True)
+
     def _try_flat(self) -> bool:
         """Gives the model the attention of many sessions; returns whether it then computes what it computed before."""
-        config = self._network.config.get_text_config(decoder=True)
-        before = config._attn_implementation
+        config, before = self._text_config, self.stock_attention
         kinds = set(get_layer_types_and_kwargs(config)[0])
-        if before != "sdpa" or not kinds <= {"full_attention", "sliding_attention"}:
+        if before not in ("sdpa", "eager") or not kinds <= {"full_attention", "sliding_attention"}:
             reason = f"its attention is {before}, its layers are {', '.join(sorted(kinds))}"
         else:
-            reason = self._difference(config)
+            reason = self._difference()
         if reason:
             config._attn_implementation = before
             logger.warning("every session gets a forward pass of its own: %s", reason)
         return not reason
 
-    def _difference(self, config: Any) -> str:
+    def _difference(self) -> str:
+        config = self._text_config
+        _, layer_kwargs = get_layer_types_and_kwargs(config)
         expected = torch.cat([self._trial([counts]) for counts in _TRIAL]).float()
         config._attn_implementation = FLAT
         self.flat = True
         try:
             found = self._trial(_TRIAL).float()
+            windows = [states.window for states in self._cache.states or ()]
         except Exception as error:  # stock code that was not made for it may raise anything
             return f"{type(error).__name__}: {error}"
         finally:
             self.flat = False
+        # The trial is too short to reach the end of a window, so it must be asked for by every layer that has one.
+        expected_windows = [kwargs.get("sliding_window") for kwargs in layer_kwargs]
+        if windows != expected_windows:
+            return (
+                f"its layers ask for windows {windows}, its configuration says {expected_windows}"
+            )
         largest, apart = float(expected.abs().max()), float((found - expected).abs().max())
         bound = _TOLERANCE.get(self._network.dtype, 1e-3) * max(1.0, largest)
         return "" if apart <= bound else f"logits differ by {apart:.2g} of {largest:.2g}"
 
     def _trial(self, trial: Sequence[tuple[int, int]]) -> Tensor:
         """Logits behind sequences that are fed in two passes; `(sequences, vocabulary)`."""
-        vocabulary = self._network.config.get_text_config(decoder=True).vocab_size
+        vocabulary = self._text_config.vocab_size
         caches = [KVCache(self.layout, self._network.device) for _ in trial]
         for part in range(2):
             spans = [
