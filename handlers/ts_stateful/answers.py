@@ -11,8 +11,10 @@ from msgspec import Struct
 __all__ = [
     "Cancelled",
     "Closed",
+    "Forked",
     "HelloAnswer",
     "Opened",
+    "Rewound",
     "ServerLimits",
     "SessionInfo",
     "Timing",
@@ -54,6 +56,21 @@ class Opened(Struct, frozen=True):
     session_id: str
     expires_at: str
     usage: Usage
+
+
+class Forked(Opened, frozen=True):
+    """Answer to `fork`, about the new session; `turn` is the last one of its history, 0 if there is none."""
+
+    forked_from: str
+    turn: int
+
+
+class Rewound(Struct, frozen=True):
+    """Answer to `rewind`; `turn` is the last one that is left, `tokens` the length of what is left."""
+
+    session_id: str
+    turn: int
+    tokens: int
 
 
 class TurnPart(Struct, frozen=True):

@@ -9,7 +9,7 @@ import enum
 
 from msgspec import Struct
 
-from ts_stateful.protocol import Cancel, Close, Command, Continue, Hello, Info, Open, Prompt
+from ts_stateful.protocol import Command, Request
 
 __all__ = ["Describe", "EngineCommand", "Event", "EventKind", "Submit"]
 
@@ -18,14 +18,14 @@ class Describe(Command, frozen=True, tag="describe"):
     """Asks an engine for its figures; comes from TorchServe's management API alone, never from a client."""
 
 
-EngineCommand = Open | Prompt | Cancel | Close | Info | Continue | Hello | Describe
+EngineCommand = Request | Describe
 
 
 class Submit(Struct, frozen=True, tag="submit"):
     """Worker to engine: a request.
 
-    `attachments` are the file parts of a multipart form, images that follow `command.images`. `opens` says that
-    `command.session_id` was made by the worker for a session that does not exist yet. `skip` is the number of characters of
+    `attachments` are the file parts of a multipart form, images that follow `command.images`. `opens` says that the request
+    opens a session: under `command.session_id`, and a `fork` under its `new_session_id`. `skip` is the number of characters of
     the reply that the client has already got (after an engine's death). `pull` asks for one answer at once, with `more`,
     instead of events: the rest is fetched with `continue`.
     """
@@ -51,9 +51,9 @@ class EventKind(enum.Enum):
 class Event(Struct, frozen=True, tag="event"):
     """Engine to worker: something about a request. Every request gets exactly one `LAST`.
 
-    `body` is one JSON document (empty for `ACCEPTED`). `opened_until` (Unix seconds, UTC) is set on every event of a request
-    that opened a session, `closed` on the answer to `close`: both become session headers over HTTP. `num_chars` counts the
-    characters of the reply in `body`.
+    `body` is one JSON document (empty for `ACCEPTED`). `session_id` is the session that a request was about, or has opened.
+    `opened_until` (Unix seconds, UTC) is set on every event of a request that opened a session, `closed` on the answer to
+    `close`: both become session headers over HTTP. `num_chars` counts the characters of the reply in `body`.
     """
 
     request_id: str

@@ -21,18 +21,22 @@ __all__ = [
     "Close",
     "Command",
     "Continue",
+    "Fork",
     "Hello",
     "Image",
     "Info",
     "Open",
     "Prompt",
+    "Request",
+    "Rewind",
     "parse_json",
     "parse_request",
 ]
 
 _Count = Annotated[int, Meta(ge=0, le=2**31)]
+_Metadata = Annotated[dict[str, str | int | float | bool | None], Meta(max_length=32)]
+_Seconds = Annotated[float, Meta(gt=0)]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
-_Scalar = str | int | float | bool | None
 
 
 class Image(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -64,8 +68,8 @@ class Open(Command, frozen=True, tag="open", kw_only=True):
 
     system: str | None = None
     images: tuple[Image, ...] = ()
-    ttl_s: Annotated[float, Meta(gt=0)] | None = None
-    metadata: Annotated[dict[str, _Scalar], Meta(max_length=32)] = {}
+    ttl_s: _Seconds | None = None
+    metadata: _Metadata = {}
 
 
 class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
@@ -109,11 +113,29 @@ class Continue(Command, frozen=True, tag="continue", kw_only=True):
     wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
 
 
+class Fork(Command, frozen=True, tag="fork", kw_only=True):
+    """Opens a session with the history of this one: all of it, or the first `at_turn` turns.
+
+    The new session is `new_session_id`, which the server makes where a client names none. Without `metadata` it has this one's.
+    """
+
+    new_session_id: str | None = None
+    at_turn: _Count | None = None
+    ttl_s: _Seconds | None = None
+    metadata: _Metadata | None = None
+
+
+class Rewind(Command, frozen=True, tag="rewind", kw_only=True):
+    """Forgets every turn behind the first `to_turn`."""
+
+    to_turn: _Count
+
+
 class Hello(Command, frozen=True, tag="hello"):
     """Asks what server this is."""
 
 
-Request = Open | Prompt | Cancel | Close | Info | Continue | Hello
+Request = Open | Prompt | Cancel | Close | Info | Continue | Fork | Rewind | Hello
 _TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)
 
 

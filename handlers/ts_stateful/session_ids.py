@@ -41,21 +41,24 @@ def check_session_id(session_id: str, field: str = "session_id") -> str:
     return session_id
 
 
-def resolve_session_id(header: str | None, body: str | None) -> str | None:
+def resolve_session_id(
+    header: str | None, body: str | None, field: str = "session_id"
+) -> str | None:
     """The one session that a request is about, or None for "none yet" (absent, empty or `NEW_SESSION`).
+
+    `field` is the name that the body has for it.
 
     Raises:
         InvalidRequest: an id has a wrong form.
         SessionIdMismatch: header and body name different sessions.
     """
     ids = []
-    for value, field in ((header, "session header"), (body, "session_id")):
+    for value, name in ((header, "session header"), (body, field)):
         if value is None or value == "" or value == NEW_SESSION:
             continue
-        ids.append(check_session_id(value, field))
+        ids.append(check_session_id(value, name))
     if len(set(ids)) > 1:
         raise SessionIdMismatch(
-            "the session header and `session_id` in the body name different sessions",
-            field="session_id",
+            f"the session header and `{field}` in the body name different sessions", field=field
         )
     return ids[0] if ids else None

@@ -196,6 +196,37 @@ class FakeSessions:
             "usage": {"prompt_tokens": 7},
         }
 
+    def _fork(self, request: dict[str, Any]) -> dict[str, Any]:
+        turns, session_id = self._committed(request, "at_turn"), request["new_session_id"]
+        if session_id in self.sessions:
+            raise SessionExists(f"session {session_id} is open", field="new_session_id")
+        self.sessions[session_id] = turns
+        return {
+            "session_id": session_id,
+            "expires_at": "2030-01-01T00:00:00Z",
+            "usage": {"prompt_tokens": 7 + 10 * len(turns)},
+            "forked_from": request["session_id"],
+            "turn": len(turns),
+        }
+
+    def _rewind(self, request: dict[str, Any]) -> dict[str, Any]:
+        turns = self._turns(request)
+        if any(turn.finish_reason is None for turn in turns):
+            raise TurnGap("a turn is in progress")
+        turns[:] = self._committed(request, "to_turn")
+        return {
+            "session_id": request["session_id"],
+            "turn": len(turns),
+            "tokens": 7 + 10 * len(turns),
+        }
+
+    def _committed(self, request: dict[str, Any], field: str) -> list[Turn]:
+        turns = [turn for turn in self._turns(request) if turn.finish_reason is not None]
+        count = request.get(field, len(turns))
+        if count > len(turns):
+            raise TurnGap(f"there is no turn {count}", field=field)
+        return turns[:count]
+
     def _cancel(self, request: dict[str, Any]) -> dict[str, Any]:
         running = [turn for turn in self._turns(request) if turn.finish_reason is None]
         for turn in running[:1]:

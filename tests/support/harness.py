@@ -154,11 +154,11 @@ class Harness:
 def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tokens: int) -> None:
     """Asserts that the last committed turn is what stock `generate` makes of the whole transcript from scratch."""
     session = harness.engine.table.get(session_id)
-    log, turn = session.state.log, session.turns[-1]
+    log, turn, seen = session.state.log, session.turns[-1], len(session.state.images)
     prompt, reply = log[: turn.usage.prompt_tokens], log[turn.usage.prompt_tokens :]
     inputs: dict[str, Any] = {}
     if model.vision is not None and session.state.images:
-        images = [model.vision.prepare(p) for p in harness.pictures.values()]
+        images = [model.vision.prepare(p) for p in list(harness.pictures.values())[:seen]]
         for name in images[0].tensors:
             inputs[name] = torch.cat([image.tensors[name] for image in images])
         if images[0].grid is not None:

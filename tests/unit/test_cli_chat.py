@@ -72,6 +72,51 @@ def test_chat_is_a_session(
     assert len(fake.closed) == 1
 
 
+def test_chat_forks_and_goes_back(
+    run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`/fork` goes on in a copy, `/sessions` finds the way back, `/rewind` forgets; all of them are closed at the end."""
+    lines = "/fork\n/sessions\none\ntwo\n/fork\nthree\n/sessions 1\n/rewind 1\nother\n/sessions\n"
+    assert run("chat", lines=lines) == 0
+    out = capsys.readouterr().out
+    assert out.count("no session yet") == 2
+    (one, first), (two, second) = (
+        (name, [turn.prompt for turn in turns]) for name, turns in fake.sessions.items()
+    )
+    assert first == ["one", "other"]
+    assert second == ["one", "two", "three"]
+    assert f"* 2  {two}  2 turns" in out
+    assert f"* 1  {one}  2 turns\n  2  {two}  3 turns" in out
+    assert "back at turn 1, 17 tokens" in out
+    assert fake.closed == {one, two}
+
+
+def test_chat_refuses_what_there_is_not(
+    run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A turn or a session that does not exist is named, and the conversation goes on."""
+    lines = "/rewind 1\none\n/rewind 2\n/rewind x\n/sessions 2\n/sessions x\ntwo\n"
+    assert run("chat", lines=lines) == 1
+    out = capsys.readouterr().out
+    assert "error: turn_gap: there is no turn 2" in out
+    assert out.count("no such command: ") == 3
+    assert [turn.prompt for turn in next(iter(fake.sessions.values()))] == ["one", "two"]
+
+
+def test_chat_notices_which_sessions_have_ended(url: str, fake: FakeSessions) -> None:
+    """The list says so, and one that is found ended is taken off it; a session that was given stays open."""
+    out, lines = io.StringIO(), io.StringIO("/fork\none\n/sessions\n/sessions 1\ntwo\n")
+    with connect(url) as server:
+        given = server.open(session_id="mine")
+        fake.fail("info", Fault(error=SessionExpired("idle")))
+        fake.fail("prompt", Fault(error=SessionExpired("idle")))
+        assert Chat(server, Terminal(out), lines, session=given).run() == 1
+    assert "  1  mine  ended\n* 2" in out.getvalue()
+    assert "\n  1  mine  0 turns\n* 1  mine  0 turns\n" in out.getvalue()
+    assert [turn.prompt for turn in fake.sessions["mine"]] == ["two"]
+    assert fake.closed == set()
+
+
 def test_chat_survives_errors(
     run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
 ) -> None:

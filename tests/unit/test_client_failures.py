@@ -115,6 +115,25 @@ def test_open_and_close_are_repeated(server: Server, fake: FakeSessions, fault: 
     assert fake.closed == {session.session_id}
 
 
+@pytest.mark.parametrize("fault", [BREAK, LOST], ids=["request lost", "answer lost"])
+def test_fork_and_rewind_are_repeated(server: Server, fake: FakeSessions, fault: Fault) -> None:
+    """A `fork` or `rewind` whose answer was lost is applied once and succeeds."""
+    with server.open() as session:
+        for text in ("one", "two"):
+            session.ask(text)
+        fake.fail("fork", fault)
+        with session.fork() as fork:
+            assert fork.opened is not None
+            assert fork.opened.usage.prompt_tokens == 27
+            reply = fork.prompt("three")
+            assert (reply.result(), reply.turn) == (reply_to("three"), 3)
+        fake.fail("rewind", fault)
+        assert session.rewind(1).turn == 1
+        reply = session.prompt("other")
+        assert (reply.result(), reply.turn) == (reply_to("other"), 2)
+    assert list(fake.sessions) == [session.session_id, fork.session_id]
+
+
 def test_back_off_doubles_and_ends(server: Server, fake: FakeSessions, time: FakeTime) -> None:
     """The delays between attempts double; after as many as the policy has, the error is raised."""
     with server.open() as session:

@@ -14,6 +14,7 @@ from ts_stateful.errors import (
     SessionClosed,
     SessionExists,
     SessionNotFound,
+    TurnGap,
 )
 
 
@@ -176,6 +177,60 @@ def test_continue_asks_for_any_part_of_a_turn(server: Server) -> None:
         answer = session.continue_(1, after=10)
         assert answer.text == text[10:]
         assert (answer.next, answer.more) == (len(text), False)
+
+
+def test_a_fork_goes_its_own_way(server: Server, fake: FakeSessions) -> None:
+    """It begins with the turns that there are; what is said in one of the two is unknown to the other."""
+    with server.open() as session:
+        session.ask("one")
+        with session.fork() as fork:
+            assert fork.ask("two") == reply_to("two")
+            assert fork.continue_(1).text == reply_to("one")
+            assert fork.info().turns == 2
+            assert session.info().turns == 1
+            assert session.prompt("other").result() == reply_to("other")
+        assert fake.closed == {fork.session_id}
+        assert session.ask("three") == reply_to("three")
+    assert fork.opened is not None
+    assert fork.opened.usage.prompt_tokens == 17
+    assert [request["turn"] for request in fake.of_kind("prompt")] == [1, 2, 2, 3]
+
+
+def test_a_fork_may_begin_earlier_and_be_named(server: Server, fake: FakeSessions) -> None:
+    """`at_turn` says behind which turn; id, lifetime and metadata are as in `open`."""
+    with server.open() as session:
+        for text in ("one", "two"):
+            session.ask(text)
+        with session.fork(at_turn=1, session_id="mine", ttl_s=60, metadata={"user": 7}) as fork:
+            assert fork.session_id == "mine"
+            assert fork.prompt("other").result() == reply_to("other")
+            assert fork.info().turns == 2
+            with pytest.raises(SessionExists):
+                session.fork(session_id="mine")
+        with pytest.raises(TurnGap):
+            session.fork(at_turn=3)
+        with pytest.raises(InvalidRequest):
+            session.fork(session_id="a;b")
+    sent = fake.of_kind("fork")[0]
+    assert (sent["at_turn"], sent["ttl_s"], sent["metadata"]) == (1, 60, {"user": 7})
+    assert sent["session_id"] == session.session_id
+
+
+def test_a_rewound_session_goes_on_from_there(server: Server, fake: FakeSessions) -> None:
+    """The next turn has the number behind the one that was gone back to; a rewind may be repeated."""
+    with server.open() as session:
+        for text in ("one", "two", "three"):
+            session.ask(text)
+        for _ in range(2):
+            assert (session.rewind(1).turn, session.info().turns) == (1, 1)
+        reply = session.prompt("other")
+        assert reply.result() == reply_to("other")
+        assert reply.turn == 2
+        with pytest.raises(TurnGap):
+            session.rewind(3)
+        assert session.ask("next") == reply_to("next")
+        assert session.rewind(0).tokens == 7
+    assert [request["turn"] for request in fake.of_kind("prompt")] == [1, 2, 3, 2, 3]
 
 
 def test_cancel_ends_the_turn_and_the_loop_ends_by_itself(fake: FakeSessions) -> None:

@@ -31,15 +31,17 @@ class Talk:
 
     def __init__(self, text: ChatText) -> None:
         self.text = text
-        self.dialogue: Dialogue = text.begin(None, 0)
+        self.dialogue = Dialogue(text.begin(None, 0))
         self.log: list[int] = []
 
     def turn(self, prompt: str, reply: str) -> int:
         """One turn; returns how much of the log was kept."""
         message = self.text.user_message(self.dialogue, prompt, 0)
         extension = self.text.extend(self.dialogue, self.log, message, [])
-        self.log = self.log[: extension.keep] + extension.ids + encode(reply)
-        self.text.commit(self.dialogue, message, extension.rendered, reply)
+        turn = self.text.committed(self.dialogue, message, extension, reply, encode(reply))
+        self.log = [*self.log[: turn.keep], *turn.ids]
+        self.dialogue.apply(turn)
+        assert self.dialogue.rendered == extension.rendered
         return extension.keep
 
 
@@ -92,7 +94,7 @@ def test_control_tokens_are_text_wherever_somebody_says_them(template: str | Non
 def test_an_opening_is_how_every_first_prompt_begins() -> None:
     """What `open` computes is not computed again."""
     text = chat()
-    dialogue = text.begin("Be brief.", 0)
+    dialogue = Dialogue(text.begin("Be brief.", 0))
     opening = text.opening(dialogue, [])
     for prompt in ("What color is it?", "\n\n?", ""):
         message = text.user_message(dialogue, prompt, 0)
@@ -104,7 +106,7 @@ def test_a_template_that_refuses_is_a_typed_error() -> None:
     """Many templates take no system prompt; the field says so."""
     text = chat("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}")
     with pytest.raises(InvalidRequest) as caught:
-        text.opening(text.begin("Be brief.", 0), [])
+        text.opening(Dialogue(text.begin("Be brief.", 0)), [])
     assert caught.value.field == "system"
 
 

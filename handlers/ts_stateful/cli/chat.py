@@ -21,13 +21,18 @@ __all__ = ["Chat"]
 _HELP = """\
 /image FILE  sends an image (a file or a URL) with the next prompt
 /info        shows the figures of the session
+/fork        goes on in a copy of the session; the one that was copied stays as it is
+/rewind N    forgets what came behind turn N; 0 goes back to the beginning
+/sessions    lists the sessions of this chat; /sessions N goes on in number N
 /help        shows this
 /quit        ends the session, as Ctrl-D does
 Ctrl-C       cancels the reply in progress"""
 
+_NO_SESSION = "no session yet; the first prompt opens one"
+
 
 class Chat:
-    """One conversation. A session that it is given stays open; one that it opens is closed at the end."""
+    """A conversation and its forks. A session that it is given stays open; those that it opens are closed at the end."""
 
     def __init__(
         self,
@@ -44,8 +49,8 @@ class Chat:
         self._server = server
         self._terminal = terminal
         self._lines = lines
-        self._session = session
-        self._keeps_session = session is not None
+        self._given = self._session = session
+        self._sessions = [] if session is None else [session]  # this one and its forks
         self._system = system
         self._images = list(images)
         self._options = options or PromptOptions()
@@ -93,7 +98,7 @@ class Chat:
                 self._images.clear()
                 self._terminal.aside("images have to be given again")
             if isinstance(error, SessionError) and error.status in (404, 410):
-                self._session, self._keeps_session = None, False
+                self._forget_session()
                 self._terminal.aside("the session has ended; the next prompt opens a new one")
         except KeyboardInterrupt:
             self._terminal.line()
@@ -101,27 +106,70 @@ class Chat:
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
-        if name == "/image" and argument.strip():
-            self._images.append(argument.strip())
+        argument = argument.strip()
+        if name == "/image" and argument:
+            self._images.append(argument)
             self._terminal.aside("goes with the next prompt")
         elif name == "/info":
             self._info()
+        elif name == "/fork":
+            self._fork()
+        elif name == "/rewind" and argument.isdecimal():
+            self._rewind(int(argument))
+        elif line == "/sessions":
+            self._list()
+        elif name == "/sessions" and argument in self._numbered():
+            self._session = self._numbered()[argument]
+            self._list()
         elif name == "/help":
             self._terminal.aside(_HELP)
         else:
             self._num_failures += 1
             self._terminal.aside(f"no such command: {line}; /help shows what there is")
 
-    def _info(self) -> None:
+    def _current(self) -> Session | None:
         if self._session is None:
-            self._terminal.aside("no session yet; the first prompt opens one")
-            return
-        for name, value in msgspec.to_builtins(self._session.info()).items():
-            self._terminal.aside(f"{name}: {value}")
+            self._terminal.aside(_NO_SESSION)
+        return self._session
+
+    def _info(self) -> None:
+        if session := self._current():
+            for name, value in msgspec.to_builtins(session.info()).items():
+                self._terminal.aside(f"{name}: {value}")
+
+    def _fork(self) -> None:
+        if session := self._current():
+            self._session = session.fork()
+            self._sessions.append(self._session)
+            self._list()
+
+    def _rewind(self, to_turn: int) -> None:
+        if session := self._current():
+            rewound = session.rewind(to_turn)
+            self._terminal.aside(f"back at turn {rewound.turn}, {rewound.tokens} tokens")
+
+    def _numbered(self) -> dict[str, Session]:
+        return {str(number): session for number, session in enumerate(self._sessions, start=1)}
+
+    def _list(self) -> None:
+        if not self._sessions:
+            self._terminal.aside(_NO_SESSION)
+        for number, session in self._numbered().items():
+            try:
+                state = f"{session.info().turns} turns"
+            except SessionError:
+                state = "ended"
+            mark = "*" if session is self._session else " "
+            self._terminal.aside(f"{mark} {number}  {session.session_id}  {state}")
+
+    def _forget_session(self) -> None:
+        self._sessions = [s for s in self._sessions if s is not self._session]
+        self._session = None
 
     def _prompt(self, line: str) -> None:
         if self._session is None:
             self._session = self._server.open(images=self._images, system=self._system)
+            self._sessions.append(self._session)
             self._images.clear()
         reply = self._session.prompt(line, images=self._images, **self._options)
         started_at = self._clock()
@@ -138,9 +186,10 @@ class Chat:
         self._terminal.aside(_figures(reply, first_s))
 
     def _close(self) -> None:
-        if self._session is not None and not self._keeps_session:
-            with contextlib.suppress(ClientError, StatefulError):
-                self._session.close()
+        for session in self._sessions:
+            if session is not self._given:
+                with contextlib.suppress(ClientError, StatefulError):
+                    session.close()
 
 
 def _figures(reply: Reply, first_s: float | None) -> str:

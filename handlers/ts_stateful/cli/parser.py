@@ -34,6 +34,9 @@ first piece and the tokens that did not have to be computed again.
 
   /image FILE  sends an image (a file or a URL) with the next prompt, or opens the session with it
   /info        shows the figures of the session
+  /fork        goes on in a copy of the session; the one that was copied stays as it is
+  /rewind N    forgets what came behind turn N; 0 goes back to the beginning
+  /sessions    lists the sessions of this chat; /sessions N goes on in number N
   /help        shows these commands
   /quit        ends the session, as Ctrl-D does
   Ctrl-C       cancels the reply in progress; what has come stays part of the session

@@ -1,23 +1,33 @@
 """A session of a server, as its client holds it.
 
-Owns the numbering of turns and the closing; a turn itself is a `Reply`.
+Owns the numbering of turns, the closing, and what a session's history allows: forks and going back. A turn itself is a `Reply`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, TypedDict
 
-from ts_stateful.answers import Cancelled, Closed, Opened, SessionInfo, TurnAnswer
+from ts_stateful.answers import (
+    Cancelled,
+    Closed,
+    Forked,
+    Opened,
+    Rewound,
+    SessionInfo,
+    TurnAnswer,
+    Usage,
+)
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.errors import ClientError
 from ts_stateful.client.images import ImageSource, wire_images
 from ts_stateful.client.reply import Reply
 from ts_stateful.client.turns import TurnCounter
-from ts_stateful.errors import SessionClosed, SessionError, StatefulError
-from ts_stateful.protocol import Cancel, Close, Continue, Info, Prompt
+from ts_stateful.errors import SessionClosed, SessionError, SessionExists, StatefulError
+from ts_stateful.protocol import Cancel, Close, Continue, Fork, Info, Prompt, Rewind
+from ts_stateful.session_ids import check_session_id, new_session_id
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +51,7 @@ class Session:
     """An open session; leaving its `with` block closes it on the server.
 
     One client at a time: turns are numbered here, and a second client of the same session would number them alike.
-    `opened` is the server's answer to `open`, None for a session that was attached to.
+    `opened` is the server's answer to `open` or `fork`, None for a session that was attached to.
     """
 
     def __init__(
@@ -101,6 +111,55 @@ class Session:
     def cancel(self, timeout_s: float | None = None) -> Cancelled:
         """Ends the turn in progress, if there is one; what was generated is kept."""
         return self._calls.call(Cancel(session_id=self.session_id), Cancelled, timeout_s)
+
+    def fork(
+        self,
+        *,
+        at_turn: int | None = None,
+        session_id: str | None = None,
+        ttl_s: float | None = None,
+        metadata: Mapping[str, str | int | float | bool | None] | None = None,
+        timeout_s: float | None = None,
+    ) -> Session:
+        """A new session with the history of this one up to its last committed turn, or to turn `at_turn`.
+
+        Each of the two then goes its own way and is closed by itself. Without `metadata` the new one has that of this one.
+
+        Raises:
+            StatefulError: the server refuses, for instance `TooManySessions` or, for a turn that there is not, `TurnGap`.
+            ClientError: the server could not be asked, or not in time.
+        """
+        # Made here for the same reason as in `Server.open`: a fork whose answer was lost can be repeated.
+        name = new_session_id() if session_id is None else check_session_id(session_id)
+        command = Fork(
+            session_id=self.session_id,
+            new_session_id=name,
+            at_turn=at_turn,
+            ttl_s=ttl_s,
+            metadata=None if metadata is None else dict(metadata),
+        )
+
+        def made_up() -> Forked:
+            info = Session(self._calls, name, opened=None, num_turns=None).info(timeout_s)
+            usage = Usage(prompt_tokens=info.tokens)
+            return Forked(name, info.expires_at, usage, self.session_id, info.turns)
+
+        applied = (SessionExists, made_up) if session_id is None else None
+        forked = self._calls.call(command, Forked, timeout_s, applied=applied)
+        return Session(self._calls, forked.session_id, opened=forked, num_turns=forked.turn)
+
+    def rewind(self, to_turn: int, timeout_s: float | None = None) -> Rewound:
+        """Forgets every turn behind turn `to_turn`; 0 is the session as it was opened.
+
+        Raises:
+            TurnGap: there is no such turn, or a turn is in progress or waiting.
+            StatefulError, ClientError: as everywhere.
+        """
+        self._turns.forget()
+        command = Rewind(session_id=self.session_id, to_turn=to_turn)
+        rewound = self._calls.call(command, Rewound, timeout_s)
+        self._turns.reset(rewound.turn)
+        return rewound
 
     def info(self, timeout_s: float | None = None) -> SessionInfo:
         """The figures of the session."""

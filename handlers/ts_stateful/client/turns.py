@@ -27,6 +27,10 @@ class TurnCounter:
         self._num_turns += 1
         return self._num_turns
 
+    def reset(self, num_turns: int) -> None:
+        """The server has said how many there are."""
+        self._num_turns = num_turns
+
     def forget(self) -> None:
         """A turn has ended in a way that leaves the count open."""
         self._num_turns = None

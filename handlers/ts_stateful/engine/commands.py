@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ts_stateful.answers import Cancelled, Closed
+from ts_stateful.answers import Cancelled, Closed, Rewound
 from ts_stateful.config import Config, Profile
 from ts_stateful.engine import reports
 from ts_stateful.engine.audience import Audience
@@ -16,10 +16,28 @@ from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.sequence import Sequence, Status, Subscriber
 from ts_stateful.engine.turns import Turns, check_number
-from ts_stateful.errors import ContextTooLong, InvalidRequest, QueueFull, SessionClosed, TurnGap
+from ts_stateful.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    QueueFull,
+    SessionClosed,
+    SessionExists,
+    TurnGap,
+)
 from ts_stateful.events import Submit
-from ts_stateful.protocol import Cancel, Close, Continue, Hello, Image, Info, Open, Prompt
-from ts_stateful.sessions.session import Session
+from ts_stateful.protocol import (
+    Cancel,
+    Close,
+    Continue,
+    Fork,
+    Hello,
+    Image,
+    Info,
+    Open,
+    Prompt,
+    Rewind,
+)
+from ts_stateful.sessions.session import Residency, Session, Turn
 from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["Commands"]
@@ -65,6 +83,10 @@ class Commands:
             self._cancel(message.request_id, self._session(command.session_id))
         elif isinstance(command, Close):
             self._close(message.request_id, self._session(command.session_id))
+        elif isinstance(command, Fork):
+            self._fork(message.request_id, command)
+        elif isinstance(command, Rewind):
+            self._rewind(message.request_id, command)
         elif isinstance(command, Info):
             session = self._session(command.session_id)
             answer = reports.info(session, self._outbox, self._clock())
@@ -82,10 +104,10 @@ class Commands:
         self._check_length(command)
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
-        dialogue = self._model.text.begin(asked.system, num_images)
+        opening = self._model.text.begin(asked.system, num_images)
         return self._table.open(
             command.session_id,
-            Context(dialogue, self._model.device),
+            Context(opening, self._model.new_kv()),
             ttl_s=asked.ttl_s,
             metadata=dict(asked.metadata),
         )
@@ -188,6 +210,62 @@ class Commands:
         self._outbox.answer(
             request_id, Closed(session.session_id), session_id=session.session_id, closed=True
         )
+
+    def _fork(self, request_id: str, command: Fork) -> None:
+        source = self._session(command.session_id)
+        if command.new_session_id is None:
+            raise InvalidRequest("name the new session", field="new_session_id")
+        if source.work and isinstance(source.work[0].command, Open):
+            raise TurnGap("the session is still being opened; fork it when that is answered")
+        at_turn = len(source.turns) if command.at_turn is None else command.at_turn
+        turns = _first_turns(source, at_turn, "at_turn")
+        self._table.touch(source)
+        metadata = source.metadata if command.metadata is None else command.metadata
+        try:
+            fork = self._table.open(
+                command.new_session_id,
+                source.state.fork(turns, self._model.new_kv()),
+                ttl_s=command.ttl_s,
+                metadata=dict(metadata),
+            )
+        except SessionExists as error:
+            raise SessionExists(error.message, field="new_session_id") from None
+        fork.turns = turns
+        self._lend_kv(source, fork)
+        self._outbox.answer(
+            request_id,
+            reports.forked(fork, source.session_id, self._outbox),
+            session_id=fork.session_id,
+            opened_until=self._outbox.unix_time(fork.expires_at),
+        )
+
+    def _lend_kv(self, source: Session[Context], fork: Session[Context]) -> None:
+        """Copies the KV states that a fork can use, if they fit; what is missing is computed with its next prompt."""
+        context = source.state
+        running = [work for work in source.work if work.status is Status.RUNNING]
+        num_bytes = context.kv.length * context.kv.token_bytes
+        on_device = context.residency is Residency.DEVICE
+        if on_device and self._table.make_room(num_bytes, spared=source):
+            context.lend_kv(fork.state, running[0].ids if running else context.log)
+
+    def _rewind(self, request_id: str, command: Rewind) -> None:
+        session = self._session(command.session_id)
+        if session.busy:
+            raise TurnGap("a turn is in progress; cancel it or wait for its end before you rewind")
+        turns = _first_turns(session, command.to_turn, "to_turn")
+        self._table.touch(session)
+        session.state.rewind(turns)
+        session.turns = turns
+        answer = Rewound(session.session_id, len(turns), len(session.state.log))
+        self._outbox.answer(request_id, answer, session_id=session.session_id)
+
+
+def _first_turns(session: Session[Context], count: int, field: str) -> list[Turn]:
+    if count > len(session.turns):
+        raise TurnGap(
+            f"turn {count} was asked for, but the session has {len(session.turns)}", field=field
+        )
+    return session.turns[:count]
 
 
 def _prompts(session: Session[Context]) -> list[Sequence]:

@@ -1,35 +1,97 @@
 """What an engine keeps for a session of a language model.
 
-Owns the log of token ids, the images and the KV states of one session, and their way down the ladder. Knows nothing of
-requests. The log is the session; the KV states are a cache of it that may be shorter, or gone.
+Owns the log of token ids, the images and the KV states of one session, their way down the ladder, and what becomes of them when
+the session is forked or goes back. Knows nothing of requests. The log is the session; the KV states are a cache of it that may
+be shorter, or gone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 
 from ts_stateful.engine.kv import KVCache
-from ts_stateful.engine.text import Dialogue
+from ts_stateful.engine.text import Dialogue, common_prefix
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import StatefulError
-from ts_stateful.sessions.session import Residency
+from ts_stateful.sessions.session import Delta, Residency, Turn
 
 __all__ = ["Context"]
 
 _HOST = torch.device("cpu")
 
 
-class Context:
-    """The state of one session; implements `sessions.SessionState`."""
+class _Past(NamedTuple):
+    dialogue: Dialogue
+    log: list[int]
+    images: list[ImageInput]
 
-    def __init__(self, dialogue: Dialogue, device: torch.device) -> None:
-        self.dialogue = dialogue
-        self.log: list[int] = []
+
+class Context:
+    """The state of one session; implements `sessions.SessionState`.
+
+    Its history is `opening` and the deltas of the session's turns; `dialogue`, `log` and `images` follow from them.
+    """
+
+    def __init__(self, opening: Delta, kv: KVCache) -> None:
+        self.opening = opening
+        self.dialogue = Dialogue(opening)
+        self.log = list(opening.ids)
         self.images: list[ImageInput] = []
-        self.kv = KVCache()
+        self.kv = kv
         self.failed: tuple[int, StatefulError] | None = None  # the last turn that was rolled back
-        self._device = device
+        self._device = kv.device
         self._kv_on_host = False
+
+    def open(self, ids: Sequence[int]) -> None:
+        """Takes in the ids of the opening, which is complete then; its images are the caller's to add."""
+        self.opening = dataclasses.replace(self.opening, ids=tuple(ids))
+        self.log = list(ids)
+
+    def commit(self, turn: Delta) -> None:
+        """Takes in the next turn; its images are the caller's to add."""
+        _apply(turn, self.dialogue, self.log)
+        self.failed = None
+
+    def fork(self, turns: Sequence[Turn], kv: KVCache) -> Context:
+        """A context of its own as this one was after `turns`, its first ones; images are shared, and `kv` is empty."""
+        fork = Context(self.opening, kv)
+        fork.dialogue, fork.log, fork.images = self._after(turns)
+        return fork
+
+    def lend_kv(self, fork: Context, computed: Sequence[int]) -> None:
+        """Gives a fork a copy of the KV states that hold there too, if the device has memory for it.
+
+        `computed` are the ids whose states these are: the log, or those of a turn in progress.
+        """
+        with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
+            fork.kv = self.kv.copy()
+            fork.kv.truncate(common_prefix(computed, fork.log))
+
+    def rewind(self, turns: Sequence[Turn]) -> None:
+        """Goes back to what it was after `turns`, its first ones; the KV states of what is still the same stay."""
+        past = self._after(turns)
+        self.kv.truncate(common_prefix(self.log, past.log))
+        self.dialogue, self.log, self.images = past
+        self.failed = None
+
+    def check_integrity(self, turns: Sequence[Turn]) -> None:
+        """Asserts that the history of all `turns` gives what is here."""
+        past = self._after(turns)
+        assert vars(past.dialogue) == vars(self.dialogue)
+        assert past.log == self.log
+        assert past.images == self.images
+
+    def _after(self, turns: Sequence[Turn]) -> _Past:
+        dialogue, log = Dialogue(self.opening), list(self.opening.ids)
+        for turn in turns:
+            _apply(turn.delta, dialogue, log)
+        num_images = self.opening.num_images + sum(turn.delta.num_images for turn in turns)
+        return _Past(dialogue, log, self.images[:num_images])
 
     @property
     def residency(self) -> Residency:
@@ -40,23 +102,13 @@ class Context:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of KV states on the device."""
-        return 0 if self._kv_on_host else self.kv.num_bytes
+        """Bytes on the device: KV states and image embeddings."""
+        return self._image_bytes + (0 if self._kv_on_host else self.kv.num_bytes)
 
     @property
     def host_bytes(self) -> int:
         """Bytes of KV states in host memory."""
         return self.kv.num_bytes if self._kv_on_host else 0
-
-    @property
-    def shared(self) -> list[ImageInput]:
-        """The images: other sessions may show the same ones."""
-        return self.images
-
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of the embeddings of its images, whoever else uses them."""
-        return sum(image.num_bytes for image in set(self.images))
 
     def to_host(self) -> None:
         """Moves the KV states to host memory; embeddings are small and stay."""
@@ -65,7 +117,7 @@ class Context:
 
     def to_record(self) -> None:
         """Drops the KV states."""
-        self.kv = KVCache()
+        self.kv.clear(self._device)
         self._kv_on_host = False
 
     def to_device(self) -> str | None:
@@ -79,3 +131,9 @@ class Context:
     @property
     def _image_bytes(self) -> int:
         return sum(image.num_bytes for image in self.images)
+
+
+def _apply(turn: Delta, dialogue: Dialogue, log: list[int]) -> None:
+    dialogue.apply(turn)
+    del log[turn.keep :]
+    log += turn.ids

@@ -1,4 +1,4 @@
-"""What an engine tells about itself and its sessions: `hello`, `info` and the description for operators.
+"""What an engine tells about itself and its sessions: `hello`, `info`, `fork` and the description for operators.
 
 Owns the figures' names and where they come from; changes nothing.
 """
@@ -10,7 +10,14 @@ from typing import Any
 
 from msgspec import structs
 
-from ts_stateful.answers import HelloAnswer, ServerLimits, SessionInfo
+from ts_stateful.answers import (
+    Forked,
+    HelloAnswer,
+    ServerLimits,
+    SessionInfo,
+    TokenDetails,
+    Usage,
+)
 from ts_stateful.config import Config
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
@@ -19,7 +26,7 @@ from ts_stateful.figures import Figures
 from ts_stateful.sessions.session import Session
 from ts_stateful.version import __version__
 
-__all__ = ["describe", "hello", "info"]
+__all__ = ["describe", "forked", "hello", "info"]
 
 
 def hello(config: Config, model: Model) -> HelloAnswer:
@@ -57,10 +64,25 @@ def info(session: Session[Context], outbox: Outbox, now: float) -> SessionInfo:
         cached_tokens=min(context.kv.length, len(context.log)),
         images=len(context.images),
         residency=context.residency.value,
-        device_bytes=context.device_bytes + context.image_bytes,
+        device_bytes=context.device_bytes,
         host_bytes=context.host_bytes,
         running=session.busy,
         waiting=max(0, len(session.work) - 1),
+    )
+
+
+def forked(session: Session[Context], source_id: str, outbox: Outbox) -> Forked:
+    """A session that has just been made from another one."""
+    context = session.state
+    return Forked(
+        session.session_id,
+        outbox.rfc3339(session.expires_at),
+        Usage(
+            prompt_tokens=len(context.log),
+            prompt_tokens_details=TokenDetails(cached_tokens=context.kv.length),
+        ),
+        forked_from=source_id,
+        turn=len(session.turns),
     )
 
 

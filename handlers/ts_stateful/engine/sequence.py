@@ -13,10 +13,10 @@ from typing import Any
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.reply import ReplyText
 from ts_stateful.engine.sampler import Row
-from ts_stateful.engine.text import Message
+from ts_stateful.engine.text import Extension
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.protocol import Open, Prompt
-from ts_stateful.sessions.session import Session
+from ts_stateful.sessions.session import Message, Session
 
 __all__ = ["Sequence", "Status", "Subscriber", "Waiter"]
 
@@ -70,7 +70,7 @@ class Sequence:
     keep: int = 0  # ids of the session's log that stay as they are
     cached: int = 0  # ids whose KV was there
     message: Message | None = None
-    rendered: str = ""
+    extension: Extension | None = None  # what the log became with the message
     reply: ReplyText | None = None
     max_new_tokens: int = 0
     image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image

@@ -10,37 +10,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jinja2
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 from ts_stateful.errors import InvalidRequest
+from ts_stateful.sessions.session import Delta, Message
 
-__all__ = ["ChatText", "Dialogue", "Extension", "Message", "common_prefix"]
+__all__ = ["ChatText", "Dialogue", "Extension", "common_prefix"]
 
 _CUT = "\ue0f0user\ue0f0"  # private-use characters: where the first user's text will stand in an opening
 _ANCHOR_CHARS = 48
-
-
-class Message(NamedTuple):
-    """What somebody said: `text` with its control tokens marked, behind `num_images` images."""
-
-    role: str
-    text: str
-    num_images: int = 0
+T = TypeVar("T")
 
 
 class Dialogue:
     """The text of a session: its messages, and what was rendered for its last turn, whose ids are in the log."""
 
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.opening_images = 0  # images of `open`, with which the first user message will begin
+    def __init__(self, opening: Delta) -> None:
+        self.messages = list(opening.messages)
+        self.opening_images = opening.num_images  # with which the first user message will begin
         self.rendered = ""  # up to where the last reply began
-        self.reply = ""
         self.num_turns = 0
+
+    @property
+    def reply(self) -> str:
+        """The last reply, its control tokens marked; empty before the first turn."""
+        return self.messages[-1].text if self.num_turns else ""
+
+    @property
+    def waiting_images(self) -> int:
+        """The images of `open`, as long as no user message has begun with them."""
+        return 0 if self.num_turns else self.opening_images
+
+    def apply(self, turn: Delta) -> None:
+        """Takes in the next turn."""
+        self.messages += turn.messages
+        self.rendered = self.rendered[: turn.keep_chars] + turn.rendered
+        self.num_turns += 1
 
 
 class Extension(NamedTuple):
@@ -72,25 +81,33 @@ class ChatText:
         controls = sorted((t for t in tokens if not t.isspace()), key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
 
-    def begin(self, system: str | None, num_images: int) -> Dialogue:
-        """The dialogue of a new session."""
-        dialogue = Dialogue()
-        if system is not None:
-            dialogue.messages.append(self._message("system", system))
-        dialogue.opening_images = num_images
-        return dialogue
+    def begin(self, system: str | None, num_images: int) -> Delta:
+        """The opening of a session, as far as it is known before its images are: all but its ids."""
+        messages = () if system is None else (self._message("system", system),)
+        return Delta(messages=messages, num_images=num_images)
 
     def user_message(self, dialogue: Dialogue, prompt: str, num_images: int) -> Message:
         """The next user message; the images of `open` come first in the first one."""
-        opening = dialogue.opening_images if dialogue.num_turns == 0 else 0
-        return self._message("user", prompt, opening + num_images)
+        return self._message("user", prompt, dialogue.waiting_images + num_images)
 
-    def commit(self, dialogue: Dialogue, message: Message, rendered: str, reply: str) -> None:
-        """Takes a turn into the dialogue: `rendered` ends where the reply began."""
-        answer = self._message("assistant", reply)
-        dialogue.messages += [message, answer]
-        dialogue.rendered, dialogue.reply = rendered, answer.text
-        dialogue.num_turns += 1
+    def committed(
+        self,
+        dialogue: Dialogue,
+        message: Message,
+        extension: Extension,
+        reply: str,
+        reply_ids: Sequence[int],
+    ) -> Delta:
+        """What a turn makes of the dialogue and its log, once its reply is known."""
+        keep_chars = common_prefix(dialogue.rendered, extension.rendered)
+        return Delta(
+            keep=extension.keep,
+            ids=(*extension.ids, *reply_ids),
+            keep_chars=keep_chars,
+            rendered=extension.rendered[keep_chars:],
+            messages=(message, self._message("assistant", reply)),
+            num_images=message.num_images - dialogue.waiting_images,
+        )
 
     def opening(self, dialogue: Dialogue, expansions: Sequence[Sequence[int]]) -> list[int]:
         """The ids with which every first prompt of this dialogue begins; empty where the template does not tell.
@@ -217,9 +234,13 @@ def _appended(dialogue: Dialogue, rendered: str) -> str | None:
     return tail[len(core) :].removeprefix(blank)
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of ids that `a` and `b` have in common at their beginning."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return min(len(a), len(b))
+def common_prefix(a: Sequence[T], b: Sequence[T]) -> int:
+    """The number of ids or characters that `a` and `b` have in common at their beginning."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # slices are compared a hundred times faster than items one by one
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -30,7 +30,6 @@ from ts_stateful.errors import (
 )
 from ts_stateful.protocol import Image, Prompt
 from ts_stateful.sessions.session import Turn
-from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["LoadImages", "Turns", "check_number"]
@@ -52,7 +51,6 @@ class Turns:
         audience: Audience,
         outbox: Outbox,
         *,
-        images: SharedCache[ImageInput],
         load_images: LoadImages,
         executor: Executor,
         post: Callable[[Callable[[], None]], None],
@@ -63,12 +61,10 @@ class Turns:
         self._scheduler = scheduler
         self._audience = audience
         self._outbox = outbox
-        self._images = images
         self._load_images = load_images
         self._executor = executor
         self._post = post
         self._clock = clock
-        self.token_bytes = 0  # KV bytes a token, as last seen
 
     def admit(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
         """Takes a turn into its session; it runs once its images are there and the turns before it are done."""
@@ -102,7 +98,7 @@ class Turns:
         self._scheduler.remove(sequence)
         turn = self._commit(sequence, reason) if isinstance(sequence.command, Prompt) else None
         if turn is None:
-            context.log = sequence.ids
+            context.open(sequence.ids)
         context.kv.truncate(len(context.log))
         context.images += sequence.images
         sequence.images = []
@@ -112,37 +108,38 @@ class Turns:
 
     def _commit(self, sequence: Sequence, reason: str) -> Turn:
         context = sequence.context
-        assert sequence.reply is not None
-        assert sequence.message is not None
-        text = sequence.reply.finish()
+        message, extension, reply = sequence.message, sequence.extension, sequence.reply
+        assert message is not None
+        assert extension is not None
+        assert reply is not None
+        text = reply.finish()
+        reply_ids = sequence.ids[sequence.num_prompt :][: reply.num_kept]
+        dialogue = context.dialogue
         turn = Turn(
-            sequence.number, text, reason, usage_of(sequence), self._outbox.timing_of(sequence)
+            number=sequence.number,
+            text=text,
+            finish_reason=reason,
+            usage=usage_of(sequence),
+            timing=self._outbox.timing_of(sequence),
+            delta=self._model.text.committed(dialogue, message, extension, text, reply_ids),
         )
-        context.log = sequence.ids[: sequence.num_prompt + sequence.reply.num_kept]
-        self._model.text.commit(context.dialogue, sequence.message, sequence.rendered, text)
-        context.failed = None
+        context.commit(turn.delta)
         sequence.session.turns.append(turn)
         return turn
 
     def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
         """Runs on a media thread."""
-        tenant = sequence.session.metadata.get("tenant")
+        vision = self._model.vision
+        assert vision is not None
         try:
             made: list[ImageInput] | StatefulError = [
-                self._image(picture, tenant) for picture in self._load_images(images, files)
+                vision.prepare(image) for image in self._load_images(images, files)
             ]
         except StatefulError as error:
-            made = error.with_traceback(None)  # its frames would hold the session
+            made = error
         except Exception as error:  # the boundary of a media thread
             made = defect(error, "loading images")
         self._post(lambda: self._loaded(sequence, made))
-
-    def _image(self, picture: PIL.Image.Image, tenant: object) -> ImageInput:
-        """What stands for a picture, shared with every session of the tenant that shows the same one."""
-        vision = self._model.vision
-        assert vision is not None
-        key = vision.key(picture, tenant)
-        return self._images.get(key, lambda: vision.prepare(picture, key))
 
     def _loaded(self, sequence: Sequence, made: list[ImageInput] | StatefulError) -> None:
         if sequence.status is Status.DONE:
@@ -169,7 +166,7 @@ class Turns:
     def _start(self, sequence: Sequence) -> None:
         context = sequence.context
         extension = self._extension(sequence)
-        sequence.rendered = extension.rendered
+        sequence.extension = extension
         sequence.ids = context.log[: extension.keep] + extension.ids
         sequence.num_prompt = len(sequence.ids)
         self._check_window(sequence)
@@ -213,8 +210,9 @@ class Turns:
             sequence.max_new_tokens = min(sequence.command.max_new_tokens, window - need)
 
     def _make_room(self, sequence: Sequence) -> None:
-        missing = sequence.num_prompt + sequence.max_new_tokens - sequence.context.kv.length
-        if not self._table.make_room(max(0, missing) * self.token_bytes):
+        kv = sequence.context.kv
+        missing = sequence.num_prompt + sequence.max_new_tokens - kv.length
+        if not self._table.make_room(max(0, missing) * kv.token_bytes):
             raise OutOfMemory(
                 "the turn does not fit deviceCacheBytes beside the turns in progress",
                 retry_after_s=1.0,

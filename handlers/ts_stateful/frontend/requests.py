@@ -18,7 +18,7 @@ from ts_stateful.config import Profile
 from ts_stateful.errors import InvalidRequest
 from ts_stateful.events import Describe, EngineCommand
 from ts_stateful.frontend.headers import HeaderNames, RowHeaders
-from ts_stateful.protocol import Hello, Open, Prompt, Request, parse_json, parse_request
+from ts_stateful.protocol import Fork, Hello, Open, Prompt, Request, parse_json, parse_request
 from ts_stateful.session_ids import new_session_id, resolve_session_id
 
 __all__ = ["Parsed", "RequestParser"]
@@ -131,12 +131,16 @@ def _attachments(others: Mapping[str, Any], key: str) -> tuple[bytes, ...]:
 
 
 def _address(request: Request, headers: RowHeaders) -> tuple[Request, bool]:
-    """The request with the id of the session that it is about, and whether it opens that session."""
+    """The request with the ids of the sessions that it is about, and whether it opens one."""
     session_id = resolve_session_id(headers.session_id(), request.session_id)
-    opens = isinstance(request, Open)
+    opens = isinstance(request, Open | Fork)
     if session_id is None and isinstance(request, Open | Prompt):
         session_id = headers.minted_id or new_session_id()
         opens = True
     if session_id is None and not isinstance(request, Hello):
         raise InvalidRequest("name the session, in the session header or here", field="session_id")
+    if isinstance(request, Fork):
+        asked = resolve_session_id(None, request.new_session_id, field="new_session_id")
+        made = asked or headers.minted_id or new_session_id()
+        request = msgspec.structs.replace(request, new_session_id=made)
     return msgspec.structs.replace(request, session_id=session_id), opens

@@ -19,11 +19,13 @@ import torch
 from lru import LRU
 
 from ts_stateful.config import Config, HandlerConfig
+from ts_stateful.errors import SessionExists
 from ts_stateful.events import EngineCommand, Event, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.link import EngineLink, Timeouts
 from ts_stateful.process.spec import EngineSpec, runtime_folder
 from ts_stateful.process.supervisor import Supervisor
+from ts_stateful.protocol import Fork
 
 __all__ = ["Dispatcher", "devices"]
 
@@ -95,8 +97,12 @@ class Dispatcher:
         opens: bool = False,
         pull: bool = False,
     ) -> None:
-        """Hands in a request; never blocks."""
-        link = self._link_for(command.session_id, opens=opens)
+        """Hands in a request; never blocks.
+
+        Raises:
+            SessionExists: the id of a fork belongs to another engine than its source.
+        """
+        link = self._link_for(command, opens=opens)
         link.submit(Submit(request_id, command, attachments, opens=opens, pull=pull))
 
     def drop(self, request_id: str) -> None:
@@ -109,14 +115,17 @@ class Dispatcher:
         for link in self._links:
             link.close()
 
-    def _link_for(self, session_id: str | None, *, opens: bool) -> EngineLink:
-        known = None if session_id is None else self._by_session.get(session_id)
-        if known is not None:
-            return known
-        link = min(self._links, key=lambda link: link.num_sessions)
-        if opens and session_id is not None:
-            self._by_session[session_id] = link
-        return link
+    def _link_for(self, command: EngineCommand, *, opens: bool) -> EngineLink:
+        known = None if command.session_id is None else self._by_session.get(command.session_id)
+        link = known or min(self._links, key=lambda link: link.num_sessions)
+        opened = command.new_session_id if isinstance(command, Fork) else command.session_id
+        if not opens or opened is None or self._by_session.setdefault(opened, link) is link:
+            return link
+        # A fork has to be where its source is, and only that other engine knows whether its session is still open.
+        raise SessionExists(
+            "the id is, or was, that of a session on another engine; choose another one",
+            field="new_session_id",
+        )
 
     def _attached(self, index: int, session_ids: tuple[str, ...]) -> None:
         for session_id in session_ids:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ts_stateful.answers import Timing, Usage
-from ts_stateful.sessions.shared import Shareable
 
-__all__ = ["Residency", "Session", "SessionState", "Turn"]
+__all__ = ["Delta", "Message", "Residency", "Session", "SessionState", "Turn"]
 
 
 class Residency(enum.Enum):
@@ -36,17 +35,12 @@ class SessionState(Protocol):
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of storage on the device, without what is shared."""
+        """Bytes of storage on the device."""
         ...
 
     @property
     def host_bytes(self) -> int:
         """Bytes of storage in host memory (where that is not the device itself)."""
-        ...
-
-    @property
-    def shared(self) -> Sequence[Shareable]:
-        """What it uses together with other sessions."""
         ...
 
     def to_host(self) -> None:
@@ -61,15 +55,40 @@ class SessionState(Protocol):
 StateT = TypeVar("StateT", bound=SessionState)
 
 
+class Message(NamedTuple):
+    """What somebody said: `text` with its control tokens marked, behind `num_images` images."""
+
+    role: str
+    text: str
+    num_images: int = 0
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one turn, or the opening of a session, has made of the history before it; a history is its deltas in order.
+
+    Of the log of token ids the first `keep` stayed and `ids` followed. Of the rendered conversation, which ends where the last
+    reply begins, the first `keep_chars` characters stayed and `rendered` followed. `num_images` images were new.
+    """
+
+    keep: int = 0
+    ids: tuple[int, ...] = ()
+    keep_chars: int = 0
+    rendered: str = ""
+    messages: tuple[Message, ...] = ()
+    num_images: int = 0
+
+
 @dataclass(frozen=True)
 class Turn:
-    """A committed turn: immutable, and all that a replayed answer or a `continue` needs."""
+    """A committed turn: immutable, all that a replayed answer needs, and by `delta` all that the history needs of it."""
 
     number: int
     text: str
     finish_reason: str
     usage: Usage
     timing: Timing
+    delta: Delta
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple
+from typing import Generic, NamedTuple
 
 from lru import LRU
 
@@ -22,7 +22,6 @@ from ts_stateful.errors import (
     TooManySessions,
 )
 from ts_stateful.sessions.session import Residency, Session, StateT
-from ts_stateful.sessions.shared import SharedCache
 
 __all__ = ["Limits", "SessionTable", "short_id"]
 
@@ -53,16 +52,10 @@ class _Ended(NamedTuple):
 
 
 class SessionTable(Generic[StateT]):
-    """The open sessions of one engine; `shared` is what they have in common."""
+    """The open sessions of one engine."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        shared: SharedCache[Any],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
-        self._shared = shared
         self._clock = clock
         self._sessions: LRU[str, Session[StateT]] = LRU(limits.max_sessions)
         self._ended: LRU[str, _Ended] = LRU(_REMEMBER_COUNT)
@@ -159,16 +152,16 @@ class SessionTable(Generic[StateT]):
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device: what each session holds, and once what they share or have shared."""
-        return self._shared.num_bytes + sum(session.state.device_bytes for session in self)
+        """Bytes that all sessions hold on the device."""
+        return sum(session.state.device_bytes for session in self)
 
     @property
     def host_bytes(self) -> int:
         """Bytes that all sessions hold in host memory."""
         return sum(session.state.host_bytes for session in self)
 
-    def make_room(self, num_bytes: int) -> bool:
-        """Evicts idle sessions, least recently used first, until `num_bytes` more fit the device's budget.
+    def make_room(self, num_bytes: int, *, spared: Session[StateT] | None = None) -> bool:
+        """Evicts idle sessions but the one `spared`, least recently used first, until `num_bytes` more fit the device's budget.
 
         Returns whether they fit. Sessions stay open; their tensors go to host memory if that has room, else they are dropped
         and computed again when they are needed.
@@ -177,22 +170,20 @@ class SessionTable(Generic[StateT]):
         if budget is None:
             return True
         excess = self.device_bytes + num_bytes - budget
-        excess -= self._shared.evict(excess)  # what no session uses goes first
         for session in reversed(list(self)):
             if excess <= 0:
                 break
-            excess -= self._evict(session)
+            if session is not spared:
+                excess -= self._evict(session)
         return excess <= 0
 
     def evict_idle(self) -> None:
-        """Evicts what no session uses and every session that is not busy: the last resort before an out-of-memory error."""
-        self._shared.evict()
+        """Evicts every session that is not busy: the last resort before an out-of-memory error."""
         for session in reversed(list(self)):
             self._evict(session)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between any two calls."""
-        self._shared.check_integrity()
         assert len(self._sessions) <= self._limits.max_sessions
         for session_id, session in self._sessions.items():
             assert session.session_id == session_id
@@ -224,7 +215,6 @@ class SessionTable(Generic[StateT]):
         return excess <= 0
 
     def _end(self, session: Session[StateT], error: type[SessionError]) -> None:
-        self._shared.keep(session.state.shared)
         del self._sessions[session.session_id]
         self._ended[session.session_id] = _Ended(self._clock(), error)
 
