@@ -102,13 +102,23 @@ class Context:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device: KV states and image embeddings."""
-        return self._image_bytes + (0 if self._kv_on_host else self.kv.num_bytes)
+        """Bytes of KV states on the device."""
+        return 0 if self._kv_on_host else self.kv.num_bytes
 
     @property
     def host_bytes(self) -> int:
         """Bytes of KV states in host memory."""
         return self.kv.num_bytes if self._kv_on_host else 0
+
+    @property
+    def shared(self) -> list[ImageInput]:
+        """The images: other sessions may show the same ones."""
+        return self.images
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of the embeddings of its images, whoever else uses them."""
+        return sum(image.num_bytes for image in set(self.images))
 
     def to_host(self) -> None:
         """Moves the KV states to host memory; embeddings are small and stay."""
@@ -127,10 +137,6 @@ class Context:
             self._kv_on_host = False
             return "host"
         return "replay" if self.log and self.kv.length == 0 else None
-
-    @property
-    def _image_bytes(self) -> int:
-        return sum(image.num_bytes for image in self.images)
 
 
 def _apply(turn: Delta, dialogue: Dialogue, log: list[int]) -> None:

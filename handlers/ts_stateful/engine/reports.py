@@ -64,7 +64,7 @@ def info(session: Session[Context], outbox: Outbox, now: float) -> SessionInfo:
         cached_tokens=min(context.kv.length, len(context.log)),
         images=len(context.images),
         residency=context.residency.value,
-        device_bytes=context.device_bytes,
+        device_bytes=context.device_bytes + context.image_bytes,
         host_bytes=context.host_bytes,
         running=session.busy,
         waiting=max(0, len(session.work) - 1),

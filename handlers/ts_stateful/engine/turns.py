@@ -30,6 +30,7 @@ from ts_stateful.errors import (
 )
 from ts_stateful.protocol import Image, Prompt
 from ts_stateful.sessions.session import Turn
+from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["LoadImages", "Turns", "check_number"]
@@ -51,6 +52,7 @@ class Turns:
         audience: Audience,
         outbox: Outbox,
         *,
+        images: SharedCache[ImageInput],
         load_images: LoadImages,
         executor: Executor,
         post: Callable[[Callable[[], None]], None],
@@ -61,6 +63,7 @@ class Turns:
         self._scheduler = scheduler
         self._audience = audience
         self._outbox = outbox
+        self._images = images
         self._load_images = load_images
         self._executor = executor
         self._post = post
@@ -129,17 +132,23 @@ class Turns:
 
     def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
         """Runs on a media thread."""
-        vision = self._model.vision
-        assert vision is not None
+        tenant = sequence.session.metadata.get("tenant")
         try:
             made: list[ImageInput] | StatefulError = [
-                vision.prepare(image) for image in self._load_images(images, files)
+                self._image(picture, tenant) for picture in self._load_images(images, files)
             ]
         except StatefulError as error:
-            made = error
+            made = error.with_traceback(None)  # its frames would hold the session
         except Exception as error:  # the boundary of a media thread
             made = defect(error, "loading images")
         self._post(lambda: self._loaded(sequence, made))
+
+    def _image(self, picture: PIL.Image.Image, tenant: object) -> ImageInput:
+        """What stands for a picture, shared with every session of the tenant that shows the same one."""
+        vision = self._model.vision
+        assert vision is not None
+        key = vision.key(picture, tenant)
+        return self._images.get(key, lambda: vision.prepare(picture, key))
 
     def _loaded(self, sequence: Sequence, made: list[ImageInput] | StatefulError) -> None:
         if sequence.status is Status.DONE:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ts_stateful.answers import Timing, Usage
+from ts_stateful.sessions.shared import Shareable
 
 __all__ = ["Delta", "Message", "Residency", "Session", "SessionState", "Turn"]
 
@@ -35,12 +36,17 @@ class SessionState(Protocol):
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of storage on the device."""
+        """Bytes of storage on the device, without what is shared."""
         ...
 
     @property
     def host_bytes(self) -> int:
         """Bytes of storage in host memory (where that is not the device itself)."""
+        ...
+
+    @property
+    def shared(self) -> Sequence[Shareable]:
+        """What it uses together with other sessions."""
         ...
 
     def to_host(self) -> None:

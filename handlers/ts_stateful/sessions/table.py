@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from lru import LRU
 
@@ -22,6 +22,7 @@ from ts_stateful.errors import (
     TooManySessions,
 )
 from ts_stateful.sessions.session import Residency, Session, StateT
+from ts_stateful.sessions.shared import SharedCache
 
 __all__ = ["Limits", "SessionTable", "short_id"]
 
@@ -52,10 +53,16 @@ class _Ended(NamedTuple):
 
 
 class SessionTable(Generic[StateT]):
-    """The open sessions of one engine."""
+    """The open sessions of one engine; `shared` is what they have in common."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        shared: SharedCache[Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limits = limits
+        self._shared = shared
         self._clock = clock
         self._sessions: LRU[str, Session[StateT]] = LRU(limits.max_sessions)
         self._ended: LRU[str, _Ended] = LRU(_REMEMBER_COUNT)
@@ -152,8 +159,8 @@ class SessionTable(Generic[StateT]):
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that all sessions hold on the device."""
-        return sum(session.state.device_bytes for session in self)
+        """Bytes on the device: what each session holds, and once what they share or have shared."""
+        return self._shared.num_bytes + sum(session.state.device_bytes for session in self)
 
     @property
     def host_bytes(self) -> int:
@@ -170,6 +177,7 @@ class SessionTable(Generic[StateT]):
         if budget is None:
             return True
         excess = self.device_bytes + num_bytes - budget
+        excess -= self._shared.evict(excess)  # what no session uses goes first
         for session in reversed(list(self)):
             if excess <= 0:
                 break
@@ -178,12 +186,14 @@ class SessionTable(Generic[StateT]):
         return excess <= 0
 
     def evict_idle(self) -> None:
-        """Evicts every session that is not busy: the last resort before an out-of-memory error."""
+        """Evicts what no session uses and every session that is not busy: the last resort before an out-of-memory error."""
+        self._shared.evict()
         for session in reversed(list(self)):
             self._evict(session)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between any two calls."""
+        self._shared.check_integrity()
         assert len(self._sessions) <= self._limits.max_sessions
         for session_id, session in self._sessions.items():
             assert session.session_id == session_id
@@ -215,6 +225,7 @@ class SessionTable(Generic[StateT]):
         return excess <= 0
 
     def _end(self, session: Session[StateT], error: type[SessionError]) -> None:
+        self._shared.keep(session.state.shared)
         del self._sessions[session.session_id]
         self._ended[session.session_id] = _Ended(self._clock(), error)
 
