@@ -64,6 +64,7 @@ class HandlerConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     trust_remote_code: bool = False
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+    pack_linears: bool = True  # on a CPU that gains from it
     threads: Annotated[int, Meta(ge=0)] = 0  # of an engine on a CPU; 0: torch's choice, one for a small model
     engines: Literal["auto"] | _Count = "auto"
     engine_linger_sec: _Positive = (

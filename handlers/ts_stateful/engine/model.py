@@ -27,6 +27,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from ts_stateful.config import ConfigError, HandlerConfig
 from ts_stateful.engine.forward import Forward, find_layout
 from ts_stateful.engine.kv import KVCache
+from ts_stateful.engine.packed import can_pack, pack
 from ts_stateful.engine.text import ChatText
 from ts_stateful.engine.vision import Vision
 
@@ -91,6 +92,8 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ConfigError(f"handler.model {settings.model!r} cannot be loaded: {error}") from error
     network.to(device).eval()
+    if settings.pack_linears and can_pack(device, network.dtype):
+        logger.info("%d linear layers are packed", pack(network))
     return build_model(Path(name).name, network, owner, settings.context_length)
 
 
