@@ -14,7 +14,17 @@ from ts_stateful.errors import InvalidRequest, SessionIdMismatch, StatefulError
 from ts_stateful.events import Describe
 from ts_stateful.frontend.headers import RowHeaders
 from ts_stateful.frontend.requests import Parsed, RequestParser
-from ts_stateful.protocol import Cancel, Close, Continue, Hello, Info, Open, Prompt
+from ts_stateful.protocol import (
+    Cancel,
+    Close,
+    Continue,
+    Fork,
+    Hello,
+    Info,
+    Open,
+    Prompt,
+    Rewind,
+)
 
 _MINTED = "ts-seq-0b9fd3a0-7e4e-4d5c-8b0e-0f0f0f0f0f0f"
 
@@ -171,6 +181,7 @@ def test_an_id_of_a_wrong_form_is_refused(session_id: str) -> None:
         ({"type": "close"}, Close),
         ({"type": "info"}, Info),
         ({"type": "continue", "turn": 1}, Continue),
+        ({"type": "rewind", "to_turn": 1}, Rewind),
     ],
 )
 def test_other_requests_need_an_id(document: Any, command: type) -> None:
@@ -181,6 +192,37 @@ def test_other_requests_need_an_id(document: Any, command: type) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         http(document)
     assert field_of(refusal) == "session_id"
+
+
+@pytest.mark.parametrize("asked", [None, "", "NEW_SESSION", "mine"])
+def test_a_fork_names_two_sessions(asked: str | None) -> None:
+    """The source as always, and a new one, under the client's id or one that cannot be guessed."""
+    parsed = http({"type": "fork", "new_session_id": asked}, **{ID: "a"})
+    assert isinstance(parsed.command, Fork)
+    assert parsed.opens
+    assert parsed.command.session_id == "a"
+    made = parsed.command.new_session_id
+    assert made == "mine" if asked == "mine" else made is not None and len(made) == 32
+
+
+def test_a_fork_needs_a_source_and_good_ids() -> None:
+    """Each is refused by the name of its field."""
+    for document, field in (
+        ({"type": "fork"}, "session_id"),
+        ({"type": "fork", "session_id": "a", "new_session_id": "a;b"}, "new_session_id"),
+        ({"type": "fork", "session_id": "a;b", "new_session_id": "b"}, "session_id"),
+    ):
+        with pytest.raises(InvalidRequest) as refusal:
+            http(document)
+        assert field_of(refusal) == field
+
+
+def test_a_fork_uses_the_id_that_the_frontend_made() -> None:
+    """In the sequence profile a fork that names its source in the body alone has been given one already."""
+    headers = {**HTTP, ID: _MINTED, START: "true"}
+    body = {"body": b'{"type": "fork", "session_id": "a"}'}
+    command = parse(body, headers, Profile.SEQUENCE).command
+    assert command == Fork(session_id="a", new_session_id=_MINTED)
 
 
 def test_hello_needs_no_id() -> None:

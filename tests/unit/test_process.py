@@ -20,11 +20,12 @@ import pytest
 from tests.support.pictures import noise, png, png_base64
 from tests.support.tiny import llava, save
 from ts_stateful.config import load_config
+from ts_stateful.errors import SessionExists
 from ts_stateful.events import Describe, EngineCommand, Event, EventKind
 from ts_stateful.process.dispatch import Dispatcher, devices
 from ts_stateful.process.spec import runtime_folder
 from ts_stateful.process.supervisor import EngineDied
-from ts_stateful.protocol import Continue, Hello, Image, Info, Open, Prompt
+from ts_stateful.protocol import Continue, Fork, Hello, Image, Info, Open, Prompt
 
 WAIT_S = (
     90  # the longest that anything here may take on a slow machine; nothing waits for it to pass
@@ -259,6 +260,32 @@ def test_sessions_are_spread_over_the_engines(
     successor.dispatcher.start()
     for name in names:
         assert successor.ask(Prompt(session_id=name, prompt="Hi", max_new_tokens=1))["turn"] == 1
+    successor.dispatcher.close()
+
+
+def test_a_fork_is_where_its_source_is(
+    model_dir: Path, frontend: subprocess.Popen[bytes], runtime: Path
+) -> None:
+    """It is found there afterwards, also by the next worker; an id that another engine knows is refused."""
+    worker = Worker(model_dir, frontend.pid, engines=2)
+    worker.dispatcher.start()
+    for name in ("a", "b"):  # one on each
+        worker.ask(Open(session_id=name), opens=True)
+        worker.ask(Prompt(session_id=name, prompt="Hi", max_new_tokens=1))
+    for source in ("a", "b"):
+        fork = Fork(session_id=source, new_session_id=f"{source}2")
+        assert worker.ask(fork, opens=True)["turn"] == 1
+        assert worker.ask(fork, opens=True)["error"]["code"] == "session_exists"
+        again = Prompt(session_id=f"{source}2", prompt="Hi", max_new_tokens=1)
+        assert worker.ask(again)["turn"] == 2
+    with pytest.raises(SessionExists):
+        worker.submit(Fork(session_id="a", new_session_id="b"), opens=True)
+    assert worker.ask(Info(session_id="b"))["turns"] == 1
+    worker.dispatcher.close()
+    successor = Worker(model_dir, frontend.pid, engines=2)
+    successor.dispatcher.start()
+    for name in ("a", "a2", "b", "b2"):
+        assert successor.ask(Info(session_id=name))["session_id"] == name
     successor.dispatcher.close()
 
 

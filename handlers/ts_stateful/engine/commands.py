@@ -15,6 +15,7 @@ from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.sequence import Sequence, Status, Subscriber
+from ts_stateful.engine.text import common_prefix
 from ts_stateful.engine.turns import Turns, check_number
 from ts_stateful.errors import (
     ContextTooLong,
@@ -241,12 +242,13 @@ class Commands:
 
     def _lend_kv(self, source: Session[Context], fork: Session[Context]) -> None:
         """Copies the KV states that a fork can use, if they fit; what is missing is computed with its next prompt."""
-        context = source.state
+        kv = source.state.kv
         running = [work for work in source.work if work.status is Status.RUNNING]
-        num_bytes = context.kv.length * context.kv.token_bytes
-        on_device = context.residency is Residency.DEVICE
-        if on_device and self._table.make_room(num_bytes, spared=source):
-            context.lend_kv(fork.state, running[0].ids if running else context.log)
+        computed = running[0].ids if running else source.state.log
+        length = min(kv.length, common_prefix(computed, fork.state.log))
+        on_device = source.state.residency is Residency.DEVICE
+        if on_device and self._table.make_room(length * kv.token_bytes, spared=source):
+            source.state.lend_kv(fork.state, length)
 
     def _rewind(self, request_id: str, command: Rewind) -> None:
         session = self._session(command.session_id)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ts_stateful.engine.kv import KVCache
+from ts_stateful.engine.prefix import Prefix
 from ts_stateful.engine.text import Dialogue, common_prefix
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import StatefulError
@@ -43,6 +44,7 @@ class Context:
         self.log = list(opening.ids)
         self.images: list[ImageInput] = []
         self.kv = kv
+        self.prefix: Prefix | None = None
         self.failed: tuple[int, StatefulError] | None = None  # the last turn that was rolled back
         self._device = kv.device
         self._kv_on_host = False
@@ -60,17 +62,14 @@ class Context:
     def fork(self, turns: Sequence[Turn], kv: KVCache) -> Context:
         """A context of its own as this one was after `turns`, its first ones; images are shared, and `kv` is empty."""
         fork = Context(self.opening, kv)
+        fork.prefix = self.prefix
         fork.dialogue, fork.log, fork.images = self._after(turns)
         return fork
 
-    def lend_kv(self, fork: Context, computed: Sequence[int]) -> None:
-        """Gives a fork a copy of the KV states that hold there too, if the device has memory for it.
-
-        `computed` are the ids whose states these are: the log, or those of a turn in progress.
-        """
+    def lend_kv(self, fork: Context, length: int) -> None:
+        """Gives a fork a copy of the KV states of the first `length` tokens, if the device has memory for it."""
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
-            fork.kv = self.kv.copy()
-            fork.kv.truncate(common_prefix(computed, fork.log))
+            fork.kv = self.kv.copy(length)
 
     def rewind(self, turns: Sequence[Turn]) -> None:
         """Goes back to what it was after `turns`, its first ones; the KV states of what is still the same stay."""
@@ -111,9 +110,9 @@ class Context:
         return self.kv.num_bytes if self._kv_on_host else 0
 
     @property
-    def shared(self) -> list[ImageInput]:
-        """The images: other sessions may show the same ones."""
-        return self.images
+    def shared(self) -> list[ImageInput | Prefix]:
+        """The images and the system prompt: other sessions may have the same ones."""
+        return [*self.images, self.prefix] if self.prefix else [*self.images]
 
     @property
     def image_bytes(self) -> int:

@@ -113,12 +113,13 @@ class KVCache:
         self.device = device
         self._allocate(0, pin=False)
 
-    def copy(self) -> KVCache:
-        """A cache of its own with the same content, on the same device."""
+    def copy(self, length: int) -> KVCache:
+        """A cache of its own with the first `length` tokens, on the same device."""
+        assert length <= self.length
         copy = KVCache(self._layout, self.device)
-        copy.reserve(self.length)
-        copy.length = self.length
-        _copy(self.states, copy.states, self.length)
+        copy.reserve(length)
+        copy.length = length
+        _copy(self.states, copy.states, length)
         return copy
 
     @property
