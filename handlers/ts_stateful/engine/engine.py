@@ -20,6 +20,7 @@ from ts_stateful.engine.commands import Commands
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
+from ts_stateful.engine.prefix import Prefix
 from ts_stateful.engine.runner import Logits, Runner
 from ts_stateful.engine.sampler import sample
 from ts_stateful.engine.scheduler import Chunk, Scheduler
@@ -54,8 +55,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         utc: Callable[[], float] = time.time,
     ) -> None:
-        self._images: SharedCache[ImageInput] = SharedCache(config.handler.embedding_cache_bytes)
-        self.table = SessionTable(_limits(model, config), self._images, clock)
+        self._shared: SharedCache[ImageInput | Prefix] = SharedCache(
+            config.handler.embedding_cache_bytes
+        )
+        self.table: SessionTable[Context] = SessionTable(_limits(model, config), self._shared, clock)
         self._model = model
         self._config = config
         self._clock = clock
@@ -71,7 +74,7 @@ class Engine:
             self._scheduler,
             self._audience,
             self._outbox,
-            images=self._images,
+            shared=self._shared,
             load_images=load_images,
             executor=executor,
             post=post,
@@ -210,8 +213,8 @@ class Engine:
             host_bytes=self.table.host_bytes,
             tokens_generated=self._num_tokens,
             images_encoded=vision.num_encoded if vision else 0,
-            images_reused=self._images.num_found,
-            embedding_bytes=self._images.num_bytes,
+            images_reused=self._shared.num_found,
+            embedding_bytes=self._shared.num_bytes,
         )
 
 

@@ -16,6 +16,7 @@ from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox, usage_of
+from ts_stateful.engine.prefix import Prefix, prefix_key, prefix_length
 from ts_stateful.engine.reply import ReplyText
 from ts_stateful.engine.scheduler import Scheduler
 from ts_stateful.engine.sequence import Sequence, Status
@@ -28,7 +29,7 @@ from ts_stateful.errors import (
     StatefulError,
     TurnGap,
 )
-from ts_stateful.protocol import Image, Prompt
+from ts_stateful.protocol import Image, Open, Prompt
 from ts_stateful.sessions.session import Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
@@ -52,7 +53,7 @@ class Turns:
         audience: Audience,
         outbox: Outbox,
         *,
-        images: SharedCache[ImageInput],
+        shared: SharedCache[ImageInput | Prefix],
         load_images: LoadImages,
         executor: Executor,
         post: Callable[[Callable[[], None]], None],
@@ -63,7 +64,7 @@ class Turns:
         self._scheduler = scheduler
         self._audience = audience
         self._outbox = outbox
-        self._images = images
+        self._shared = shared
         self._load_images = load_images
         self._executor = executor
         self._post = post
@@ -102,6 +103,8 @@ class Turns:
         turn = self._commit(sequence, reason) if isinstance(sequence.command, Prompt) else None
         if turn is None:
             context.open(sequence.ids)
+            if context.prefix is not None:
+                context.prefix.learn(context.kv)
         context.kv.truncate(len(context.log))
         context.images += sequence.images
         sequence.images = []
@@ -148,7 +151,9 @@ class Turns:
         vision = self._model.vision
         assert vision is not None
         key = vision.key(picture, tenant)
-        return self._images.get(key, lambda: vision.prepare(picture, key))
+        image = self._shared.get(key, lambda: vision.prepare(picture, key))
+        assert isinstance(image, ImageInput)
+        return image
 
     def _loaded(self, sequence: Sequence, made: list[ImageInput] | StatefulError) -> None:
         if sequence.status is Status.DONE:
@@ -179,10 +184,11 @@ class Turns:
         sequence.ids = context.log[: extension.keep] + extension.ids
         sequence.num_prompt = len(sequence.ids)
         self._check_window(sequence)
-        # The last id is always computed: its logits choose the first token.
-        sequence.keep = max(0, min(extension.keep, context.kv.length, sequence.num_prompt - 1))
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
+        known = max(extension.keep, self._lent(sequence))
+        # The last id is always computed: its logits choose the first token.
+        sequence.keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
         context.kv.truncate(sequence.keep)
         sequence.cached = context.kv.length
         sequence.status = Status.RUNNING
@@ -193,6 +199,23 @@ class Turns:
             self.finish(sequence, "stop")  # an opening of which the template tells nothing
         else:
             self._scheduler.add(sequence)
+
+    def _lent(self, sequence: Sequence) -> int:
+        """The ids at the beginning whose states the session gets from others with the same system prompt."""
+        context, opens = sequence.context, isinstance(sequence.command, Open)
+        opening = sequence.ids if opens else context.opening.ids
+        vision = self._model.vision
+        length = prefix_length(opening, vision.image_token_id if vision else None)
+        kept = len(opening) if opens else sequence.extension.keep if sequence.extension else 0
+        if context.kv.length or not 0 < length <= kept:
+            return 0
+        if context.prefix is None:
+            key = prefix_key(opening[:length], sequence.session.metadata.get("tenant"))
+            made = self._shared.get(key, lambda: Prefix(key, length))
+            assert isinstance(made, Prefix)
+            context.prefix = made
+        context.kv = context.prefix.lend() or context.kv
+        return context.kv.length
 
     def _extension(self, sequence: Sequence) -> Extension:
         context, command, text = sequence.context, sequence.command, self._model.text

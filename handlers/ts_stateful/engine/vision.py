@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +68,7 @@ class Vision:
         self.image_token: str = processor.image_token
         self.image_token_id: int = network.config.image_token_id
         self._pooled_as_list = True
+        self._output_type: Any = BaseModelOutputWithPooling
         self.num_encoded = 0  # runs of the vision tower
 
     def key(self, image: PIL.Image.Image, tenant: object = None) -> str:
@@ -112,6 +112,7 @@ class Vision:
         output = self._features(**inputs, return_dict=True)
         self.num_encoded += 1
         self._pooled_as_list = not isinstance(output.pooler_output, Tensor)
+        self._output_type = type(output)
         maps = [output.pooler_output, *(output.get("deepstack_features") or ())]
         features = tuple(
             torch.cat([part.reshape(-1, part.shape[-1]) for part in feature]) for feature in maps
@@ -136,13 +137,30 @@ class Vision:
             at += span
         return mask
 
-    def outputs(self, images: Sequence[ImageInput], start: int, stop: int) -> dict[str, Any]:
-        """The encoder outputs that fill image tokens `start` to `stop` (counted over the whole context)."""
-        maps = [image.features for image in images if image.features is not None]
-        rows = [torch.cat(feature)[start:stop] for feature in zip(*maps, strict=True)]
+    def features(self, images: Sequence[ImageInput], start: int, stop: int) -> list[Tensor]:
+        """What fills image tokens `start` to `stop`, counted over `images`: `(tokens, hidden)` a feature map.
+
+        Runs the vision tower for those of these images that it has not seen yet.
+        """
+        parts = []
+        at = 0
+        for image in images:
+            count = image.ids.count(self.image_token_id)
+            first, last = max(0, start - at), min(count, stop - at)
+            if first < last:
+                if image.features is None:
+                    self.encode(image)
+                assert image.features is not None
+                parts.append([feature[first:last] for feature in image.features])
+            at += count
+        return [torch.cat(rows) for rows in zip(*parts, strict=True)]
+
+    def outputs(self, parts: Sequence[Sequence[Tensor]]) -> dict[str, Any]:
+        """The encoder outputs in which a model finds `features`, those of several sequences behind one another."""
+        rows = [torch.cat(features) for features in zip(*parts, strict=True)]
         wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
-        return {"image": BaseModelOutputWithPooling(pooler_output=wrapped[0], **deepstack)}
+        return {"image": self._output_type(pooler_output=wrapped[0], **deepstack)}
 
 
 def _identity(network: PreTrainedModel, processor: Any) -> tuple[str, ...]:
