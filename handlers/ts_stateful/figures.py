@@ -13,7 +13,7 @@ __all__ = ["Figures"]
 class Figures(Struct, frozen=True):
     """Sessions and turns now, bytes held now by tier, tokens and images since the engine's start.
 
-    `images_reused` were there already when a request brought them; `embedding_bytes` is the images' part of `device_bytes`.
+    `shared_hits` counts what was there already when a session asked for it; `shared_bytes` is its part of `device_bytes`.
     """
 
     sessions_open: int = 0
@@ -22,8 +22,8 @@ class Figures(Struct, frozen=True):
     host_bytes: int = 0
     tokens_generated: int = 0
     images_encoded: int = 0
-    images_reused: int = 0
-    embedding_bytes: int = 0
+    shared_hits: int = 0
+    shared_bytes: int = 0
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))

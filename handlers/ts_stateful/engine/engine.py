@@ -213,8 +213,8 @@ class Engine:
             host_bytes=self.table.host_bytes,
             tokens_generated=self._num_tokens,
             images_encoded=vision.num_encoded if vision else 0,
-            images_reused=self._shared.num_found,
-            embedding_bytes=self._shared.num_bytes,
+            shared_hits=self._shared.num_found,
+            shared_bytes=self._shared.num_bytes,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,7 @@ class Vision:
     def __init__(self, network: PreTrainedModel, processor: Any) -> None:
         # A copy, because tokenizers must not be called from two threads at once and this one is called by media threads.
         self._processor = copy.deepcopy(processor)
+        self._lock = threading.Lock()
         self._identity = _identity(network, processor)
         self._network = network
         self._features = getattr(network.base_model, "get_image_features", None)
@@ -80,13 +82,14 @@ class Vision:
         return content_digest(image, *salts)
 
     def prepare(self, image: PIL.Image.Image, key: str = "") -> ImageInput:
-        """The processor's part, on the CPU; for any thread, but one at a time."""
-        made = self._processor(
-            text=[self.image_token],
-            images=[image],
-            return_tensors="pt",
-            add_special_tokens=False,
-        )
+        """The processor's part, on the CPU; for any thread."""
+        with self._lock:
+            made = self._processor(
+                text=[self.image_token],
+                images=[image],
+                return_tensors="pt",
+                add_special_tokens=False,
+            )
         tensors = {
             name: tensor
             for name, tensor in made.items()

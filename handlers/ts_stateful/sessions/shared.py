@@ -44,8 +44,8 @@ class SharedCache(Generic[ShareableT]):
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget = budget_bytes
-        self._lock = threading.Lock()  # held for moments: the engine's thread waits for it
-        self._making = threading.Lock()  # held while a thing is made, by media threads only
+        self._lock = threading.Lock()  # held for moments: the engine's thread may wait for it
+        self._makers: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         # Every thing is in at most one of the two: held here, or only by those who use it. The size of the LRU is never its
         # bound, since nothing in it is smaller than a byte.
         self._kept: LRU[str, ShareableT] = LRU(max(1, budget_bytes))
@@ -56,12 +56,12 @@ class SharedCache(Generic[ShareableT]):
     def get(self, key: str, make: Callable[[], ShareableT]) -> ShareableT:
         """The thing of that content, from `make` if there is none yet.
 
-        One thing is made at a time, so of two who ask for the same new one the second gets what the first has made. What
-        `make` raises goes to the caller and leaves nothing behind.
+        Of two who ask for the same new one the second waits for what the first makes; nobody else does. What `make` raises
+        goes to the caller and leaves nothing behind.
         """
         thing = self._find(key)
         if thing is None:
-            with self._making:
+            with self._maker(key):
                 thing = self._find(key)
                 if thing is None:
                     thing = make()
@@ -112,6 +112,11 @@ class SharedCache(Generic[ShareableT]):
             assert not kept.keys() & set(self._used)
             assert all(thing.key == key for key, thing in (*kept.items(), *self._used.items()))
 
+    def _maker(self, key: str) -> threading.Lock:
+        """What is held while a thing is made: one lock for all who ask for it, gone with the last of them."""
+        with self._lock:
+            return self._makers.setdefault(key, threading.Lock())
+
     def _find(self, key: str) -> ShareableT | None:
         with self._lock:
             thing = self._kept.get(key)  # counts as a use
@@ -122,7 +127,8 @@ class SharedCache(Generic[ShareableT]):
 
     def _let_go(self) -> int:
         """Leaves the thing used longest ago to those who use it; returns its bytes if nobody does."""
-        key, thing = self._kept.popitem()
+        key, thing = self._kept.peek_last_item()
+        del self._kept[key]  # `popitem` of lru-dict 1.4 leaks a reference to what it returns
         size = thing.num_bytes
         self._kept_bytes -= size
         self._used[key] = thing
