@@ -127,10 +127,10 @@ class SharedCache(Generic[ShareableT]):
 
     def _let_go(self) -> int:
         """Leaves the thing used longest ago to those who use it; returns its bytes if nobody does."""
-        key, thing = self._kept.peek_last_item()
-        del self._kept[key]  # `popitem` of lru-dict 1.4 leaks a reference to what it returns
-        size = thing.num_bytes
+        last = self._kept.peek_last_item()  # `popitem` of lru-dict 1.4 leaks a reference to what it returns
+        assert last is not None
+        key, size = last[0], last[1].num_bytes
         self._kept_bytes -= size
-        self._used[key] = thing
-        del thing
+        self._used[key] = last[1]
+        del self._kept[key], last
         return 0 if key in self._used else size
