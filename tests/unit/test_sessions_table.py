@@ -61,6 +61,12 @@ def table(
     return SessionTable(made, SharedCache(0) if shared is None else shared, clock or Clock())
 
 
+@pytest.fixture
+def shared() -> SharedCache[Picture]:
+    """With room for ten pictures that no session uses."""
+    return SharedCache(100)
+
+
 def test_a_session_is_found_until_it_is_closed() -> None:
     """Then its id says that it was closed, for an hour."""
     clock = Clock()
@@ -188,6 +194,54 @@ def test_the_ladder_has_a_step_in_host_memory() -> None:
         Residency.DEVICE,
     ]
     assert (sessions.device_bytes, sessions.host_bytes) == (10, 20)
+
+
+def test_what_is_shared_counts_once(shared: SharedCache[Picture]) -> None:
+    """However many sessions use it; each counts what is its own."""
+    sessions = table(shared=shared)
+    picture = shared.get("p", lambda: Picture("p"))
+    for name in "abc":
+        sessions.open(name, State(shared=[picture]))
+    assert sessions.device_bytes == 30 + 10
+
+
+def test_what_an_ended_session_has_used_is_kept(shared: SharedCache[Picture]) -> None:
+    """Closed or expired, but not one that never came to be."""
+    clock = Clock()
+    sessions = table(clock, shared)
+    for name in "abc":
+        sessions.open(name, State(shared=[shared.get(name, lambda key=name: Picture(key))]))  # type: ignore[misc]
+    sessions.close(sessions.get("a"))
+    sessions.forget(sessions.get("b"))
+    clock.now += 60
+    sessions.expire()
+    assert len(sessions) == 0
+    assert sessions.device_bytes == 20
+    shared.get("a", lambda: pytest.fail("made again"))
+    shared.get("c", lambda: pytest.fail("made again"))
+
+
+def test_what_no_session_uses_goes_before_any_sessions_tensors(
+    shared: SharedCache[Picture],
+) -> None:
+    """The first room is made there, and what is in use stays in the last resort too."""
+    sessions = table(shared=shared, device_bytes=45)
+    pictures = [shared.get(key, lambda key=key: Picture(key)) for key in "pq"]  # type: ignore[misc]
+    sessions.close(sessions.open("ended", State(shared=pictures)))
+    for name in "ab":
+        sessions.open(name, State(shared=pictures[:1]))
+    del pictures
+    assert sessions.device_bytes == 40
+    assert sessions.make_room(15)
+    assert sessions.device_bytes == 30
+    assert all(session.state.residency is Residency.DEVICE for session in sessions)
+    assert sessions.make_room(20)
+    assert [session.state.residency for session in sessions] == [
+        Residency.DEVICE,
+        Residency.RECORD,
+    ]
+    sessions.evict_idle()
+    assert sessions.device_bytes == 10
 
 
 def test_ids_are_logged_as_something_else() -> None:
