@@ -111,6 +111,20 @@ def test_curls_default_encoding_is_explained(speaker: Speaker) -> None:
         ({"type": "open", "session_id": "x" * 300}, "session_id"),
         ({"type": "open", "session_id": "a;b"}, "session_id"),
         ({"type": "info"}, "session_id"),
+        ({"type": "fork"}, "session_id"),
+        ({"type": "fork", "at_turn": -1}, "at_turn"),
+        ({"type": "fork", "at_turn": "1"}, "at_turn"),
+        ({"type": "fork", "ttl_s": 0}, "ttl_s"),
+        ({"type": "fork", "metadata": {"a": [1]}}, "metadata[...]"),
+        ({"type": "fork", "to_turn": 1}, "to_turn"),
+        ({"type": "fork", "session_id": "x", "new_session_id": "a/../b"}, "new_session_id"),
+        ({"type": "fork", "session_id": "x", "new_session_id": 5}, "new_session_id"),
+        ({"type": "rewind", "to_turn": 1}, "session_id"),
+        ({"type": "rewind"}, "to_turn"),
+        ({"type": "rewind", "to_turn": -1}, "to_turn"),
+        ({"type": "rewind", "to_turn": 1.5}, "to_turn"),
+        ({"type": "rewind", "to_turn": 10**12}, "to_turn"),
+        ({"type": "rewind", "to_turn": 0, "turn": 1}, "turn"),
     ],
 )
 def test_wrong_fields_are_named(speaker: Speaker, document: dict[str, Any], field: str) -> None:
@@ -206,6 +220,37 @@ def test_a_live_id_is_not_opened_twice(speaker: Speaker, session: str) -> None:
     response = speaker.post({"type": "open"}, session=session)
     assert error_of(response.json()) == ("session_exists", 409)
     assert speaker.ask({"type": "info"}, session=session)["images"] == 1
+
+
+@pytest.mark.parametrize(
+    "document", [{"type": "fork", "at_turn": 0}, {"type": "rewind", "to_turn": 0}]
+)
+def test_only_open_sessions_have_a_history(speaker: Speaker, document: dict[str, Any]) -> None:
+    """Unknown, closed and expired ones say what they are; a turn that was never taken is a gap."""
+    closed, expired = speaker.open(), speaker.open(ttl_s=0.001)
+    speaker.ask({"type": "close"}, session=closed)
+    for name, expected in (
+        ("never-opened", ("session_not_found", 404)),
+        (closed, ("session_closed", 410)),
+        (expired, ("session_expired", 410)),
+    ):
+        assert error_of(speaker.post(document, session=name).json()) == expected
+    session = speaker.open()
+    field = next(name for name in document if name != "type")
+    response = speaker.post({**document, field: 1}, session=session)
+    assert error_of(response.json()) == ("turn_gap", 409)
+    assert response.json()["error"]["field"] == field
+    speaker.ask({"type": "close"}, session=session)
+
+
+def test_a_fork_takes_no_id_that_is_open(speaker: Speaker, session: str) -> None:
+    """409, and whoever has the id keeps it."""
+    other = speaker.open()
+    for name in (session, other):
+        response = speaker.post({"type": "fork", "new_session_id": name}, session=session)
+        assert error_of(response.json()) == ("session_exists", 409)
+    assert speaker.ask({"type": "info"}, session=other)["images"] == 1
+    speaker.ask({"type": "close"}, session=other)
 
 
 def test_a_prompt_beyond_the_window_changes_nothing(speaker: Speaker, session: str) -> None:

@@ -178,6 +178,21 @@ def test_too_many_sessions_is_a_typed_exception(server: TorchServe) -> None:
             session.close()
 
 
+def test_forks_count_as_sessions(speaker: Speaker) -> None:
+    """The seventeenth is refused; the sixteen go on."""
+    sessions = [speaker.open()]
+    speaker.ask({"prompt": "Which shape is yellow?"}, session=sessions[0])
+    for _ in range(15):
+        sessions.append(speaker.ask({"type": "fork"}, session=sessions[-1])["session_id"])
+    refused = speaker.post({"type": "fork"}, session=sessions[0])
+    assert error_of(refused.json()) == ("too_many_sessions", 429)
+    assert int(refused.headers["Retry-After"]) > 0
+    for session in sessions:
+        answer = speaker.ask({"prompt": "What color is it?"}, session=session)
+        assert (answer["text"], answer["turn"]) == ("yellow", 2)
+        speaker.ask({"type": "close"}, session=session)
+
+
 def test_expired_sessions_give_their_memory_back(speaker: Speaker) -> None:
     """Expiry needs no request."""
     speaker.open(ttl_s=3)
