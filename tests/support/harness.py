@@ -151,6 +151,25 @@ class Harness:
         return self.ask(Close(session_id=session_id))
 
 
+def stock_reply(
+    model: Model, prompt: Sequence[int], max_new_tokens: int, **inputs: Any
+) -> list[int]:
+    """The ids that stock `generate` puts behind a prompt, with the attention that the library chooses."""
+    config = model.network.config.get_text_config(decoder=True)
+    ours, config._attn_implementation = config._attn_implementation, model.forward.stock_attention
+    try:
+        ids: list[int] = model.network.generate(
+            torch.tensor([list(prompt)]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            **inputs,
+        )[0, len(prompt) :].tolist()
+    finally:
+        config._attn_implementation = ours
+    return ids
+
+
 def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tokens: int) -> None:
     """Asserts that the last committed turn is what stock `generate` makes of the whole transcript from scratch."""
     session = harness.engine.table.get(session_id)
@@ -164,13 +183,7 @@ def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tok
         if images[0].grid is not None:
             mask = model.vision.mask(prompt, session.state.images)
             inputs["mm_token_type_ids"] = torch.tensor([list(mask)], dtype=torch.int)
-    generated = model.network.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        **inputs,
-    )[0, len(prompt) :].tolist()
+    generated = stock_reply(model, prompt, max_new_tokens, **inputs)
     while generated and generated[-1] in model.eos_ids:
         generated.pop()
     assert reply == generated

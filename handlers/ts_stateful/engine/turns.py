@@ -86,6 +86,7 @@ class Turns:
         if sequence.status is Status.RUNNING:
             context.kv.truncate(sequence.keep)
             context.failed = (sequence.number, error)
+            self._table.touch(session)
         self._scheduler.remove(sequence)
         self._leave(sequence)
         self._audience.failed(sequence, error)
