@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 
 from tests.e2e.server import profile_server
-from tests.e2e.speak import Speaker
+from tests.e2e.speak import Innocent, Speaker
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
@@ -59,6 +59,25 @@ def speak() -> Iterator[Callable[[TorchServe], Speaker]]:
     yield make
     for speaker in speakers:
         speaker.http.close()
+
+
+@pytest.fixture
+def speaker(
+    continuous_server: TorchServe, speak: Callable[[TorchServe], Speaker]
+) -> Iterator[Speaker]:
+    """A client of the shared server; when a test is done with it, somebody else's session must go on in the same processes."""
+    speaker = speak(continuous_server)
+    with Innocent(speaker) as innocent:
+        yield speaker
+        innocent.goes_on()
+
+
+@pytest.fixture
+def session(speaker: Speaker) -> Iterator[str]:
+    """A session that the test may mistreat."""
+    name = speaker.open()
+    yield name
+    speaker.post({"type": "close"}, session=name)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,12 +16,32 @@ from tests.e2e.server import ROOT
 from ts_stateful.pb import inference_pb2, inference_pb2_grpc
 from ts_stateful.torchserve import TorchServe
 
-__all__ = ["DEADLINE_S", "HEADER", "SCENE", "SCENE_BASE64", "Speaker", "error_of"]
+__all__ = [
+    "DEADLINE_S",
+    "DIALOGUE",
+    "HEADER",
+    "SCENE",
+    "SCENE_BASE64",
+    "Innocent",
+    "Speaker",
+    "error_of",
+]
 
 SCENE = ROOT / "examples" / "shapes" / "scene.png"  # a red circle, a blue square, a yellow triangle
 SCENE_BASE64 = base64.b64encode(SCENE.read_bytes()).decode()
 HEADER = "ts_request_sequence_id"
 DEADLINE_S = 60.0
+
+# What only somebody can answer who sees the scene and remembers what was said.
+DIALOGUE = [
+    ("How many shapes are there?", "three"),
+    ("What color is the circle?", "red"),
+    ("And the square?", "blue"),
+    ("Which shape is yellow?", "triangle"),
+    ("What color is it?", "yellow"),
+    ("Is there a circle?", "yes"),
+    ("How many questions have I asked?", "seven"),
+]
 
 
 def error_of(document: Mapping[str, Any]) -> tuple[str, int]:
@@ -111,3 +131,29 @@ class Speaker:
     def metrics(self) -> str:
         """What TorchServe's metrics endpoint says."""
         return self.http.get(f"http://127.0.0.1:{self.server.ports.metrics}/metrics").text
+
+
+class Innocent:
+    """Somebody else with an open session, whom nothing that happens on the server may disturb.
+
+    A context manager: entering opens the session, leaving closes it and checks that no process was replaced meanwhile.
+    """
+
+    def __init__(self, speaker: Speaker) -> None:
+        self._speaker = speaker
+        self._questions = iter(DIALOGUE)
+
+    def __enter__(self) -> Innocent:
+        self.session = self._speaker.open()
+        self._processes = self._speaker.engine_pid(), self._speaker.worker_pid()
+        self.goes_on()
+        return self
+
+    def goes_on(self) -> None:
+        """Asks the next question of the dialogue; it is answered rightly. There are seven."""
+        question, answer = next(self._questions)
+        assert self._speaker.ask({"prompt": question}, session=self.session)["text"] == answer
+
+    def __exit__(self, *_: object) -> None:
+        self._speaker.ask({"type": "close"}, session=self.session)
+        assert (self._speaker.engine_pid(), self._speaker.worker_pid()) == self._processes

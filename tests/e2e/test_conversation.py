@@ -7,21 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.speak import DEADLINE_S, HEADER, SCENE, SCENE_BASE64, Speaker
+from tests.e2e.speak import DEADLINE_S, DIALOGUE, HEADER, SCENE, SCENE_BASE64, Speaker
 from ts_stateful.client import connect
 from ts_stateful.session_ids import new_session_id
 from ts_stateful.torchserve import TorchServe
-
-# What only somebody can answer who sees the picture and remembers what was said.
-DIALOGUE = [
-    ("How many shapes are there?", "three"),
-    ("What color is the circle?", "red"),
-    ("And the square?", "blue"),
-    ("Which shape is yellow?", "triangle"),
-    ("What color is it?", "yellow"),
-    ("Is there a circle?", "yes"),
-    ("How many questions have I asked?", "seven"),
-]
 
 
 @pytest.fixture(params=["continuous", "sequence", "async"])

@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import struct
-import zlib
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-import PIL.Image
 import pytest
 
-from tests.e2e.speak import DEADLINE_S, HEADER, SCENE, SCENE_BASE64, Speaker, error_of
-from tests.support.pictures import png_base64
-from ts_stateful.torchserve import TorchServe
-
-
-@pytest.fixture
-def speaker(
-    continuous_server: TorchServe, speak: Callable[[TorchServe], Speaker]
-) -> Iterator[Speaker]:
-    """A client of the shared server; after each test an innocent session must go on, with the same two processes."""
-    speaker = speak(continuous_server)
-    innocent = speaker.open()
-    asked = speaker.ask({"prompt": "What color is the circle?"}, session=innocent)
-    assert asked["text"] == "red"
-    before = speaker.engine_pid(), speaker.worker_pid()
-    yield speaker
-    assert speaker.ask({"prompt": "And the square?"}, session=innocent)["text"] == "blue"
-    assert (speaker.engine_pid(), speaker.worker_pid()) == before
-    speaker.ask({"type": "close"}, session=innocent)
-
-
-@pytest.fixture
-def session(speaker: Speaker) -> Iterator[str]:
-    """A session that the test may mistreat."""
-    name = speaker.open()
-    yield name
-    speaker.post({"type": "close"}, session=name)
-
-
-JSON = {"Content-Type": "application/json"}
-DEEP = "[" * 100_000 + "]" * 100_000
+from tests.e2e.speak import DEADLINE_S, HEADER, SCENE_BASE64, Speaker, error_of
+from tests.support.hostile import DEEP, JSON
 
 
 @pytest.mark.parametrize(
@@ -60,8 +26,8 @@ DEEP = "[" * 100_000 + "]" * 100_000
         pytest.param(b'{"prompt": "x", "temperature": NaN}', JSON, id="NaN"),
         pytest.param(b'{"prompt": "x", "temperature": Infinity}', JSON, id="Infinity"),
         pytest.param(b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", JSON, id="5000 digits"),
-        pytest.param(DEEP.encode(), JSON, id="deep"),
-        pytest.param(b'{"prompt": ' + DEEP.encode() + b"}", JSON, id="deep inside"),
+        pytest.param(DEEP, JSON, id="deep"),
+        pytest.param(b'{"prompt": ' + DEEP + b"}", JSON, id="deep inside"),
         pytest.param(b'{"prompt": "\xff\xfe"}', JSON, id="not utf-8"),
         pytest.param(b'{"prompt": "\\ud800"}', JSON, id="half a surrogate pair"),
         pytest.param(b"\x00" * 100, {"Content-Type": "application/octet-stream"}, id="zeros"),
@@ -282,153 +248,6 @@ def test_control_tokens_in_a_prompt_are_text(speaker: Speaker, session: str) -> 
     answer = speaker.post({"prompt": "<image> </s> <pad> [METRICS]x"}, session=session)
     assert answer.status_code == 200
     assert answer.json()["usage"]["prompt_tokens"] < tokens + 60
-
-
-def picture(mode: str, size: tuple[int, int] = (64, 64), **options: Any) -> str:
-    with PIL.Image.open(SCENE) as scene:
-        return png_base64(scene.convert("RGB").resize(size).convert(mode, **options))
-
-
-def saved(image: PIL.Image.Image, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def rotated() -> bytes:
-    """The scene lying on its side, with an EXIF note that says so."""
-    with PIL.Image.open(SCENE) as scene:
-        exif = PIL.Image.Exif()
-        exif[0x0112] = 6
-        turned = scene.convert("RGB").transpose(PIL.Image.Transpose.ROTATE_90)
-        return saved(turned, "JPEG", exif=exif, quality=95)
-
-
-def animated() -> bytes:
-    """The scene, followed by frames of nothing."""
-    with PIL.Image.open(SCENE) as scene:
-        first = scene.convert("RGB")
-    blank = PIL.Image.new("RGB", first.size, "white")
-    return saved(first, "GIF", save_all=True, append_images=[blank] * 5)
-
-
-def bomb() -> bytes:
-    """A PNG of a few hundred bytes that claims 50,000 x 50,000 pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + checksum
-
-    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
-    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
-    return b"\x89PNG\r\n\x1a\n" + data + chunk(b"IEND", b"")
-
-
-@pytest.mark.parametrize(
-    ("data", "status", "code"),
-    [
-        pytest.param(b"this is text", 400, "media_invalid", id="text"),
-        pytest.param(b"", 400, "media_invalid", id="empty"),
-        pytest.param(SCENE.read_bytes()[:300], 400, "media_invalid", id="truncated"),
-        pytest.param(b"<svg xmlns='http://www.w3.org/2000/svg'/>", 400, "media_invalid", id="svg"),
-        pytest.param(bomb(), 413, "media_too_large", id="bomb"),
-    ],
-)
-def test_what_is_no_image_is_refused(speaker: Speaker, data: bytes, status: int, code: str) -> None:
-    """With the field, without a word of the library that found out; no session comes of it."""
-    response = speaker.post(
-        files={"data": (None, '{"type": "open"}', "application/json"), "file": ("x", data)}
-    )
-    assert response.status_code == status
-    assert error_of(response.json()) == (code, status)
-    assert response.json()["error"]["field"] == "files[0]"
-    assert "session_id" not in response.json()
-
-
-@pytest.mark.parametrize("text", ["", "!!!!", "QUJD=", "data:image/png;base64,AAAA", "Zm9v"])
-def test_base64_that_is_no_image_is_refused(speaker: Speaker, text: str) -> None:
-    """Wrong letters, wrong padding, or right ones of something else."""
-    response = speaker.post({"type": "open", "images": [{"base64": text}]})
-    assert error_of(response.json()) == ("media_invalid", 400)
-    assert response.json()["error"]["field"] == "images[0].base64"
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda: picture("RGB", (1, 1)), id="1x1"),
-        pytest.param(lambda: picture("RGB", (1, 2000)), id="1x2000"),
-        pytest.param(lambda: picture("L"), id="grayscale"),
-        pytest.param(lambda: picture("LA"), id="grayscale with alpha"),
-        pytest.param(lambda: picture("1"), id="bilevel"),
-        pytest.param(lambda: picture("I;16"), id="16 bit"),
-    ],
-)
-def test_odd_images_are_taken(speaker: Speaker, make: Callable[[], str]) -> None:
-    """They are images, if strange ones."""
-    session = speaker.open(images=[{"base64": make()}])
-    assert "text" in speaker.ask({"prompt": "How many shapes are there?"}, session=session)
-    speaker.ask({"type": "close"}, session=session)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda: picture("RGBA", (320, 240)), id="rgba"),
-        pytest.param(lambda: picture("P", (320, 240)), id="palette"),
-    ],
-)
-def test_other_modes_show_the_same_picture(speaker: Speaker, make: Callable[[], str]) -> None:
-    """The model sees what a person would see."""
-    session = speaker.open(images=[{"base64": make()}])
-    assert speaker.ask({"prompt": "What color is the circle?"}, session=session)["text"] == "red"
-    assert speaker.ask({"prompt": "And the square?"}, session=session)["text"] == "blue"
-    speaker.ask({"type": "close"}, session=session)
-
-
-@pytest.mark.parametrize(
-    "data", [pytest.param(rotated(), id="exif"), pytest.param(animated(), id="animated")]
-)
-def test_photographs_and_animations_are_seen_rightly(speaker: Speaker, data: bytes) -> None:
-    """Turned upright by their EXIF note; of an animation the first frame."""
-    form = {"data": (None, '{"type": "open"}', "application/json"), "file": ("x", data)}
-    session = speaker.post(files=form).json()["session_id"]
-    assert speaker.ask({"prompt": "What color is the circle?"}, session=session)["text"] == "red"
-    answer = speaker.ask({"prompt": "How many shapes are there?"}, session=session)
-    assert answer["text"] == "three"
-    speaker.ask({"type": "close"}, session=session)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://127.0.0.1/x.png",
-        "https://169.254.169.254/latest/meta-data/",
-        "https://[::1]/x.png",
-        "https://[::ffff:10.0.0.1]/x.png",
-        "https://[fd00:ec2::254]/x.png",
-        "https://2130706433/x.png",
-        "https://0x7f.1/x.png",
-        "https://localhost/x.png",
-        "https://user:password@example.com/x.png",
-        "http://example.com/x.png",
-        "file:///etc/passwd",
-        "ftp://example.com/x.png",
-        "gopher://example.com/",
-    ],
-)
-def test_urls_to_forbidden_places_are_refused(speaker: Speaker, url: str) -> None:
-    """403 with the field; nothing is fetched."""
-    response = speaker.post({"type": "open", "images": [{"url": url}]})
-    assert error_of(response.json()) == ("media_forbidden", 403)
-    assert response.json()["error"]["field"] == "images[0].url"
-
-
-def test_a_data_url_is_an_image(speaker: Speaker) -> None:
-    """Browsers and OpenAI clients send those."""
-    session = speaker.open(images=[{"url": f"data:image/png;base64,{SCENE_BASE64}"}])
-    assert speaker.ask({"prompt": "What color is the circle?"}, session=session)["text"] == "red"
-    speaker.ask({"type": "close"}, session=session)
 
 
 def test_metrics_lines_in_a_prompt_do_nothing(speaker: Speaker, session: str) -> None:
