@@ -92,11 +92,13 @@ def fresh_outcomes(model: Model, seed: int, num_scenes: int, batch: int) -> Iter
     rng = random.Random(f"evaluation {seed}")  # a string: never a seed of the training
     scenes = [random_scene(rng) for _ in range(num_scenes)]
     dialogues = [random_dialogue(rng, scene) for scene in scenes]
-    parts = [slice(start, start + batch) for start in range(0, num_scenes, batch)]
+
+    def converse(start: int) -> list[Outcome]:
+        end = start + batch
+        return list(model.converse(scenes[start:end], dialogues[start:end]))
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for outcomes in pool.map(
-            lambda part: list(model.converse(scenes[part], dialogues[part])), parts
-        ):
+        for outcomes in pool.map(converse, range(0, num_scenes, batch)):
             yield from outcomes
 
 
