@@ -1,4 +1,4 @@
-"""What the README tells people to type."""
+"""What the README and the documents tell people to type."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.e2e.server import ROOT
 from ts_stateful.torchserve import TorchServe
 
 
-def blocks(language: str) -> list[str]:
-    """The README's fenced blocks of a language, in their order."""
-    text = (ROOT / "README.md").read_text()
+def blocks(language: str, document: str = "README.md") -> list[str]:
+    """A document's fenced blocks of a language, in their order."""
+    text = (ROOT / document).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -45,11 +45,22 @@ def test_the_curl_lines_hold_a_conversation(continuous_server: TorchServe) -> No
     assert re.search(r'"text": ?"three"', printed)
 
 
+def test_the_protocols_curl_lines_fork_and_go_back(continuous_server: TorchServe) -> None:
+    """The conversation at the beginning of docs/protocol.md."""
+    (script,) = blocks("sh", "docs/protocol.md")
+    printed = run(["bash", "-c", "set -euo pipefail\n" + script], continuous_server)
+    said = re.findall(r'"text": ?"([^"]*)"', printed)
+    assert said == ["triangle", "yellow", "red"]
+    assert printed.count("closed") == 2
+
+
 def test_the_python_block_runs(continuous_server: TorchServe) -> None:
     """The client library as the README shows it."""
     (block,) = blocks("python")
     script = block.replace("grpc://127.0.0.1:7070", continuous_server.grpc_url)
-    assert run([sys.executable, "-c", script], continuous_server).startswith("triangle")
+    printed = run([sys.executable, "-c", script], continuous_server)
+    assert printed.startswith("triangle")
+    assert printed.endswith("yellow\n")
 
 
 def test_the_command_chats(continuous_server: TorchServe) -> None:

@@ -112,6 +112,13 @@ def test_parts_of_a_form_are_images_in_their_order() -> None:
     assert parse(data).attachments == (b"1", b"2", b"3")
 
 
+def test_files_go_with_what_takes_images() -> None:
+    """A file beside anything else would be ignored."""
+    data = {"data": b'{"type": "info", "session_id": "a"}', "x": b"PNG"}
+    with pytest.raises(InvalidRequest, match="files"):
+        parse(data)
+
+
 def test_a_part_that_torchserve_has_decoded_is_no_image() -> None:
     """A JSON part is a dict by then."""
     with pytest.raises(InvalidRequest) as refusal:

@@ -68,6 +68,8 @@ class RequestParser:
         attachments = _attachments(others, key) if headers.is_http else ()
         document = _document(data[key])
         request, opens = _address(parse_request(document), headers)
+        if attachments and not isinstance(request, Open | Prompt):
+            raise InvalidRequest("files go with `open` and `prompt` alone", field="type")
         if isinstance(request, Prompt):
             request = self._completed(request, data, headers)
         is_prompt = isinstance(request, Prompt)
