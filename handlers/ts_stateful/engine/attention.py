@@ -10,9 +10,10 @@ Owns the cache that models are called with and the attention. Knows nothing of r
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,36 +23,40 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ts_stateful.engine.kv import KVCache
+from ts_stateful.engine.spans import Span, Table
 
-__all__ = ["FLAT", "Span", "StepCache", "unused_mask"]
+__all__ = ["FLAT", "Kernels", "Rule", "States", "StepCache", "unused_mask"]
 
 FLAT = "ts_stateful"  # the name of the attention function
 _NONSENSE = 1_000_003
 
 
-class Span(NamedTuple):
-    """New tokens of one session in a step: `num_tokens` of them behind the first `start`."""
+class Kernels(Protocol):
+    """What a device computes for all sessions of a step in one call, by a table that it has."""
 
-    kv: KVCache
-    start: int
-    num_tokens: int
+    def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
+        """Stores all new tokens' keys and values, `(heads, tokens, dim)`, where they belong."""
 
-    @property
-    def stop(self) -> int:
-        """The session's tokens after the step."""
-        return self.start + self.num_tokens
+    def attend(
+        self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
+    ) -> Tensor:
+        """Attention of those of the tokens' queries `(heads, tokens, dim)` that are alone in their span, to all before them.
+
+        Returns `(tokens, heads, value_dim)`, in which the other tokens' are for the caller to set.
+        """
+        ...
 
 
 class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
     """The KV states of the sessions of a step, as a model sees them; used for one step after the other.
 
-    With `flat` the model's attention is `FLAT`, and any number of spans goes into one pass. Without, one span goes in, and
-    the model gets tensors as from any cache of the library.
+    With `flat` the model's attention is `FLAT`, and any number of spans goes into one pass; `kernels`, if there are any,
+    serve them. Without, one span goes in, and the model gets tensors as from any cache of the library.
     """
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[_Layer(self, index) for index in range(num_layers)])
+        self.kernels: Kernels | None = None
         self.spans: Sequence[Span] = ()
         self.states: list[States] | None = None
 
@@ -61,7 +66,16 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
             span.kv.reserve(span.stop)
         self.spans = spans
         masks = _Masks(spans)
-        self.states = [States(i, spans, masks) for i in range(len(self.layers))] if flat else None
+        table = Table.of(spans).on(spans[0].kv.device) if flat and self.kernels else None
+        layers = range(len(self.layers))
+        self.states = [States(i, spans, masks, self.kernels, table) for i in layers] if flat else None
+
+    def begin_rows(self, table: Table) -> None:
+        """As `begin` for spans of one token each, which only kernels see: the table alone says where they belong."""
+        assert self.kernels is not None
+        self.spans = ()
+        layers = range(len(self.layers))
+        self.states = [States(i, (), _Masks(()), self.kernels, table) for i in layers]
 
     @property
     def num_seen(self) -> int:
@@ -114,16 +128,28 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class States:
-    """The keys and values of one layer, of all sessions of a step."""
+    """The keys and values of one layer, of all sessions of a step; with `kernels`, which `table` tells where they are."""
 
-    def __init__(self, layer: int, spans: Sequence[Span], masks: _Masks) -> None:
+    def __init__(
+        self,
+        layer: int,
+        spans: Sequence[Span],
+        masks: _Masks,
+        kernels: Kernels | None = None,
+        table: Table | None = None,
+    ) -> None:
         self._layer = layer
         self._spans = spans
         self._masks = masks
+        self._kernels = kernels
+        self._table = table
         self.window: int | None = None  # that the model has asked for
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Takes the new tokens' keys and values, `(heads, tokens, dim)`."""
+        if self._kernels and self._table:
+            self._kernels.write(keys, values, self._table, self._layer)
+            return
         counts = [span.num_tokens for span in self._spans]
         targets: list[Tensor] = []
         for kv, start, count in self._spans:
@@ -138,15 +164,26 @@ class States:
         A token sees its own session's tokens up to itself, the last `window` of them if there is a window.
         """
         self.window = window
-        outputs = []
+        if self._kernels and self._table:
+            output = self._kernels.attend(query[0], self._table, self._layer, rule, window)
+            ends = itertools.accumulate(span.num_tokens for span in self._spans)
+            for index, (span, end) in enumerate(zip(self._spans, ends, strict=True)):
+                if span.num_tokens > 1:
+                    part = slice(end - span.num_tokens, end)
+                    output[part] = self._attend(index, query[:, :, part], rule, window)[0]
+            return output[None]
         queries = query.split([span.num_tokens for span in self._spans], dim=2)
-        for index, (span, part) in enumerate(zip(self._spans, queries, strict=True)):
-            first = max(0, span.start + 1 - window) if window else 0
-            keys = span.kv.keys[self._layer][None, :, first : span.stop]
-            values = span.kv.values[self._layer][None, :, first : span.stop]
-            mask = self._masks.of(index, first, window) if span.num_tokens > 1 else None
-            outputs.append(rule.attend(part, keys, values, mask))
+        outputs = [self._attend(index, part, rule, window) for index, part in enumerate(queries)]
         return torch.cat(outputs, dim=1)
+
+    def _attend(self, index: int, query: Tensor, rule: Rule, window: int | None) -> Tensor:
+        """Of span `index` alone."""
+        span = self._spans[index]
+        first = max(0, span.start + 1 - window) if window else 0
+        keys = span.kv.keys[self._layer][None, :, first : span.stop]
+        values = span.kv.values[self._layer][None, :, first : span.stop]
+        mask = self._masks.of(index, first, window) if span.num_tokens > 1 else None
+        return rule.attend(query, keys, values, mask)
 
 
 class Rule(NamedTuple):

@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
 from ts_stateful.config import ConfigError
-from ts_stateful.engine.attention import FLAT, Span, StepCache, unused_mask
+from ts_stateful.engine.attention import FLAT, StepCache, unused_mask
 from ts_stateful.engine.kv import KVCache, KVLayout, LayerShape
+from ts_stateful.engine.spans import Span
 
 __all__ = ["Forward", "find_layout"]
 

@@ -53,14 +53,15 @@ class KVLayout:
 class KVCache:
     """Keys and values of one session, of which the first `length` tokens count.
 
-    `keys[i]` and `values[i]` are `(heads, capacity, dim)`. Whoever runs a forward pass calls `reserve`, writes behind
-    `length` and sets `length` when the pass has succeeded. Sliding-window layers keep everything as well, so that a session
-    can be cut back to any length.
+    `keys[i]` and `values[i]` are `(heads, capacity, dim)`, and lie at `addresses[i]` until there is more room. Whoever runs a
+    forward pass calls `reserve`, writes behind `length` and sets `length` when the pass has succeeded. Sliding-window layers
+    keep everything as well, so that a session can be cut back to any length.
     """
 
     capacity: int
     keys: list[Tensor]
     values: list[Tensor]
+    addresses: Tensor  # (layers, 2), int64, on the host
     _memory: Memory
     _written: int  # the highest token since memory was given back last
 
@@ -147,6 +148,9 @@ class KVCache:
                 stop = start + heads * capacity * dim
                 states.append(self._memory.tensor[start:stop].view(heads, capacity, dim))
                 start = stop
+        self.addresses = torch.tensor(
+            [part.data_ptr() for pair in zip(self.keys, self.values, strict=True) for part in pair]
+        ).view(-1, 2)
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor], length: int) -> None:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ts_stateful.engine.attention import Span
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.scheduler import Chunk
 from ts_stateful.engine.sequence import Sequence
+from ts_stateful.engine.spans import Span
 
 __all__ = ["Logits", "Runner"]
 
