@@ -38,7 +38,7 @@ def refused(document: dict[str, Any]) -> str | None:
 def test_a_fork_says_as_much_or_as_little_as_it_likes() -> None:
     """Everything about the new session has a default."""
     assert parse_request({"type": "fork"}) == Fork()
-    document = {
+    document: dict[str, Any] = {
         "session_id": "a",
         "new_session_id": "b",
         "at_turn": 0,
