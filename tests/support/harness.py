@@ -11,10 +11,14 @@ from typing import Any
 import PIL.Image
 import torch
 
-from ts_stateful.config import Config, load_config
+from tests.support.pictures import png
+from ts_stateful.config import Config, MediaConfig, load_config
 from ts_stateful.engine.engine import Engine
 from ts_stateful.engine.model import Model
+from ts_stateful.engine.turns import ReadImage
+from ts_stateful.engine.vision import ImageInput
 from ts_stateful.events import EngineCommand, Event, EventKind, Submit
+from ts_stateful.media import ImageFile
 from ts_stateful.protocol import Close, Image, Open, Prompt
 
 CONFIG: dict[str, Any] = {
@@ -80,8 +84,11 @@ class Harness:
             utc=lambda: 1_700_000_000.0,
         )
 
-    def _load(self, images: Sequence[Image], files: Sequence[bytes]) -> list[PIL.Image.Image]:
-        return [self.pictures[image.url or ""] for image in images]
+    def _load(
+        self, images: Sequence[Image], files: Sequence[bytes], read: ReadImage
+    ) -> list[ImageInput]:
+        pictures = [self.pictures[image.url or ""] for image in images]
+        return [read(ImageFile(png(picture), MediaConfig(), "images")) for picture in pictures]
 
     def submit(self, command: EngineCommand, **fields: Any) -> str:
         """Submits a request; returns its id."""

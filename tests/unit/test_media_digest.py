@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ts_stateful.config import MediaConfig
-from ts_stateful.media import content_digest, decode_image
+from ts_stateful.media import content_digest, decode_image, file_digest
 
 
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -55,3 +55,23 @@ def test_salts_separate_digests(first: list[str], second: list[str]) -> None:
     image = Image.new("RGB", (1, 1))
     same = content_digest(image, *first) == content_digest(image, *second)
     assert same == (first == second)
+
+
+@given(
+    st.lists(st.text(max_size=4), max_size=3), st.binary(max_size=20),
+    st.lists(st.text(max_size=4), max_size=3), st.binary(max_size=20),
+)  # fmt: skip
+def test_a_file_is_named_by_its_bytes(
+    salts: list[str], data: bytes, other_salts: list[str], other_data: bytes
+) -> None:
+    """Other bytes and other salts give other names."""
+    same = file_digest(data, *salts) == file_digest(other_data, *other_salts)
+    assert same == ((salts, data) == (other_salts, other_data))
+
+
+def test_no_file_passes_for_one_with_salts() -> None:
+    """Not even one that begins as salts are hashed: tenants choose their files."""
+    salt = "tenant"
+    hashed = len(salt).to_bytes(8, "big") + salt.encode()
+    for forged in (hashed + b"file", (1).to_bytes(8, "big") + hashed + b"file"):
+        assert file_digest(forged) != file_digest(b"file", salt)

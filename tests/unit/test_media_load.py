@@ -13,8 +13,10 @@ from PIL import Image as Pictures
 
 from ts_stateful.config import MediaConfig
 from ts_stateful.errors import InvalidRequest, MediaForbidden, MediaInvalid, MediaTooLarge
-from ts_stateful.media import Fetcher, MediaLoader
+from ts_stateful.media import Fetcher, ImageFile, MediaLoader
 from ts_stateful.protocol import Image
+
+DECODE = ImageFile.decode
 
 
 def png(level: int) -> bytes:
@@ -58,14 +60,27 @@ def make() -> Iterator[Make]:
 def test_images_come_in_order(make: Make, workers: int) -> None:
     """Images of every kind come as RGB in the order of the request, attachments last."""
     images = [Image(url=url(1)), Image(base64=text(2)), Image(url=url(3)), Image(base64=text(4))]
-    pictures = make(workers=workers).load(images, [png(5), png(6)])
+    pictures = make(workers=workers).load(images, [png(5), png(6)], DECODE)
     assert levels(pictures) == [1, 2, 3, 4, 5, 6]
     assert {picture.mode for picture in pictures} == {"RGB"}
 
 
+def test_a_file_that_is_recognized_need_not_be_decoded(make: Make) -> None:
+    """What is made of it is the caller's business; what the caller raises comes out."""
+    images = [Image(url=url(1)), Image(base64="aGVsbG8=")]
+    files = make().load(images, [b"text"], lambda file: (file.data, file.field))
+    assert files == [
+        (png(1), "images[0].url"),
+        (b"hello", "images[1].base64"),
+        (b"text", "files[0]"),
+    ]
+    with pytest.raises(ZeroDivisionError):
+        make().load(images, [], lambda _: 1 // 0)
+
+
 def test_no_images_are_no_work(make: Make) -> None:
     """A request without images loads nothing."""
-    assert make().load([], []) == []
+    assert make().load([], [], DECODE) == []
 
 
 def test_too_many_images_are_refused_before_any_fetch(make: Make) -> None:
@@ -78,11 +93,11 @@ def test_too_many_images_are_refused_before_any_fetch(make: Make) -> None:
 
     loader = make(resolver, max_images=3)
     with pytest.raises(InvalidRequest) as caught:
-        loader.load([Image(url="https://example.com/")] * 3, [png(1)])
+        loader.load([Image(url="https://example.com/")] * 3, [png(1)], DECODE)
     assert (caught.value.status, caught.value.field) == (400, "images")
     assert caught.value.message == "a request takes at most 3 images"
     assert asked == []
-    assert levels(loader.load([Image(url=url(1))] * 2, [png(2)])) == [1, 1, 2]
+    assert levels(loader.load([Image(url=url(1))] * 2, [png(2)], DECODE)) == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +120,7 @@ def test_the_first_refused_image_is_named(
 ) -> None:
     """If images are refused, the error is that of the first of them, and its field names it."""
     with pytest.raises(error) as caught:
-        make(max_bytes=1000).load(images, attachments)
+        make(max_bytes=1000).load(images, attachments, DECODE)
     assert (type(caught.value), caught.value.field) == (error, field)
 
 
@@ -113,8 +128,8 @@ def test_a_refused_image_leaves_the_loader_usable(make: Make) -> None:
     """One request's failure is its own."""
     loader = make(workers=1)
     with pytest.raises(MediaInvalid):
-        loader.load([Image(base64="a")] * 8)
-    assert levels(loader.load([Image(base64=text(7))])) == [7]
+        loader.load([Image(base64="a")] * 8, [], DECODE)
+    assert levels(loader.load([Image(base64=text(7))], [], DECODE)) == [7]
 
 
 def test_images_are_loaded_at_the_same_time(make: Make) -> None:
@@ -126,7 +141,9 @@ def test_images_are_loaded_at_the_same_time(make: Make) -> None:
         return []
 
     with pytest.raises(MediaInvalid, match="resolved"):
-        make(resolver, workers=3, timeout_sec=60).load([Image(url="https://example.com/")] * 3)
+        make(resolver, workers=3, timeout_sec=60).load(
+            [Image(url="https://example.com/")] * 3, [], DECODE
+        )
     assert not together.broken
 
 
@@ -135,4 +152,4 @@ def test_a_closed_loader_is_a_defect(make: Make) -> None:
     loader = make()
     loader.close()
     with pytest.raises(RuntimeError):
-        loader.load([Image(base64=text(1))])
+        loader.load([Image(base64=text(1))], [], DECODE)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Executor
-
-import PIL.Image
+from functools import partial
 
 from ts_stateful.defects import defect
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.context import Context
+from ts_stateful.engine.images import ImageReader
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox, usage_of
 from ts_stateful.engine.prefix import Prefix, prefix_key, prefix_length
@@ -29,20 +29,23 @@ from ts_stateful.errors import (
     StatefulError,
     TurnGap,
 )
+from ts_stateful.media import ImageFile
 from ts_stateful.protocol import Image, Open, Prompt
 from ts_stateful.sessions.session import Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["LoadImages", "Turns", "check_number"]
+__all__ = ["LoadImages", "ReadImage", "Turns", "check_number"]
 
-LoadImages = Callable[[Items[Image], Items[bytes]], "list[PIL.Image.Image]"]
+ReadImage = Callable[[ImageFile], ImageInput]
+LoadImages = Callable[[Items[Image], Items[bytes], ReadImage], list[ImageInput]]
 
 
 class Turns:
     """The turns of one engine.
 
-    `load_images` fetches and decodes; it runs on `executor`, and `post` brings its outcome back to the engine's thread.
+    `load_images` fetches files and has them read; it runs on `executor`, and `post` brings its outcome back to the engine's
+    thread.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Turns:
         self._audience = audience
         self._outbox = outbox
         self._shared = shared
+        self._images = ImageReader(model.vision, shared) if model.vision else None
         self._load_images = load_images
         self._executor = executor
         self._post = post
@@ -136,25 +140,16 @@ class Turns:
 
     def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
         """Runs on a media thread."""
-        tenant = sequence.session.metadata.get("tenant")
+        assert self._images is not None
+        read = partial(self._images.read, tenant=sequence.session.metadata.get("tenant"))
+        made: list[ImageInput] | StatefulError
         try:
-            made: list[ImageInput] | StatefulError = [
-                self._image(picture, tenant) for picture in self._load_images(images, files)
-            ]
+            made = self._load_images(images, files, read)
         except StatefulError as error:
             made = error.with_traceback(None)  # its frames would hold the session
         except Exception as error:  # the boundary of a media thread
             made = defect(error, "loading images")
         self._post(lambda: self._loaded(sequence, made))
-
-    def _image(self, picture: PIL.Image.Image, tenant: object) -> ImageInput:
-        """What stands for a picture, shared with every session of the tenant that shows the same one."""
-        vision = self._model.vision
-        assert vision is not None
-        key = vision.key(picture, tenant)
-        image = self._shared.get(key, lambda: vision.prepare(picture, key))
-        assert isinstance(image, ImageInput)
-        return image
 
     def _loaded(self, sequence: Sequence, made: list[ImageInput] | StatefulError) -> None:
         if sequence.status is Status.DONE:

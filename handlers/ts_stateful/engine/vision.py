@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ts_stateful.config import ConfigError
-from ts_stateful.media.digest import content_digest
+from ts_stateful.media import content_digest
 
 __all__ = ["ImageInput", "Vision"]
 
@@ -73,13 +73,9 @@ class Vision:
         self._output_type: Any = BaseModelOutputWithPooling
         self.num_encoded = 0  # runs of the vision tower
 
-    def key(self, image: PIL.Image.Image, tenant: object = None) -> str:
-        """Names what `prepare` and `encode` make of an image: by its pixels, and apart for each tenant. For any thread.
-
-        Tenants share nothing, or the time that an image takes would tell one what another has shown.
-        """
-        salts = self._identity if tenant is None else (*self._identity, repr(tenant))
-        return content_digest(image, *salts)
+    def key(self, image: PIL.Image.Image, *salts: str) -> str:
+        """Names what `prepare` and `encode` make of an image: by its pixels, apart for other `salts`. For any thread."""
+        return content_digest(image, *self._identity, *salts)
 
     def prepare(self, image: PIL.Image.Image, key: str = "") -> ImageInput:
         """The processor's part, on the CPU; for any thread."""

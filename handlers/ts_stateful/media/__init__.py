@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ts_stateful.media.decode import decode_image
-from ts_stateful.media.digest import content_digest
+from ts_stateful.media.digest import content_digest, file_digest
 from ts_stateful.media.fetch import Fetcher
-from ts_stateful.media.load import MediaLoader
+from ts_stateful.media.load import ImageFile, MediaLoader
 
-__all__ = ["Fetcher", "MediaLoader", "content_digest", "decode_image"]
+__all__ = ["Fetcher", "ImageFile", "MediaLoader", "content_digest", "decode_image", "file_digest"]

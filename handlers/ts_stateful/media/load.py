@@ -7,8 +7,10 @@ is `fetch`'s and `encoded`'s, what they mean is `decode`'s.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
 
 from PIL.Image import Image as Picture
 
@@ -19,7 +21,26 @@ from ts_stateful.media.encoded import decode_base64
 from ts_stateful.media.fetch import Fetcher
 from ts_stateful.protocol import Image
 
-__all__ = ["MediaLoader"]
+__all__ = ["ImageFile", "MediaLoader"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image as it came: the bytes of a file, not looked into yet; `field` names it in errors."""
+
+    data: bytes
+    config: MediaConfig
+    field: str
+
+    def decode(self) -> Picture:
+        """Its picture, as `decode_image` makes it.
+
+        Raises:
+            MediaError: there is none, or it is too large.
+        """
+        return decode_image(self.data, self.config, self.field)
 
 
 class MediaLoader:
@@ -39,39 +60,44 @@ class MediaLoader:
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._fetcher.close()
 
-    def load(self, images: Sequence[Image], attachments: Sequence[bytes] = ()) -> list[Picture]:
-        """The pictures of `images`, then of `attachments` (file parts of a form), in their order.
+    def load(
+        self,
+        images: Sequence[Image],
+        attachments: Sequence[bytes],
+        read: Callable[[ImageFile], T],
+    ) -> list[T]:
+        """What `read` makes of `images`, then of `attachments` (file parts of a form), in their order.
 
-        All are RGB, as `decode_image` makes them. Blocks until all are there, or until one has
-        failed and those before it are there.
+        `read` runs on several threads at the same time. Blocks until all are there, or until one
+        has failed and those before it are there.
 
         Raises:
             InvalidRequest: more than `max_images`; nothing was fetched.
             MediaError: one of them was refused; `field` names it: `images[0].url`,
-                `images[0].base64` or `files[0]`.
+                `images[0].base64` or `files[0]`. What `read` raises comes out too.
         """
         if len(images) + len(attachments) > self._config.max_images:
             message = f"a request takes at most {self._config.max_images} images"
             raise InvalidRequest(message, field="images")
-        jobs = [
-            *(functools.partial(self._load_image, *each) for each in enumerate(images)),
-            *(functools.partial(self._load_attachment, *each) for each in enumerate(attachments)),
+        files: list[Callable[[], ImageFile]] = [
+            *(functools.partial(self._fetched, *each) for each in enumerate(images)),
+            *(functools.partial(self._attached, *each) for each in enumerate(attachments)),
         ]
-        futures = [self._workers.submit(job) for job in jobs]
+        futures = [self._workers.submit(lambda file: read(file()), file) for file in files]
         try:
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
 
-    def _load_image(self, index: int, image: Image) -> Picture:
+    def _fetched(self, index: int, image: Image) -> ImageFile:
         if image.url is not None:
             field = f"images[{index}].url"
             data = self._fetcher.fetch(image.url, field)
         else:
             field = f"images[{index}].base64"
             data = decode_base64(image.base64 or "", self._config.max_bytes, field)
-        return decode_image(data, self._config, field)
+        return ImageFile(data, self._config, field)
 
-    def _load_attachment(self, index: int, data: bytes) -> Picture:
-        return decode_image(data, self._config, f"files[{index}]")
+    def _attached(self, index: int, data: bytes) -> ImageFile:
+        return ImageFile(data, self._config, f"files[{index}]")
