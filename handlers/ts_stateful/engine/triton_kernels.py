@@ -11,7 +11,7 @@ never for other numbers of tokens, rows or sessions: what varies between steps i
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -33,25 +33,31 @@ _VARYING = ["num_tokens", "num_rows", "num_spans", "layer", "window"]
 _STRIDES = ["key_head_stride", "key_token_stride", "value_head_stride", "value_token_stride"]
 
 
+@triton.jit
+def _states_at(address, STATE: tl.constexpr):
+    """The states whose address lies at `address`; that it is aligned lets the compiler read 16 bytes at once."""
+    return tl.multiple_of(tl.load(address).to(tl.pointer_type(STATE)), 16)
+
+
 @triton.jit(do_not_specialize=[*_VARYING, *_STRIDES])
 def _write_kernel(
-    keys: Any,  # (heads, num_tokens, KEY_DIM), by strides; so `values`
-    values: Any,
-    table: Any,
-    num_tokens: Any,
-    num_rows: Any,
-    num_spans: Any,
-    layer: Any,
-    key_head_stride: Any,
-    key_token_stride: Any,
-    value_head_stride: Any,
-    value_token_stride: Any,
+    keys,  # (heads, num_tokens, KEY_DIM), by strides; so `values`
+    values,
+    table,
+    num_tokens,
+    num_rows,
+    num_spans,
+    layer,
+    key_head_stride,
+    key_token_stride,
+    value_head_stride,
+    value_token_stride,
     STATE: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
-) -> None:
+):
     """A program writes one head of one token."""
     token = tl.program_id(0)
     head = tl.program_id(1)
@@ -60,24 +66,22 @@ def _write_kernel(
     capacities = table + 2 * num_tokens + num_rows
     addresses = capacities + num_spans + 2 * num_spans * layer + span
     place = head * tl.load(capacities + span) + position  # int64
-    key_address = tl.multiple_of(tl.load(addresses), 16)
-    value_address = tl.multiple_of(tl.load(addresses + num_spans), 16)
 
     dims = tl.arange(0, KEY_BLOCK)
     source = keys + head * key_head_stride + token * key_token_stride
     key = tl.load(source + dims, mask=dims < KEY_DIM)
-    target = key_address.to(tl.pointer_type(STATE)) + place * KEY_DIM
+    target = _states_at(addresses, STATE) + place * KEY_DIM
     tl.store(target + dims, key.to(STATE), mask=dims < KEY_DIM)
 
     dims = tl.arange(0, VALUE_BLOCK)
     source = values + head * value_head_stride + token * value_token_stride
     value = tl.load(source + dims, mask=dims < VALUE_DIM)
-    target = value_address.to(tl.pointer_type(STATE)) + place * VALUE_DIM
+    target = _states_at(addresses + num_spans, STATE) + place * VALUE_DIM
     tl.store(target + dims, value.to(STATE), mask=dims < VALUE_DIM)
 
 
 @triton.jit
-def _tokens_of(position: Any, window: Any, num_splits: Any, TILE: tl.constexpr) -> Any:
+def _tokens_of(position, window, num_splits, TILE: tl.constexpr):
     """Of the row at a position: the first token it sees, how many it sees, and how many of them a split gets."""
     first = tl.where(window > 0, tl.maximum(position + 1 - window, 0), 0)
     count = position + 1 - first
@@ -86,19 +90,19 @@ def _tokens_of(position: Any, window: Any, num_splits: Any, TILE: tl.constexpr) 
 
 @triton.jit(do_not_specialize=[*_VARYING, "query_head_stride", "query_token_stride"])
 def _attend_kernel(
-    query: Any,  # (heads, num_tokens, KEY_DIM), by strides
-    partial: Any,  # (num_rows, heads, splits, VALUE_DIM) float32: what a split makes of its tokens
-    weight: Any,  # (num_rows, heads, splits) float32: the logarithm to base 2 of its sum of exponentials
-    table: Any,
-    num_tokens: Any,
-    num_rows: Any,
-    num_spans: Any,
-    layer: Any,
-    window: Any,  # 0: none
-    query_head_stride: Any,
-    query_token_stride: Any,
-    scale: Any,
-    softcap: Any,  # 0: none
+    query,  # (heads, num_tokens, KEY_DIM), by strides
+    partial,  # (num_rows, heads, splits, VALUE_DIM) float32: what a split makes of its tokens
+    weight,  # (num_rows, heads, splits) float32: the logarithm to base 2 of its sum of exponentials
+    table,
+    num_tokens,
+    num_rows,
+    num_spans,
+    layer,
+    window,  # 0: none
+    query_head_stride,
+    query_token_stride,
+    scale,
+    softcap,  # 0: none
     STATE: tl.constexpr,
     PRODUCT: tl.constexpr,
     GROUP: tl.constexpr,  # query heads that share keys
@@ -109,7 +113,7 @@ def _attend_kernel(
     VALUE_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     SOFTCAP: tl.constexpr,
-) -> None:
+):
     """A program attends with the query heads of one key head of one row to its share of the row's tokens."""
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -127,10 +131,8 @@ def _attend_kernel(
     capacities = table + 2 * num_tokens + num_rows
     addresses = capacities + num_spans + 2 * num_spans * layer + span
     place = head * tl.load(capacities + span) + first + begin  # int64
-    key_address = tl.multiple_of(tl.load(addresses), 16)
-    value_address = tl.multiple_of(tl.load(addresses + num_spans), 16)
-    keys = key_address.to(tl.pointer_type(STATE)) + place * KEY_DIM
-    values = value_address.to(tl.pointer_type(STATE)) + place * VALUE_DIM
+    keys = _states_at(addresses, STATE) + place * KEY_DIM
+    values = _states_at(addresses + num_spans, STATE) + place * VALUE_DIM
 
     heads = tl.arange(0, GROUP_BLOCK)
     key_dims = tl.arange(0, KEY_BLOCK)
@@ -182,19 +184,19 @@ def _attend_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens", "window", "num_splits"])
 def _join_kernel(
-    partial: Any,
-    weight: Any,
-    output: Any,  # (num_tokens, heads, VALUE_DIM)
-    sinks: Any,  # (heads,)
-    table: Any,
-    num_tokens: Any,
-    window: Any,
-    num_splits: Any,
+    partial,
+    weight,
+    output,  # (num_tokens, heads, VALUE_DIM)
+    sinks,  # (heads,)
+    table,
+    num_tokens,
+    window,
+    num_splits,
     VALUE_DIM: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     SINKS: tl.constexpr,
-) -> None:
+):
     """A program joins the splits of one head of one row."""
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -261,7 +263,13 @@ class TritonKernels:
         )
 
     def attend(
-        self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
+        self,
+        query: Tensor,
+        table: Table,
+        layer: int,
+        rule: Rule,
+        window: int | None,
+        num_splits: int | None = None,
     ) -> Tensor:
         """Attention of the rows among the queries `(heads, tokens, dim)`.
 
@@ -273,8 +281,7 @@ class TritonKernels:
         output = query.new_empty(num_tokens, heads, shape.value_dim)
         if not table.num_rows:
             return output
-        splits = self._num_programs // (table.num_rows * shape.heads)
-        splits = min(max(splits, _MIN_SPLITS), _MAX_SPLITS)
+        splits = num_splits or self._num_splits(table.num_rows * shape.heads)
         partial = query.new_empty(
             (table.num_rows, heads, splits, shape.value_dim), dtype=torch.float32
         )
@@ -325,6 +332,10 @@ class TritonKernels:
             num_warps=1,
         )
         return output
+
+    def _num_splits(self, num_programs: int) -> int:
+        """Programs for a row's key head: enough to fill the device, whatever the lengths, which the host need not know."""
+        return min(max(self._num_programs // num_programs, _MIN_SPLITS), _MAX_SPLITS)
 
 
 def _dense(states: Tensor) -> Tensor:
