@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +18,7 @@ from ts_stateful.engine.kv import KVCache, KVLayout, LayerShape
 from ts_stateful.engine.spans import Span, Table
 
 pytest.importorskip("triton")
-from ts_stateful.engine.triton_kernels import TritonKernels  # noqa: E402
+from ts_stateful.engine.triton_kernels import TritonKernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -171,3 +175,25 @@ def test_any_number_of_splits_gives_the_same(num_splits: int) -> None:
     table = Table.of([Span(kv, kv.length, 1) for kv in caches]).on(DEVICE)
     found = kernels.attend(inputs[0][0], table, 1, case.rule, case.window, num_splits)
     torch.testing.assert_close(found[None], expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_gpus(tmp_path: Path, repository: Path) -> None:
+    """Where no GPU is needed for it: they compile, and read states 16 bytes at a time, ahead of their use."""
+    environ = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environ["PYTHONPATH"] = str(repository / "handlers")
+    done = subprocess.run(
+        [sys.executable, str(repository / "tests/support/compile_kernels.py"), str(tmp_path)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = {path.name: path.read_text() for path in tmp_path.glob("*.ptx")}
+    assert len(made) == 6
+    for capability in (80, 90):
+        ptx = made[f"_attend_kernel.{capability}.ptx"]
+        assert "cp.async.cg.shared.global" in ptx  # always of 16 bytes
+        assert "cp.async.ca.shared.global" not in ptx
+        assert "mma.sync" in ptx

@@ -1,0 +1,63 @@
+"""Compiles the Triton kernels for GPUs that need not be there; `python compile_kernels.py FOLDER` writes their PTX into it.
+
+In a process of its own, because kernels are either compiled or interpreted, from when triton is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ts_stateful.engine import triton_kernels
+
+CAPABILITIES = (80, 90)  # A100, H100
+_FLOATS = ("scale", "softcap")
+_STATE: dict[str, Any] = {"STATE": tl.bfloat16}
+_DIMS = {"KEY_DIM": 128, "VALUE_DIM": 80, "KEY_BLOCK": 128, "VALUE_BLOCK": 128}
+_KERNELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "_write_kernel": (
+        {"keys": "*bf16", "values": "*bf16", "table": "*i64"},
+        {**_STATE, **_DIMS},
+    ),
+    "_attend_kernel": (
+        {"query": "*bf16", "partial": "*fp32", "weight": "*fp32", "table": "*i64"},
+        {**_STATE, **_DIMS, "PRODUCT": tl.bfloat16, "GROUP": 4, "GROUP_BLOCK": 16, "TILE": 64, "SOFTCAP": True},
+    ),
+    "_join_kernel": (
+        {"partial": "*fp32", "weight": "*fp32", "output": "*bf16", "sinks": "*bf16", "table": "*i64"},
+        {"VALUE_DIM": 80, "VALUE_BLOCK": 128, "TILE": 64, "SINKS": True},
+    ),
+}  # fmt: skip
+
+
+def main(folder: Path) -> None:
+    """Writes `<kernel>.<capability>.ptx` for each."""
+    for name, (pointers, constants) in _KERNELS.items():
+        kernel = getattr(triton_kernels, name)
+        kinds = {**dict.fromkeys(constants, "constexpr"), **pointers}
+        source = ASTSource(
+            fn=kernel,
+            signature={
+                argument: kinds.get(argument, "fp32" if argument in _FLOATS else "i32")
+                for argument in kernel.arg_names
+            },
+            constexprs=constants,
+            attrs={
+                (index,): [["tt.divisibility", 16]]
+                for index, argument in enumerate(kernel.arg_names)
+                if argument in pointers
+            },
+        )
+        for capability in CAPABILITIES:
+            made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+            (folder / f"{name}.{capability}.ptx").write_text(made.asm["ptx"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
