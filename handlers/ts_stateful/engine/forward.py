@@ -1,7 +1,7 @@
 """One pass through a stock `transformers` model, and whether it can serve many sessions at once.
 
-Owns what a model is called with, what it keeps for a token, and the switch of its attention function, all found out by
-trying when it is loaded. Knows nothing of sessions.
+Owns what a model is called with, what it keeps for a token, and the switch of its attention function and to faster ways of
+computing the same, all found out by trying when it is loaded. Knows nothing of sessions.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
 from ts_stateful.config import ConfigError
-from ts_stateful.engine.attention import FLAT, StepCache, unused_mask
+from ts_stateful.engine.attention import FLAT, Kernels, StepCache, unused_mask
+from ts_stateful.engine.graphs import Capturer, DecodeGraphs, RowInputs, Rows
 from ts_stateful.engine.kv import KVCache, KVLayout, LayerShape
 from ts_stateful.engine.spans import Span
+from ts_stateful.engine.upload import upload
 
 __all__ = ["Forward", "find_layout"]
 
@@ -31,6 +33,7 @@ _TRIAL = (
     (2, 2),
     (1, 1),
 )  # tokens of the sequences that are tried side by side, in two passes
+_ROWS_TRIAL = (70, 1), (2, 2), (9, 1), (1, 1)  # the same for kernels, which read many tokens at once
 _TOLERANCE = {
     torch.float32: 1e-3,
     torch.float16: 2e-2,
@@ -50,6 +53,7 @@ class Forward:
         self._takes_positions = "position_ids" in accepts  # models with ALiBi do not
         self.rope_index = getattr(network.base_model, "get_rope_index", None)
         self._mask = unused_mask(network.device)
+        self._graphs: DecodeGraphs | None = None
         self.stock_attention = self._text_config._attn_implementation
         self.flat = False
         self.flat = self._try_flat()
@@ -68,27 +72,72 @@ class Forward:
         `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE; None counts them from the spans. The spans' states
         are written, and count if nothing is raised.
         """
-        device = self._network.device
-        self._cache.begin(spans, flat=self.flat)
+        positions = self._text_positions(spans) if positions is None else positions
+        logits = None
+        if self._graphs and not inputs and all(span.num_tokens == 1 for span in spans):
+            for span in spans:
+                span.kv.reserve(span.stop)
+            logits = self._graphs(Rows(ids, positions, spans))
+        whole = logits is not None or not self._keeps_logits  # or only those of the tokens to keep
+        if logits is None:
+            device = self._network.device
+            self._cache.begin(spans, flat=self.flat)
+            if self._keeps_logits:
+                inputs["logits_to_keep"] = upload(keep, device)
+            logits = self._call(upload(ids, device)[None], upload(positions, device), **inputs)
+        for span in spans:
+            span.kv.length = span.stop
+        if whole and len(keep) < len(ids):
+            return logits[upload(keep, logits.device)]
+        return logits
+
+    def _call(self, ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
+        """The logits of tokens `(1, n)` whose spans or table the cache has."""
         if self._takes_positions:
-            inputs["position_ids"] = (
-                self._text_positions(spans) if positions is None else positions
-            ).to(device)
-        if self._keeps_logits:
-            inputs["logits_to_keep"] = torch.tensor(keep, device=device)
+            inputs["position_ids"] = positions
         if self.flat:
             inputs["attention_mask"] = self._mask
         output = self._network(
-            input_ids=torch.tensor([ids], device=device),
-            past_key_values=self._cache,
-            use_cache=True,
-            return_dict=True,
-            **inputs,
+            input_ids=ids, past_key_values=self._cache, use_cache=True, return_dict=True, **inputs
         )
-        for span in spans:
-            span.kv.length = span.stop
         logits: Tensor = output.logits[0]
-        return logits if self._keeps_logits else logits[keep]
+        return logits
+
+    @torch.inference_mode()
+    def use_kernels(self, kernels: Kernels) -> str:
+        """Computes with kernels from now on, if the model's logits stay what they are; else returns the reason."""
+        assert self.flat
+        expected, _ = self._trial(_ROWS_TRIAL)
+        self._cache.kernels = kernels
+        try:
+            found, _ = self._trial(_ROWS_TRIAL)
+            reason = self._apart(found, expected)
+        except torch.AcceleratorError:
+            raise  # nothing can be computed on this device any more
+        except Exception as error:  # compilers may raise anything
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            self._cache.kernels = None
+        return reason
+
+    @torch.inference_mode()
+    def capture(self, capturer: Capturer) -> list[int]:
+        """Replays steps of single tokens from now on where that is faster; returns for how many rows. Needs kernels."""
+        assert self._cache.kernels is not None
+        axes = (1,) if self.rope_index is None else (3, 1)
+        graphs = DecodeGraphs(self._rows, self.layout, axes, self._network.device, capturer)
+        spans = [Span(kv, kv.length, 1) for kv in self._trial(_ROWS_TRIAL)[1]]
+        one, other = (
+            Rows([first + i for i in range(len(spans))], self._text_positions(order), order)
+            for first, order in ((1, spans), (11, spans[::-1]))
+        )
+        graphs.prepare(one, other)
+        self._graphs = graphs if graphs.sizes else None
+        return graphs.sizes
+
+    def _rows(self, inputs: RowInputs) -> Tensor:
+        self._cache.begin_rows(inputs.table)
+        return self._call(inputs.ids, inputs.positions)
 
     def _text_positions(self, spans: Sequence[Span]) -> Tensor:
         positions = torch.tensor([[i for span in spans for i in range(span.start, span.stop)]])
@@ -114,11 +163,11 @@ class Forward:
     def _difference(self) -> str:
         config = self._text_config
         _, layer_kwargs = get_layer_types_and_kwargs(config)
-        expected = torch.cat([self._trial([counts]) for counts in _TRIAL]).float()
+        expected = torch.cat([self._trial([counts])[0] for counts in _TRIAL])
         config._attn_implementation = FLAT
         self.flat = True
         try:
-            found = self._trial(_TRIAL).float()
+            found, _ = self._trial(_TRIAL)
             windows = [states.window for states in self._cache.states or ()]
         except Exception as error:  # stock code that was not made for it may raise anything
             return f"{type(error).__name__}: {error}"
@@ -130,12 +179,15 @@ class Forward:
             return (
                 f"its layers ask for windows {windows}, its configuration says {expected_windows}"
             )
+        return self._apart(found, expected)
+
+    def _apart(self, found: Tensor, expected: Tensor) -> str:
         largest, apart = float(expected.abs().max()), float((found - expected).abs().max())
         bound = _TOLERANCE.get(self._network.dtype, 1e-3) * max(1.0, largest)
         return "" if apart <= bound else f"logits differ by {apart:.2g} of {largest:.2g}"
 
-    def _trial(self, trial: Sequence[tuple[int, int]]) -> Tensor:
-        """Logits behind sequences that are fed in two passes; `(sequences, vocabulary)`."""
+    def _trial(self, trial: Sequence[tuple[int, int]]) -> tuple[Tensor, list[KVCache]]:
+        """Logits behind sequences that are fed in two passes, `(sequences, vocabulary)` float32, and their states."""
         vocabulary = self._text_config.vocab_size
         caches = [KVCache(self.layout, self._network.device) for _ in trial]
         for part in range(2):
@@ -149,7 +201,7 @@ class Forward:
             ]
             ends = itertools.accumulate(span.num_tokens for span in spans)
             logits = self(ids, spans, None, [end - 1 for end in ends])
-        return logits
+        return logits.float(), caches
 
 
 @torch.inference_mode()
