@@ -184,10 +184,11 @@ def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tok
     prompt, reply = log[: turn.usage.prompt_tokens], log[turn.usage.prompt_tokens :]
     inputs: dict[str, Any] = {}
     if model.vision is not None and session.state.images:
-        images = [model.vision.prepare(p) for p in list(harness.pictures.values())[:seen]]
-        for name in images[0].tensors:
-            inputs[name] = torch.cat([image.tensors[name] for image in images])
-        if images[0].grid is not None:
+        # All images of the conversation at once, as a processor is given them: tiled ones are padded to one another.
+        pictures = [list(harness.pictures.values())[:seen]]
+        made = model.vision._processor.image_processor(pictures, return_tensors="pt")
+        inputs = {name: made[name] for name in made if isinstance(made[name], torch.Tensor)}
+        if "image_grid_thw" in made:
             mask = model.vision.mask(prompt, session.state.images)
             inputs["mm_token_type_ids"] = torch.tensor([list(mask)], dtype=torch.int)
     generated = stock_reply(model, prompt, max_new_tokens, **inputs)

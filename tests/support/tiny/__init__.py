@@ -1,0 +1,85 @@
+"""Small random-weight models of real `transformers` configurations, with tokenizers trained on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.support.tiny.seeing import (
+    idefics3,
+    llava,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_vl,
+    smolvlm,
+)
+from tests.support.tiny.small import save
+from tests.support.tiny.text import (
+    bloom,
+    cohere,
+    falcon,
+    falcon_alibi,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama,
+    llama4,
+    mistral,
+    mpt,
+    olmo2,
+    opt,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    smollm3,
+    stablelm,
+)
+from tests.support.tiny.tokens import CHATML, REWRITING, VICUNA, chatml, tokenizer_of
+from ts_stateful.engine.model import Model
+
+__all__ = [
+    "CHATML",
+    "MODELS",
+    "MORE_MODELS",
+    "REWRITING",
+    "VICUNA",
+    "chatml",
+    "llama",
+    "llava",
+    "qwen2_vl",
+    "save",
+    "tokenizer_of",
+]
+
+_Builders = dict[str, Callable[[], Model]]
+
+
+def _named(*builders: Callable[[], Model]) -> _Builders:
+    return {builder.__name__: builder for builder in builders}
+
+
+MODELS = _named(
+    gemma2, gemma3, gpt2, idefics3, llama, llava, mistral, phi3, qwen2, qwen2_vl, qwen3, smolvlm
+)
+# What else is served; tested in one long conversation each.
+MORE_MODELS = _named(
+    bloom,
+    cohere,
+    falcon,
+    falcon_alibi,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama4,
+    mpt,
+    olmo2,
+    opt,
+    qwen2_5_vl,
+    qwen2_moe,
+    qwen3_vl,
+    smollm3,
+    stablelm,
+)
