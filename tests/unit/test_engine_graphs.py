@@ -42,7 +42,9 @@ def test_replies_are_exact_with_kernels_and_replays(name: str) -> None:
         assert "error" not in harness.open(session, [noise(1)] if model.vision else [])
     requests = []
     for number, session in enumerate(names):
-        prompt = Prompt(session_id=session, prompt="Go on, " * (number + 1), max_new_tokens=6 + number)
+        prompt = Prompt(
+            session_id=session, prompt="Go on, " * (number + 1), max_new_tokens=6 + number
+        )
         requests.append(harness.submit(prompt))
         harness.pump()
         harness.engine.step()

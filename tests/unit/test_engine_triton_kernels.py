@@ -160,7 +160,9 @@ def test_nothing_but_the_new_tokens_is_written() -> None:
         written = (kv.keys[1], kv.values[1])
         for part, old in zip(kv.states, parts, strict=True):
             if any(part is states for states in written):
-                assert not torch.equal(part[:, start : start + count], old[:, start : start + count])
+                assert not torch.equal(
+                    part[:, start : start + count], old[:, start : start + count]
+                )
                 old[:, start : start + count] = part[:, start : start + count]
             assert torch.equal(part, old)
 

@@ -26,8 +26,10 @@ __all__ = ["Capturer", "CudaCapturer", "DecodeGraphs", "RowInputs", "Rows"]
 
 logger = logging.getLogger(__name__)
 
-_SIZES: Final = (128, 64, 32, 16, 8, 4, 2, 1)  # rows; the largest first, whose memory the others can share
-_TOLERANCE: Final = 0.02  # of the largest logit; it is the same arithmetic, if not always by the same algorithms
+# Rows. The largest first, whose memory the others can share.
+_SIZES: Final = tuple(2**power for power in range(7, -1, -1))
+# Of the largest logit. It is the same arithmetic, if not always by the same algorithms.
+_TOLERANCE: Final = 0.02
 _WARM_UPS: Final = 2
 _TIMED: Final = 5
 
@@ -128,7 +130,8 @@ class DecodeGraphs:
         except Exception as error:  # stock code that was not made for it may raise anything
             self._graphs.clear()
             if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # raises where nothing can be computed any more
+                # Raises where nothing can be computed any more.
+                torch.cuda.synchronize(self._device)
             logger.warning("decode steps are not captured: %s: %s", type(error).__name__, error)
             return
         for size, eager_ms, replay_ms in reversed(times):

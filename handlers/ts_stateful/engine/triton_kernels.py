@@ -25,7 +25,8 @@ from ts_stateful.engine.spans import Table
 __all__ = ["TritonKernels"]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
-_TILE_BYTES: Final = 16384  # of a program's keys, and as many values: two such stages fit into any shared memory
+# Of a program's keys, and as many values: two such stages fit into any GPU's shared memory.
+_TILE_BYTES: Final = 16384
 _SMALLEST_DOT: Final = 16
 _MIN_SPLITS, _MAX_SPLITS = 4, 32  # 4, because a long session may be one row of many
 _PROGRAMS_PER_PROCESSOR: Final = 4
@@ -138,7 +139,9 @@ def _attend_kernel(
     key_dims = tl.arange(0, KEY_BLOCK)
     value_dims = tl.arange(0, VALUE_BLOCK)
     tokens = tl.arange(0, TILE)
-    source = query + token * query_token_stride + (head * GROUP + heads[:, None]) * query_head_stride
+    source = (
+        query + token * query_token_stride + (head * GROUP + heads[:, None]) * query_head_stride
+    )
     q = tl.load(
         source + key_dims[None, :],
         mask=(heads < GROUP)[:, None] & (key_dims < KEY_DIM)[None, :],
@@ -215,7 +218,9 @@ def _join_kernel(
         shrink = tl.exp2(highest - higher)
         part = tl.exp2(score - higher)
         total = total * shrink + part
-        more = tl.load(partial + (slot + split) * VALUE_DIM + dims, mask=dims < VALUE_DIM, other=0.0)
+        more = tl.load(
+            partial + (slot + split) * VALUE_DIM + dims, mask=dims < VALUE_DIM, other=0.0
+        )
         mean = mean * shrink + more * part
         highest = higher
     if SINKS:  # a key without a value: it takes weight, and adds nothing
