@@ -1,7 +1,7 @@
 """A model and what belongs to it, loaded from a folder or a hub id.
 
-Owns how a stock `transformers` checkpoint becomes something that the engine can run, and the refusal of what it cannot. Knows
-nothing of sessions.
+Owns how a stock `transformers` checkpoint becomes something that the engine can run; what it cannot is refused by `refusal`.
+Knows nothing of sessions.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.cache_utils import get_layer_types_and_kwargs
 
 from ts_stateful.config import ConfigError, HandlerConfig
-from ts_stateful.engine.forward import Forward, find_layout
+from ts_stateful.engine.forward import Forward
 from ts_stateful.engine.graphs import CudaCapturer
 from ts_stateful.engine.kernels import find_kernels
 from ts_stateful.engine.kv import KVCache
 from ts_stateful.engine.packed import can_pack, pack
+from ts_stateful.engine.refusal import check_config, check_network, find_window, tried
 from ts_stateful.engine.text import ChatText
 from ts_stateful.engine.vision import Vision
 
 __all__ = ["Model", "accelerate", "build_model", "load_model", "resolve_model"]
 
 logger = logging.getLogger(__name__)
-
-_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,14 +78,14 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
     """Loads weights, tokenizer and processor.
 
     Raises:
-        ConfigError: the model cannot be found or loaded, or sessions of it cannot be kept.
+        ConfigError: the model cannot be found or loaded, or would not be served exactly.
     """
     name = resolve_model(settings.model, model_dir)
     options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(name, **options)
         sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        _check_attention(config, name)
+        check_config(config, name)
         auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
         network = auto.from_pretrained(name, dtype=_dtype(settings, device), **options)
         owner = (AutoProcessor if sees else AutoTokenizer).from_pretrained(name, **options)
@@ -125,36 +123,34 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
 def build_model(
     name: str, network: PreTrainedModel, owner: Any, context_length: int | None = None
 ) -> Model:
-    """Puts a loaded network together with its processor or tokenizer (`owner`)."""
+    """Puts a loaded network together with its processor or tokenizer (`owner`).
+
+    Raises:
+        ConfigError: it would not be served exactly.
+    """
     tokenizer = getattr(owner, "tokenizer", owner)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(f"{name}: a fast tokenizer is needed (a tokenizer.json)")
-    vision = Vision(network, owner) if owner is not tokenizer else None
+    sees = owner is not tokenizer
+    check_network(network, name, sees=sees)
+    vision = Vision(network, owner) if sees else None
+    forward = tried(network, name)
     text = ChatText(tokenizer, owner, vision.image_token if vision else None)
     eos = network.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
     eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
-    window = network.config.get_text_config(decoder=True).max_position_embeddings
+    window = find_window(network.config, name, context_length)
+    logger.info("%s: a context has at most %d tokens, by %s", name, *window)
     return Model(
         name=name,
         network=network,
         tokenizer=tokenizer,
         text=text,
         vision=vision,
-        context_tokens=min(window, context_length or window),
+        context_tokens=window.num_tokens,
         eos_ids=frozenset(eos_ids),
-        forward=Forward(network, find_layout(network, name)),
+        forward=forward,
     )
-
-
-def _check_attention(config: Any, name: str) -> None:
-    text_config = config.get_text_config(decoder=True)
-    if config.is_encoder_decoder:
-        raise ConfigError(f"{name}: encoder-decoder models are not served with sessions")
-    kinds = set(get_layer_types_and_kwargs(text_config)[0])
-    if not kinds <= _ATTENTION:
-        other = ", ".join(sorted(kinds - _ATTENTION))
-        raise ConfigError(f"{name}: layers of kind {other} keep states that cannot be cut back")
 
 
 def _dtype(settings: HandlerConfig, device: torch.device) -> torch.dtype:
