@@ -26,6 +26,7 @@ from ts_stateful.engine.sampler import sample
 from ts_stateful.engine.scheduler import Chunk, Scheduler
 from ts_stateful.engine.sequence import Sequence, Status
 from ts_stateful.engine.turns import LoadImages, Turns
+from ts_stateful.engine.upload import upload
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import OutOfMemory, StatefulError, TurnGap
 from ts_stateful.events import Describe, Event, Submit
@@ -139,7 +140,9 @@ class Engine:
                 prompts.append((index, sequence))
         if not prompts:
             return
-        rows = logits.rows[[index for index, _ in prompts]]
+        rows = logits.rows
+        if len(prompts) < len(logits.sequences):
+            rows = rows[upload([index for index, _ in prompts], rows.device)]
         tokens = sample(rows, [sequence.row for _, sequence in prompts])
         for (_, sequence), token in zip(prompts, tokens, strict=True):
             try:

@@ -104,7 +104,10 @@ class KVCache:
         self._written = self.length
 
     def move(self, device: torch.device) -> None:
-        """Moves what counts to another device; host memory is pinned where a GPU will read it back."""
+        """Moves what counts to another device; host memory is pinned where a GPU will read it back.
+
+        Does not wait for a GPU: states on the host may still be on their way, and are for it to read back alone.
+        """
         pin = device.type == "cpu" and torch.cuda.is_available()
         self._replace(_rounded(self.length), device, pin)
 
@@ -154,8 +157,13 @@ class KVCache:
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor], length: int) -> None:
+    """Copies `length` tokens; between devices, as many as the targets have room for."""
     for source, target in zip(sources, targets, strict=True):
-        target[:, :length].copy_(source[:, :length])
+        if source.device == target.device:
+            target[:, :length].copy_(source[:, :length])
+        else:
+            # Both in one piece, or torch would gather them in pageable memory first.
+            target.copy_(source[:, : target.shape[1]].contiguous(), non_blocking=True)
 
 
 def _rounded(length: int) -> int:

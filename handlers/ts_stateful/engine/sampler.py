@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ts_stateful.engine.upload import upload
+
 __all__ = ["Row", "sample", "uniform"]
 
 _MASK = 2**64 - 1
@@ -36,30 +38,31 @@ def uniform(seed: int, position: int) -> float:
 
 
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
-    """The next token of every row; `logits` is `(rows, vocabulary)`."""
+    """The next token of every row; `logits` is `(rows, vocabulary)`. Waits for the device once, for the tokens."""
     tokens = logits.argmax(dim=-1)
     drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
     if drawn:
-        chosen = [rows[index] for index in drawn]
-        tokens[drawn] = _draw(logits[drawn].float(), chosen)
+        chosen = upload(drawn, logits.device)
+        tokens[chosen] = _draw(logits[chosen].float(), [rows[index] for index in drawn])
     result: list[int] = tokens.tolist()
     return result
 
 
 def _draw(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=logits.device).unsqueeze(1)
-
     vocabulary = logits.shape[-1]
+    numbers = [
+        (row.temperature, row.top_k or vocabulary, row.top_p, uniform(row.seed, row.position))
+        for row in rows
+    ]
+    columns = upload(torch.tensor(numbers, dtype=torch.float64), logits.device)
+    temperature, top_k, top_p, drawn = columns.split(1, dim=1)  # (rows, 1)
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probabilities = (ordered.double() / column([row.temperature for row in rows])).softmax(dim=-1)
-    ranks = torch.arange(vocabulary, device=logits.device)
-    probabilities = probabilities * (ranks < column([row.top_k or vocabulary for row in rows]))
+    probabilities = (ordered.double() / temperature).softmax(dim=-1)
+    probabilities = probabilities * (torch.arange(vocabulary, device=logits.device) < top_k)
     before = probabilities.cumsum(dim=-1) - probabilities
     total = probabilities.sum(dim=-1, keepdim=True)
     # Top-p keeps the smallest head whose mass reaches p: every token before which less than p has gathered.
-    probabilities = probabilities * (before < column([row.top_p for row in rows]) * total)
+    probabilities = probabilities * (before < top_p * total)
     cumulative = probabilities.cumsum(dim=-1)
-    targets = column([uniform(row.seed, row.position) for row in rows]) * cumulative[:, -1:]
-    ranks_drawn = torch.searchsorted(cumulative, targets, right=True).clamp(max=vocabulary - 1)
-    return order.gather(1, ranks_drawn).squeeze(1)
+    ranks = torch.searchsorted(cumulative, drawn * cumulative[:, -1:], right=True)
+    return order.gather(1, ranks.clamp(max=vocabulary - 1)).squeeze(1)
