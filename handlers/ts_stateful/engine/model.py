@@ -29,6 +29,7 @@ from ts_stateful.engine.graphs import CudaCapturer
 from ts_stateful.engine.kernels import find_kernels
 from ts_stateful.engine.kv import KVCache
 from ts_stateful.engine.packed import can_pack, pack
+from ts_stateful.engine.precision import choose_dtype, has_bfloat16
 from ts_stateful.engine.refusal import check_config, check_network, find_window, tried
 from ts_stateful.engine.text import ChatText
 from ts_stateful.engine.vision import Vision
@@ -87,7 +88,13 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
         sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         check_config(config, name)
         auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-        network = auto.from_pretrained(name, dtype=_dtype(settings, device), **options)
+        dtype = choose_dtype(
+            settings.dtype,
+            device,
+            config.get_text_config(decoder=True).dtype or config.dtype,
+            bfloat16=has_bfloat16(torch.cpu.get_capabilities()),
+        )
+        network = auto.from_pretrained(name, dtype=dtype, **options)
         owner = (AutoProcessor if sees else AutoTokenizer).from_pretrained(name, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ConfigError(f"handler.model {settings.model!r} cannot be loaded: {error}") from error
@@ -102,7 +109,7 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
 
 
 def accelerate(model: Model, settings: HandlerConfig) -> None:
-    """Lets a GPU compute with kernels and graphs, as far as they prove to compute the same; changes nothing elsewhere."""
+    """Lets a device compute with its kernels, and a GPU with graphs, as far as they prove to compute the same."""
     forward = model.forward
     if not (settings.attention_kernels and forward.flat):
         return
@@ -115,7 +122,7 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
         logger.warning("attention is left to torch's operators: %s", reason)
         return
     logger.info("attention of single tokens is computed by %s", type(kernels).__name__)
-    if settings.cuda_graphs:
+    if settings.cuda_graphs and model.device.type == "cuda":
         logger.info("capturing decode steps")
         forward.capture(CudaCapturer())
 
@@ -151,10 +158,3 @@ def build_model(
         eos_ids=frozenset(eos_ids),
         forward=forward,
     )
-
-
-def _dtype(settings: HandlerConfig, device: torch.device) -> torch.dtype:
-    if settings.dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    return dtype
