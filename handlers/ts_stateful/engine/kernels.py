@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.engine.attention import Kernels, Rule, StepCache
+from ts_stateful.engine.cpu_kernels import CpuKernels, cache_folder, compiled
 from ts_stateful.engine.kv import KVCache, KVLayout
 from ts_stateful.engine.spans import Span
 
@@ -28,16 +29,11 @@ _TOLERANCE = {torch.float32: 5e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 def find_kernels(layout: KVLayout, num_heads: int, device: torch.device) -> Kernels | None:
     """The kernels for a model of `num_heads` query heads; None where torch's operators are all there is."""
-    if device.type != "cuda":
-        return None
+    makers = {"cuda": _triton, "cpu": _compiled}
     try:
-        from ts_stateful.engine.triton_kernels import TritonKernels  # noqa: PLC0415 - triton
-
-        num_processors = torch.cuda.get_device_properties(device).multi_processor_count
-
-        def make(layout: KVLayout) -> Kernels:
-            return TritonKernels(layout, num_processors)
-
+        make = makers[device.type](layout, device) if device.type in makers else None
+        if make is None:
+            return None
         reason = disagreement(make, layout, num_heads, device)
     except torch.AcceleratorError:
         raise  # nothing can be computed on this device any more
@@ -46,7 +42,20 @@ def find_kernels(layout: KVLayout, num_heads: int, device: torch.device) -> Kern
     if reason:
         logger.warning("attention is left to torch's operators: %s", reason)
         return None
+    assert make is not None
     return make(layout)
+
+
+def _triton(_: KVLayout, device: torch.device) -> Callable[[KVLayout], Kernels]:
+    from ts_stateful.engine.triton_kernels import TritonKernels  # noqa: PLC0415 - triton
+
+    num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return lambda layout: TritonKernels(layout, num_processors)
+
+
+def _compiled(layout: KVLayout, _: torch.device) -> Callable[[KVLayout], Kernels] | None:
+    library = compiled(cache_folder()) if CpuKernels.serves(layout) else None
+    return None if library is None else lambda layout: CpuKernels(layout, library)
 
 
 @torch.inference_mode()
