@@ -43,9 +43,10 @@ from transformers import (
 
 from tests.support.tiny import chatml
 from tests.support.tiny.small import SMALL
+from tests.support.tiny.text import gpt_oss
 from ts_stateful.config import ConfigError, HandlerConfig
 from ts_stateful.engine.model import build_model, load_model
-from ts_stateful.engine.refusal import check_config, check_network, find_window
+from ts_stateful.engine.refusal import check_config, check_network, find_window, tried
 
 CONFIGS = [
     (T5Config(), "encoder-decoder"),
@@ -95,6 +96,16 @@ def test_a_model_that_counts_positions_otherwise_is_found_out() -> None:
     network = _bert(RobertaForCausalLM, RobertaConfig, is_decoder=True, pad_token_id=1)
     with pytest.raises(ConfigError, match="piece by piece gives other logits"):
         build_model("roberta", network, chatml())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_hides_nothing(dtype: torch.dtype) -> None:
+    """What rounding and a token that goes to another expert change is told from looking ahead."""
+    with pytest.raises(ConfigError, match="piece by piece gives other logits"):
+        tried(_bert(BertLMHeadModel, BertConfig).to(dtype), "bert")
+    network = gpt_oss().network.to(dtype)
+    network.set_attn_implementation("eager")  # as it was loaded
+    assert tried(network, "gpt_oss").layout.dtype is dtype
 
 
 def test_a_decoder_of_the_same_family_is_served() -> None:

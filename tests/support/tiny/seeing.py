@@ -89,7 +89,7 @@ class _QwenVLProcessorPil:
         self.tokenizer = tokenizer
         pixels = (2 * patch_size) ** 2  # of one token
         self.image_processor = Qwen2VLImageProcessorPil(
-            size={"shortest_edge": pixels, "longest_edge": 16 * pixels}, patch_size=patch_size
+            size={"shortest_edge": 6 * pixels, "longest_edge": 16 * pixels}, patch_size=patch_size
         )
 
     def __call__(self, *, text: list[str], images: Any, **kwargs: Any) -> dict[str, Any]:

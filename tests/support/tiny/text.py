@@ -273,12 +273,12 @@ def llama4() -> Model:
 
 
 def qwen2_moe() -> Model:
-    """Qwen2-MoE with windows, of which its attention function is not told."""
+    """Qwen2-MoE with windows in every other layer, of which its attention function is not told."""
     config = Qwen2MoeConfig(
         **SMALL,
         use_sliding_window=True,
         sliding_window=WINDOW,
-        max_window_layers=0,
+        max_window_layers=2,
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=32,
