@@ -201,15 +201,16 @@ class Rule(NamedTuple):
         if self.softcap is not None or self.sinks is not None:
             return self._attend_plainly(query, keys, values, mask).transpose(1, 2)
         _, heads, num_tokens, dim = query.shape
-        if (
-            num_tokens == 1
-        ):  # heads that share keys take the place of tokens, so that no key is read twice
-            groups = query.reshape(1, keys.shape[1], -1, dim)
-            output = scaled_dot_product_attention(groups, keys, values, scale=self.scale)
-            return output.reshape(1, 1, heads, -1)
-        return scaled_dot_product_attention(
-            query, keys, values, mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
-        ).transpose(1, 2)
+        if mask is None and num_tokens > 1:
+            return scaled_dot_product_attention(
+                query, keys, values, is_causal=True, scale=self.scale, enable_gqa=True
+            ).transpose(1, 2)
+        # Heads that share keys take the place of tokens: no key is read twice, and every backend can do it; of those that
+        # take a mask on a GPU, some do not take heads that share keys.
+        groups = query.reshape(1, keys.shape[1], -1, dim)
+        mask = None if mask is None else mask.repeat(heads // keys.shape[1], 1)
+        output = scaled_dot_product_attention(groups, keys, values, mask, scale=self.scale)
+        return output.reshape(1, heads, num_tokens, -1).transpose(1, 2)
 
     def _attend_plainly(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
