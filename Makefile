@@ -15,12 +15,17 @@ GRPC_PORT ?= 7070
 GRPC_MANAGEMENT_PORT ?= 7071
 # Options for pytest, e.g. `make test PYTEST_ARGS="tests/unit -x"`.
 PYTEST_ARGS ?= tests/unit tests/e2e
+# Options for the benchmark, e.g. `make bench BENCH_ARGS="--only ttft"`; `make bench BENCH_ARGS=--help` lists them.
+BENCH_ARGS ?=
+# llama.cpp's server, to be compared with.
+LLAMA_SERVER ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.stamp
+BENCH_INSTALLED := $(VENV)/.stamp-bench
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve test lint mar protos clean
+.PHONY: help setup demo serve test lint mar bench protos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,6 +60,13 @@ mar: $(INSTALLED) ## pack MODEL into build/chat.mar
 	PYTHON=$(BIN)/python ./archive.sh $(if $(MODEL),--model '$(MODEL)') --config '$(MODEL_CONFIG)' \
 		$(if $(PROFILE),--profile $(PROFILE))
 
+bench: $(BENCH_INSTALLED) ## measure it beside the bare forward pass and recomputing; up to 10 minutes
+	LLAMA_SERVER='$(LLAMA_SERVER)' $(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,java,bench]'
+	@touch $@
+
 protos: $(INSTALLED) ## generate handlers/ts_stateful/pb from protos/
 	$(BIN)/python -m grpc_tools.protoc -I protos \
 		-I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
@@ -63,4 +75,4 @@ protos: $(INSTALLED) ## generate handlers/ts_stateful/pb from protos/
 clean: ## remove what was built, and .venv
 	rm -rf build dist logs htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
 	rm -rf handlers/*.egg-info
-	find handlers tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find handlers tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,123 @@
+"""The command line: which stages run, on what, and where the results go."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from benchmarks import machine, plots, report
+from benchmarks.plan import FULL, QUICK
+from benchmarks.progress import Progress
+from benchmarks.ratios import ratios_of
+from benchmarks.rig import Rig
+from benchmarks.servers import ROOT
+from benchmarks.stages import decode, llama, many, memory, opening, pause, ttft
+
+__all__ = ["main"]
+
+_STAGES: dict[str, ModuleType] = {
+    "ttft": ttft,
+    "decode": decode,
+    "open": opening,
+    "memory": memory,
+    "many": many,
+    "pause": pause,
+    "llama": llama,
+}
+_EPILOG = """\
+stages:
+  ttft    time to first token against history, over HTTP and gRPC, beside the floor and recomputing
+  decode  throughput of 1 to 32 streams, beside the floor and recomputing
+  open    time to open with an image, first and repeated
+  memory  memory of idle sessions
+  many    512 open sessions, 8 active
+  pause   the longest pause of a stream during somebody else's long prefill
+  llama   beside llama.cpp's server on the same weights; needs --llama-server
+
+examples:
+  python -m benchmarks --quick
+  python -m benchmarks --only ttft,decode
+  taskset -c 0,1 python -m benchmarks --llama-server ~/llama.cpp/build/bin/llama-server
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the stages and writes results.json, report.md and plots; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    names = options.only or [name for name in _STAGES if name != "llama" or options.llama_server]
+    if "llama" in names and not options.llama_server:
+        sys.stderr.write("error: the stage 'llama' needs --llama-server or LLAMA_SERVER\n")
+        return 2
+    folder = options.output.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = QUICK if options.quick else FULL
+    progress = Progress(len(names))
+    progress.say("looking at the machine")
+    about = machine.describe(options.threads)
+    progress.say(f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads")
+    if about["other_load"] > 0.1:
+        progress.say(f"warning: other processes take {about['other_load']:.0%} of these cores")
+    began_at = time.monotonic()
+    with Rig(plan, folder, options.threads, progress, options.llama_server) as rig:
+        for name in names:
+            with progress.stage(_STAGES[name].TITLE):
+                _STAGES[name].run(rig)
+        if "llama" in names:
+            about["llama_server"] = rig.llama_server.about
+    about["minutes"] = round((time.monotonic() - began_at) / 60, 1)
+    report.write_results(folder / "results.json", about, plan, rig.samples)
+    caption = f"{about['cpu']}, {about['cores']} cores, {about['date'][:10]}"
+    drawn = plots.draw(rig.samples, folder, caption)
+    report.write_report(folder / "report.md", about, rig.samples, drawn, quick=options.quick)
+    sys.stdout.write(report.ratio_table(ratios_of(rig.samples)))
+    sys.stdout.write(f"\n{folder / 'report.md'}  ({about['minutes']} minutes)\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure a TorchServe with sessions beside the bare forward pass and beside recomputing every turn.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--only", type=_stages, metavar="STAGES", help="some stages, separated by commas"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few samples: whether it runs, not how fast"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "build" / "bench",
+        metavar="FOLDER",
+        help="default: build/bench",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="threads of the engine, the floor, the baseline and llama.cpp (default: the usable cores)",
+    )
+    parser.add_argument(
+        "--llama-server",
+        type=Path,
+        default=os.environ.get("LLAMA_SERVER") or None,
+        metavar="BINARY",
+        help="llama.cpp's server, to compare with (default: LLAMA_SERVER)",
+    )
+    return parser
+
+
+def _stages(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in _STAGES:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_STAGES)}")
+    return names

@@ -1,0 +1,86 @@
+"""Server-sent events over one kept connection, with the time at which each came.
+
+Owns HTTP. Nothing is parsed while a stream is running: the client shares the processors with what it measures.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from benchmarks.clients.conversation import Turn
+from ts_stateful.client.sse import EventParser
+
+__all__ = ["HttpConnection", "turn_of"]
+
+_TIMEOUT_S = 120.0
+_JSON = {"Content-Type": "application/json"}
+
+
+class Event(NamedTuple):
+    """An event's document, and when its last byte came."""
+
+    at: float
+    document: dict[str, Any]
+
+
+class HttpConnection:
+    """A connection to `host:port` that is kept between requests."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[float, bytes]:
+        """One answer: the seconds that it took, and its body."""
+        begin = time.perf_counter()
+        response = self._send(path, body, headers)
+        answer = response.read()
+        return time.perf_counter() - begin, answer
+
+    def stream(
+        self, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[float, list[Event]]:
+        """When the request was sent, and the events of its answer."""
+        sent_at = time.perf_counter()
+        response = self._send(path, body, headers)
+        chunks = []
+        while chunk := response.read1(65536):
+            chunks.append((time.perf_counter(), chunk))
+        parser = EventParser()
+        return sent_at, [
+            Event(at, msgspec.json.decode(data))
+            for at, chunk in chunks
+            for data in parser.feed(chunk)
+        ]
+
+    def renew(self) -> None:
+        """Connects anew, for servers that end a connection with a stream."""
+        self._connection.close()
+        self._connection.connect()
+
+    def close(self) -> None:
+        """Closes it."""
+        self._connection.close()
+
+    def _send(self, path: str, body: bytes, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        self._connection.request("POST", path, body, {**_JSON, **headers})
+        response = self._connection.getresponse()
+        if response.status != 200:
+            raise RuntimeError(f"status {response.status}: {response.read()[:500]!r}")
+        return response
+
+
+def turn_of(sent_at: float, events: list[Event], field: str) -> Turn:
+    """The turn in events whose text is in `field`.
+
+    Raises:
+        RuntimeError: an event is an error.
+    """
+    for event in events:
+        if "error" in event.document:
+            raise RuntimeError(f"refused: {event.document['error']}")
+    return Turn.of(sent_at, [(event.at, event.document.get(field, "")) for event in events])

@@ -1,0 +1,148 @@
+"""The floor: the bare forward passes of stock `transformers` on kept caches, in a process of their own.
+
+Owns what a pass is and how it is timed; no server, no sampling but the largest logit, no text. Every pass is timed with both
+caches that stock users have (`DynamicCache` copies what it holds with every step, `StaticCache` masks its spare room); the
+faster one is the floor. Caches are filled before the clock starts.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, DynamicCache, StaticCache
+from transformers.utils.logging import disable_progress_bar
+
+__all__ = ["Floor", "FloorProcess"]
+
+_WARM_UPS = 2
+
+
+class Floor:
+    """The model and the caches. Every method returns milliseconds."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        torch.set_num_threads(threads)
+        disable_progress_bar()
+        self._model = AutoModelForImageTextToText.from_pretrained(model).eval()
+        text = self._model.config.text_config
+        self._num_layers: int = text.num_hidden_layers
+        heads, dim = text.num_key_value_heads, text.head_dim
+        window = text.max_position_embeddings
+        # What the states are is of no weight for their time.
+        states = torch.randn(2, self._num_layers, 1, heads, window, dim)
+        self._keys, self._values = states[0], states[1]  # (layers, 1, kv_heads, window, head_dim)
+
+    def first_token(self, history: int, num_new: int, cache: str) -> float:
+        """Prefill of `num_new` tokens behind `history` kept ones, and the id of the next token."""
+        kept = self._filled(cache, 1, history, num_new)
+        ids = _random_ids(1, num_new)
+        return _timed_ms(lambda: self._next_ids(kept, input_ids=ids))
+
+    def decode(self, num_rows: int, history: int, num_steps: int, cache: str) -> float:
+        """One step of `num_rows` rows, the mean of `num_steps` that begin with `history` tokens in each."""
+        kept = self._filled(cache, num_rows, history, num_steps + _WARM_UPS)
+        ids = _random_ids(num_rows, 1)
+        for _ in range(_WARM_UPS):
+            ids = self._next_ids(kept, input_ids=ids)
+
+        def steps() -> None:
+            nonlocal ids
+            for _ in range(num_steps):
+                ids = self._next_ids(kept, input_ids=ids)
+
+        return _timed_ms(steps) / num_steps
+
+    def open_image(self, num_tokens: int, cache: str) -> float:
+        """Vision tower, projector and prefill of an opening of `num_tokens`."""
+        side = self._model.config.vision_config.image_size
+        pixels = torch.randn(1, 3, side, side)
+        ids = _random_ids(1, num_tokens)
+        ids[0, -self._num_image_tokens :] = self._model.config.image_token_id
+        kept = self._filled(cache, 1, 0, num_tokens)
+        return _timed_ms(lambda: self._next_ids(kept, input_ids=ids, pixel_values=pixels))
+
+    def open_prefill(self, num_tokens: int, cache: str) -> float:
+        """Prefill alone of an opening of `num_tokens`, from embeddings that are there."""
+        width = self._model.config.text_config.hidden_size
+        embeddings = torch.randn(1, num_tokens, width)
+        kept = self._filled(cache, 1, 0, num_tokens)
+        return _timed_ms(lambda: self._next_ids(kept, inputs_embeds=embeddings))
+
+    @property
+    def _num_image_tokens(self) -> int:
+        vision = self._model.config.vision_config
+        return int((vision.image_size // vision.patch_size) ** 2)
+
+    @torch.inference_mode()
+    def _next_ids(self, cache: Any, **inputs: Tensor) -> Tensor:
+        logits = self._model(**inputs, past_key_values=cache, logits_to_keep=1).logits
+        ids: Tensor = logits[:, -1:].argmax(-1)
+        ids.tolist()  # as everybody does who streams
+        return ids
+
+    @torch.inference_mode()
+    def _filled(self, kind: str, num_rows: int, history: int, spare: int) -> Any:
+        config = self._model.config.get_text_config()
+        made: Any = DynamicCache(config=config)
+        if kind == "static":
+            made = StaticCache(config=config, max_cache_len=history + spare)
+        for layer in range(self._num_layers if history else 0):
+            keys = self._keys[layer, :, :, :history].repeat(num_rows, 1, 1, 1)
+            values = self._values[layer, :, :, :history].repeat(num_rows, 1, 1, 1)
+            made.update(keys, values, layer)
+        return made
+
+
+class FloorProcess:
+    """A `Floor` in a process of its own; a context manager. Idle while servers are measured."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, model, threads), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def measure(self, name: str, *arguments: int | str) -> float:
+        """What the method `name` of `Floor` returns, in milliseconds."""
+        self._pipe.send((name, arguments))
+        answer = self._pipe.recv()
+        assert isinstance(answer, float)
+        return answer
+
+    def __enter__(self) -> FloorProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+def _serve(pipe: Connection, model: Path, threads: int) -> None:
+    floor = Floor(model, threads)
+    while True:
+        try:
+            name, arguments = pipe.recv()
+        except EOFError:
+            return
+        measure: Callable[..., float] = getattr(floor, name)
+        pipe.send(measure(*arguments))
+
+
+def _timed_ms(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - begin)
+
+
+def _random_ids(*shape: int) -> Tensor:
+    return torch.randint(100, 1000, shape)

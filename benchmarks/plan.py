@@ -1,0 +1,69 @@
+"""How much is measured: which histories and widths, how often, for how long."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+__all__ = ["FULL", "PROMPT_TOKENS", "QUICK", "Plan"]
+
+PROMPT_TOKENS: Final = 20  # of the prompt whose first token is waited for, template included
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """Times are seconds after which a stage begins nothing more, once it has `at_least` rounds.
+
+    Time to first token is measured in `batches` of conversations that are begun anew, so that their histories stay close to
+    what they are called: each takes `asks` prompts.
+    """
+
+    histories: tuple[int, ...] = (300, 800, 1600, 3200)
+    batches: int = 4
+    asks: int = 4
+    ttft_s: float = 110.0
+
+    widths: tuple[int, ...] = (1, 4, 8, 16, 32)
+    decode_history: int = 500
+    decode_tokens: int = 64
+    recompute_widths: tuple[int, ...] = (1, 16)
+    decode_rounds: int = 4
+    decode_s: float = 110.0
+
+    opens: int = 12
+
+    idle_sessions: int = 64
+    idle_first: int = 16  # at the first reading: what the first ones cost is not theirs alone
+    idle_step: int = 8
+    idle_history: int = 500
+
+    many_sessions: int = 512
+    many_active: int = 8
+    many_history: int = 300
+    many_idle_history: int = 64
+    many_rounds: int = 6
+
+    pause_prompt: int = 2000
+    pause_rounds: int = 3
+
+    llama_widths: tuple[int, ...] = (1, 8, 16)
+    llama_rounds: int = 4
+    llama_s: float = 100.0
+
+    at_least: int = 2
+
+
+FULL: Final = Plan()
+QUICK: Final = Plan(
+    batches=1,
+    asks=2,
+    decode_rounds=1,
+    decode_tokens=32,
+    opens=3,
+    idle_sessions=32,
+    many_sessions=128,
+    many_rounds=2,
+    pause_rounds=1,
+    llama_rounds=1,
+    at_least=1,
+)

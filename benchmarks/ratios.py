@@ -1,0 +1,198 @@
+"""The ratios that the benchmark is about, and what they should be.
+
+Owns their names, their definitions in terms of medians, and their targets. The floor of a measure is the faster one of the two
+caches that stock users have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from benchmarks.names import (
+    CACHES,
+    DECODE,
+    FIRST_OPEN,
+    GRPC,
+    HTTP,
+    LLAMA,
+    LLAMA_DECODE,
+    LLAMA_TTFT,
+    MANY,
+    MEMORY,
+    RECOMPUTE,
+    REPEATED_OPEN,
+    TEXT_HTTP,
+    TTFT,
+    TURNS,
+    floor_name,
+)
+from benchmarks.samples import Samples, slope
+
+__all__ = ["RATIOS", "Ratio", "floor_of", "ratios_of"]
+
+
+class Ratio(NamedTuple):
+    """A ratio; `value` gives None where it was not measured, or raises ZeroDivisionError."""
+
+    name: str
+    bound: Literal["at most", "at least"]
+    target: float
+    meaning: str
+    value: Callable[[Samples], float | None]
+
+    def is_met(self, value: float) -> bool:
+        """Whether a value is on the right side of the target."""
+        return value <= self.target if self.bound == "at most" else value >= self.target
+
+
+def floor_of(samples: Samples, measure: str, x: int | None = None) -> float | None:
+    """The median of the faster cache: the smaller time, or the higher throughput."""
+    groups = [samples.of(measure, floor_name(cache), x) for cache in CACHES]
+    medians = [samples.median(measure, floor_name(cache), x) for cache in CACHES]
+    found = [median for median in medians if median is not None]
+    if not found:
+        return None
+    is_rate = any(sample.unit == "tokens/s" for group in groups for sample in group)
+    return max(found) if is_rate else min(found)
+
+
+def ratios_of(samples: Samples) -> dict[str, float]:
+    """All that were measured, by name."""
+    values = {ratio.name: ratio.value(samples) for ratio in RATIOS}
+    return {name: round(value, 4) for name, value in values.items() if value is not None}
+
+
+def _quotient(over: float | None, under: float | None) -> float | None:
+    return None if over is None or under is None else over / under
+
+
+def _over_floor(measure: str, system: str, x: int | None) -> Callable[[Samples], float | None]:
+    return lambda s: _quotient(s.median(measure, system, x), floor_of(s, measure, x))
+
+
+def _between(measure: str, x: int, over: str, under: str) -> Callable[[Samples], float | None]:
+    return lambda s: _quotient(s.median(measure, over, x), s.median(measure, under, x))
+
+
+def _slope_over_floor(samples: Samples) -> float | None:
+    """That of the steeper one of HTTP and gRPC."""
+    histories = sorted({sample.x for sample in samples.of(TTFT, HTTP)})
+    floor = _slope([(x, floor_of(samples, TTFT, x)) for x in histories])
+    slopes = [_slope([(x, samples.median(TTFT, s, x)) for x in histories]) for s in (HTTP, GRPC)]
+    found = [value for value in slopes if value is not None]
+    return _quotient(max(found), floor) if found else None
+
+
+def _slope(points: Sequence[tuple[int, float | None]]) -> float | None:
+    known = [(x, y) for x, y in points if y is not None]
+    return slope(known) if len(known) > 1 else None
+
+
+def _idle_over_state(samples: Samples) -> float | None:
+    lines = [
+        _slope([(sample.x, sample.value) for sample in samples.of(MEMORY, system)])
+        for system in ("engine", "state")
+    ]
+    return _quotient(*lines)
+
+
+def _many_over_few(samples: Samples) -> float | None:
+    sizes = sorted({sample.x for sample in samples.of(MANY, HTTP)})
+    if len(sizes) < 2:
+        return None
+    few, *_, many = (samples.median(MANY, HTTP, size) for size in sizes)
+    return _quotient(many, few)
+
+
+RATIOS: Sequence[Ratio] = (
+    *(
+        Ratio(
+            f"ttft_1600_{system}_over_floor",
+            "at most",
+            1.35,
+            f"time to first token over {system} after 1,600 tokens, over the bare prefill on a kept cache",
+            _over_floor(TTFT, system, 1600),
+        )
+        for system in (HTTP, GRPC)
+    ),
+    Ratio(
+        "ttft_slope_over_floor",
+        "at most",
+        1.2,
+        "what a token of history adds to it (HTTP or gRPC, the steeper), over the floor's",
+        _slope_over_floor,
+    ),
+    Ratio(
+        "ttft_1600_speedup_over_recompute",
+        "at least",
+        20,
+        "the baseline's time to first token after 1,600 tokens, over HTTP's",
+        _between(TTFT, 1600, RECOMPUTE, HTTP),
+    ),
+    *(
+        Ratio(
+            f"decode_{width}_over_floor",
+            "at least",
+            0.85,
+            f"throughput of {width} streams, over the bare batched step's",
+            _over_floor(DECODE, HTTP, width),
+        )
+        for width in (1, 4, 8, 16, 32)
+    ),
+    Ratio(
+        "decode_16_speedup_over_recompute",
+        "at least",
+        5,
+        "throughput of 16 turns, prompts included, over the baseline's",
+        _between(TURNS, 16, HTTP, RECOMPUTE),
+    ),
+    Ratio(
+        "open_first_over_floor",
+        "at most",
+        1.2,
+        "opening with a new image, over vision tower and prefill",
+        _over_floor(FIRST_OPEN, HTTP, None),
+    ),
+    Ratio(
+        "open_repeat_over_prefill",
+        "at most",
+        2,
+        "opening with an image that is in use, over prefill alone",
+        _over_floor(REPEATED_OPEN, HTTP, None),
+    ),
+    Ratio(
+        "idle_bytes_over_state",
+        "at most",
+        1.05,
+        "what an idle session adds to the engine's memory, over its KV states and embeddings",
+        _idle_over_state,
+    ),
+    Ratio(
+        "ttft_512_open_over_8_open",
+        "at most",
+        1.2,
+        "time to first token of 8 prompts at once with 512 open sessions, over the same with 8",
+        _many_over_few,
+    ),
+    *(
+        Ratio(
+            f"ttft_{history}_over_llama",
+            "at most",
+            1,
+            f"text model: time to first token after {history:,} tokens, over llama.cpp's (below 1: ahead)",
+            _between(LLAMA_TTFT, history, TEXT_HTTP, LLAMA),
+        )
+        for history in (300, 800, 1600, 3200)
+    ),
+    *(
+        Ratio(
+            f"decode_{width}_over_llama",
+            "at least",
+            1,
+            f"text model: throughput of {width} streams, over llama.cpp's (above 1: ahead)",
+            _between(LLAMA_DECODE, width, TEXT_HTTP, LLAMA),
+        )
+        for width in (1, 8, 16)
+    ),
+)

@@ -1,0 +1,133 @@
+"""Results as files: everything as JSON, and what it comes to as a page of Markdown.
+
+Owns the formats. `results.json` has `machine`, `plan`, `ratios`, `targets`, `medians` and the raw `samples`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.names import (
+    DECODE,
+    FIRST_OPEN,
+    LLAMA_DECODE,
+    LLAMA_TTFT,
+    MANY,
+    MEMORY,
+    PAUSE,
+    REPEATED_OPEN,
+    TTFT,
+    TURNS,
+)
+from benchmarks.plan import Plan
+from benchmarks.ratios import RATIOS, ratios_of
+from benchmarks.samples import Samples, Spread
+
+__all__ = ["ratio_table", "write_report", "write_results"]
+
+_METHOD = """\
+Every number is a median of interleaved runs, with its 10th and 90th percentiles. Clients run on the same cores as what they
+measure. *http* and *grpc* are the continuous profile (gRPC: the package's own client, which pulls); *async* is the profile
+that pushes. *floor* is the bare forward pass of stock `transformers` in a process of its own while the servers are idle, on
+`DynamicCache` and on `StaticCache`; ratios take the faster one. *recompute* is a TorchServe handler that keeps the image's
+tensor and computes everything else again in every turn, one turn at a time. Histories grow by 24 tokens with every prompt and
+are the mean of those that were measured. `decode` counts while all streams run; `turns` from sending the prompts to the end of
+the last reply.
+"""
+_TITLES = {
+    TTFT: "Time to first token of a 20-token prompt, by tokens of history",
+    DECODE: "Decode throughput, by concurrent streams",
+    TURNS: "Throughput of whole turns, by concurrent streams",
+    FIRST_OPEN: "Opening with a new image, by tokens of the opening",
+    REPEATED_OPEN: "Opening with an image that is in use, by tokens of the opening",
+    MEMORY: "Memory, by open sessions",
+    MANY: "Time to first token of active sessions, by open sessions",
+    PAUSE: "Longest pause of a stream, by tokens of somebody else's prompt",
+    LLAMA_TTFT: "Text model: time to first token, by tokens of history",
+    LLAMA_DECODE: "Text model: decode throughput, by concurrent streams",
+}
+
+
+def write_results(path: Path, machine: dict[str, Any], plan: Plan, samples: Samples) -> None:
+    """Writes results.json."""
+    medians = [
+        {"measure": measure, "system": system, "x": x, "unit": unit, **spread._asdict()}
+        for (measure, system, x, unit), spread in samples.groups().items()
+    ]
+    document = {
+        "machine": machine,
+        "plan": msgspec.to_builtins(plan),
+        "ratios": ratios_of(samples),
+        "targets": {ratio.name: f"{ratio.bound} {ratio.target:g}" for ratio in RATIOS},
+        "medians": medians,
+        "samples": samples.to_builtins(),
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_report(
+    path: Path, machine: dict[str, Any], samples: Samples, plots: Iterable[Path], *, quick: bool
+) -> None:
+    """Writes report.md, which shows the plots beside it."""
+    parts = ["# Benchmark\n"]
+    if quick:
+        parts.append("**A quick run: too few samples to be quoted.**\n")
+    parts += [_machine_line(machine), ratio_table(ratios_of(samples)), _METHOD]
+    parts += [f"![{plot.stem}]({plot.name})\n" for plot in plots]
+    groups = samples.groups()
+    for measure, title in _TITLES.items():
+        rows = [(key, spread) for key, spread in groups.items() if key[0] == measure]
+        if rows:
+            parts += [f"## {title}\n", _measure_table(rows)]
+    path.write_text("\n".join(parts))
+
+
+def ratio_table(ratios: dict[str, float]) -> str:
+    """The ratios beside their targets."""
+    lines = ["| ratio | measured | target | |", "|---|---|---|---|"]
+    for ratio in RATIOS:
+        if ratio.name in ratios:
+            value = ratios[ratio.name]
+            met = "met" if ratio.is_met(value) else "**missed**"
+            target = f"{ratio.bound} {ratio.target:g}, {met}"
+            lines.append(f"| `{ratio.name}` | {value:.2f} | {target} | {ratio.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _machine_line(machine: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    busy = machine["other_load"]
+    other = f" Other processes took {busy:.0%} of these cores at first." if busy > 0.1 else ""
+    return (
+        f"{machine['date']}, {machine['cpu']}, {machine['cores']} of {machine['cores_of_machine']}"
+        f" cores, {machine['threads']} threads, {machine['memory_gib']} GiB; commit"
+        f" {machine['commit']}; {versions}; Python {machine['python']}; {machine['java']}.{other}\n"
+    )
+
+
+def _measure_table(rows: Sequence[tuple[tuple[str, str, int, str], Spread]]) -> str:
+    """A line for each system, a column for each place on the abscissa."""
+    places = sorted({key[2] for key, _ in rows})
+    systems = list(dict.fromkeys(key[1] for key, _ in rows))
+    cells = {(key[1], key[2]): _cell(spread, key[3]) for key, spread in rows}
+    lines = ["| |" + "".join(f" {place:,} |" for place in places)]
+    lines.append("|---|" + "---|" * len(places))
+    for system in systems:
+        found = (cells.get((system, place), "") for place in places)
+        lines.append(f"| {system} |" + "".join(f" {cell} |" for cell in found))
+    return "\n".join(lines) + "\n"
+
+
+def _cell(spread: Spread, unit: str) -> str:
+    scale, shown = (1e6, "MB") if unit == "bytes" else (1.0, unit)
+    digits = 1 if unit == "ms" and spread.median < 100 else 0
+    median, low, high = (
+        f"{value / scale:,.{digits}f}" for value in (spread.median, spread.low, spread.high)
+    )
+    extent = f" ({low} to {high}, n={spread.size})" if spread.size > 1 else ""
+    return f"{median} {shown}{extent}"

@@ -1,0 +1,131 @@
+"""What the stages share: the model, the servers, the floor, the samples.
+
+Owns what runs: each server is started when a stage first asks for it, and all end with the rig.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.clients.conversation import Client
+from benchmarks.clients.llama import LlamaClient
+from benchmarks.clients.recompute import RecomputeClient
+from benchmarks.clients.stateful import GrpcClient, HttpClient
+from benchmarks.floor import FloorProcess
+from benchmarks.gguf_export import export
+from benchmarks.inputs import Inputs
+from benchmarks.llama_server import LlamaServer
+from benchmarks.model import build
+from benchmarks.names import ASYNC_GRPC, ASYNC_HTTP, GRPC, HTTP, LLAMA, RECOMPUTE, TEXT_HTTP
+from benchmarks.plan import Plan
+from benchmarks.progress import Progress
+from benchmarks.samples import Samples
+from benchmarks.servers import recompute_server, stateful_server
+from ts_stateful.torchserve import TorchServe
+
+__all__ = ["Rig"]
+
+_CHAT, _CHAT_ASYNC, _TEXT, _RECOMPUTE = "chat", "chat-async", "text", "recompute"
+_SERVER_OF = {
+    HTTP: _CHAT,
+    GRPC: _CHAT,
+    ASYNC_HTTP: _CHAT_ASYNC,
+    ASYNC_GRPC: _CHAT_ASYNC,
+    TEXT_HTTP: _TEXT,
+    RECOMPUTE: _RECOMPUTE,
+}
+
+
+class Rig:
+    """A context manager: leaving it stops everything. `folder` takes the model, the archives and the logs."""
+
+    def __init__(
+        self, plan: Plan, folder: Path, threads: int, progress: Progress, llama: Path | None
+    ) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.threads = threads
+        self.progress = progress
+        self.inputs = Inputs()
+        self.samples = Samples()
+        self._llama = llama
+        self._stack = contextlib.ExitStack()
+        self._servers: dict[str, TorchServe] = {}
+
+    @cached_property
+    def models(self) -> tuple[Path, Path]:
+        """The folders of the LLaVA and of its text part."""
+        self.progress.say("      building the model")
+        (self.folder / "text.gguf").unlink(missing_ok=True)  # of another model
+        return build(self.folder / "model")
+
+    @cached_property
+    def floor(self) -> FloorProcess:
+        """The bare forward passes."""
+        return self._stack.enter_context(FloorProcess(self.models[0], self.threads))
+
+    @cached_property
+    def llama_server(self) -> LlamaServer:
+        """llama.cpp's server for the text part, as it comes."""
+        self.progress.say("      starting llama-server")
+        return self._stack.enter_context(self.start_llama())
+
+    def start_llama(self, *options: str) -> LlamaServer:
+        """Another one, with options; not started yet."""
+        assert self._llama is not None
+        model = self.folder / "text.gguf"
+        if not model.exists():
+            export(self.models[1], model)
+        log = self.folder / "llama-server.log"
+        return LlamaServer(self._llama, model, log, threads=self.threads, options=options)
+
+    def server_of(self, system: str) -> TorchServe:
+        """The running server of a system."""
+        name = _SERVER_OF[system]
+        if name not in self._servers:
+            made = self._make(name)
+            self.progress.say(f"      starting the server '{name}'")
+            self._servers[name] = self._stack.enter_context(made)
+        return self._servers[name]
+
+    def connect(self, system: str) -> Client:
+        """A connection to a system; the rig closes it."""
+        client = self._client(system)
+        self._stack.callback(client.disconnect)
+        return client
+
+    def _client(self, system: str) -> Client:
+        if system == LLAMA:
+            return LlamaClient(self.llama_server)
+        server = self.server_of(system)
+        if system == RECOMPUTE:
+            return RecomputeClient(server)
+        if system in (HTTP, ASYNC_HTTP, TEXT_HTTP):
+            return HttpClient(server)
+        return GrpcClient(server, "continuous" if system == GRPC else "async")
+
+    def _make(self, name: str) -> TorchServe:
+        llava, text = self.models
+        if name == _RECOMPUTE:
+            return recompute_server(llava, threads=self.threads, folder=self.folder)
+        return stateful_server(
+            name,
+            "async" if name == _CHAT_ASYNC else "continuous",
+            text if name == _TEXT else llava,
+            threads=self.threads,
+            folder=self.folder,
+        )
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()

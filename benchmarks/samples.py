@@ -1,0 +1,124 @@
+"""Measured numbers: raw samples, their medians and spread, and the order in which they are taken.
+
+Owns interleaving: systems are measured in turn, round after round, each round beginning with another one, so that a machine
+that becomes slower for a while does so for all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from benchmarks.progress import Progress
+
+__all__ = ["Sample", "Samples", "Spread", "Trial", "interleave", "slope", "spread_of"]
+
+_REST_S = 0.02
+
+
+class Sample(Struct, frozen=True, omit_defaults=True):
+    """One number. `x` is what the measure is plotted against: tokens of history, streams, open sessions."""
+
+    measure: str
+    system: str
+    x: int
+    value: float
+    unit: str
+    at: int = 0  # the exact abscissa where `x` is rounded: the history of this very turn
+
+
+class Spread(NamedTuple):
+    """What is reported of several samples."""
+
+    median: float
+    low: float  # 10th percentile
+    high: float  # 90th percentile
+    size: int  # samples
+
+
+class Trial(NamedTuple):
+    """What takes samples of one system at one place of an abscissa."""
+
+    name: str
+    run: Callable[[], Iterable[Sample]]
+
+
+class Samples:
+    """All samples of a run, in the order in which they were taken."""
+
+    def __init__(self, samples: Iterable[Sample] = ()) -> None:
+        self.all = list(samples)
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Takes more."""
+        self.all += samples
+
+    def of(self, measure: str, system: str, x: int | None = None) -> list[Sample]:
+        """Those of one measure and system, at one place or at all."""
+        return [
+            sample
+            for sample in self.all
+            if (sample.measure, sample.system) == (measure, system) and x in (None, sample.x)
+        ]
+
+    def median(self, measure: str, system: str, x: int | None = None) -> float | None:
+        """The median of those, or None if there are none."""
+        found = self.of(measure, system, x)
+        return statistics.median(sample.value for sample in found) if found else None
+
+    def groups(self) -> dict[tuple[str, str, int, str], Spread]:
+        """The spread for every measure, system, place and unit, in the order of their first samples."""
+        values: dict[tuple[str, str, int, str], list[float]] = {}
+        for sample in self.all:
+            key = (sample.measure, sample.system, sample.x, sample.unit)
+            values.setdefault(key, []).append(sample.value)
+        return {key: spread_of(found) for key, found in values.items()}
+
+    def to_builtins(self) -> list[object]:
+        """For JSON."""
+        return [msgspec.to_builtins(sample) for sample in self.all]
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Median and the 10th and 90th percentiles (linear interpolation, as numpy's default)."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0], 1)
+    deciles = statistics.quantiles(values, n=10, method="inclusive")
+    return Spread(statistics.median(values), deciles[0], deciles[-1], len(values))
+
+
+def slope(points: Iterable[tuple[float, float]]) -> float:
+    """The slope of the line of least squares through points `(x, y)`."""
+    xs, ys = zip(*points, strict=True)
+    return statistics.linear_regression(xs, ys).slope
+
+
+def interleave(
+    trials: Sequence[Trial],
+    samples: Samples,
+    progress: Progress,
+    *,
+    rounds: int,
+    at_least: int,
+    until: float,
+    clock: Callable[[], float] = time.monotonic,
+    rest: Callable[[float], None] = time.sleep,
+) -> None:
+    """Runs every trial once a round. After `at_least` rounds, no other begins once `clock` has passed `until`.
+
+    A rest before each lets threads that spin behind the one before come to an end.
+    """
+    for number in range(rounds):
+        if number >= at_least and clock() > until:
+            progress.skip((rounds - number) * len(trials))
+            return
+        first = number % len(trials)
+        for trial in (*trials[first:], *trials[:first]):
+            rest(_REST_S)
+            samples.add(trial.run())
+            progress.step(trial.name)

@@ -1,0 +1,78 @@
+"""The servers that are measured: packed and started as users do it.
+
+Owns their configurations and archives. `archive.sh` packs this package's, `ts_stateful.torchserve` starts all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from ts_stateful.torchserve import TorchServe
+
+__all__ = ["ROOT", "recompute_server", "stateful_server"]
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_MAX_SESSIONS = 1024
+
+
+def stateful_server(
+    name: str, profile: str, model: Path, *, threads: int, folder: Path
+) -> TorchServe:
+    """This package's server for a checkpoint, with the repository's own configuration otherwise; not started yet."""
+    document: dict[str, Any] = yaml.safe_load((ROOT / "model-config.yaml").read_text())
+    document["handler"] |= {"model": str(model), "threads": threads}
+    document["maxNumSequence"] = _MAX_SESSIONS
+    config = _written(document, folder / f"{name}.yaml")
+    command = [str(ROOT / "archive.sh"), "--name", name, "--profile", profile]
+    command += ["--config", str(config), "--output", str(folder)]
+    _run(command)
+    return _server(name, folder)
+
+
+def recompute_server(model: Path, *, threads: int, folder: Path) -> TorchServe:
+    """The baseline; not started yet."""
+    name = "recompute"
+    document = {
+        "minWorkers": 1,
+        "maxWorkers": 1,
+        "batchSize": 1,
+        "responseTimeout": 600,
+        "handler": {"model": str(model), "threads": threads},
+    }
+    config = _written(document, folder / f"{name}.yaml")
+    packer = "from model_archiver.model_packaging import generate_model_archive as main; main()"
+    command = [sys.executable, "-c", packer, "--model-name", name, "--version", "1.0"]
+    command += ["--handler", str(ROOT / "benchmarks" / "recompute_handler.py")]
+    command += ["--config-file", str(config), "--export-path", str(folder), "--force"]
+    _run(command)
+    return _server(name, folder)
+
+
+def _server(name: str, folder: Path) -> TorchServe:
+    log_file = folder / f"{name}.log"
+    log_file.unlink(missing_ok=True)
+    return TorchServe(
+        folder / f"{name}.mar",
+        name=name,
+        config=ROOT / "config.properties",
+        log_config=ROOT / "log4j2.xml",
+        log_file=log_file,
+    )
+
+
+def _written(document: dict[str, Any], path: Path) -> Path:
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def _run(command: list[str]) -> None:
+    environ = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]}: {done.stderr}")

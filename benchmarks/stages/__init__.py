@@ -1,0 +1,1 @@
+"""What is measured: a module for each stage, with a title and a `run`."""

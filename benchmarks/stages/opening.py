@@ -1,0 +1,54 @@
+"""Time to open a session with an image: the first time that the server sees it, and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.clients.stateful import HttpClient
+from benchmarks.names import CACHES, FIRST_OPEN, HTTP, REPEATED_OPEN, floor_name
+from benchmarks.rig import Rig
+from benchmarks.samples import Sample, Trial, interleave
+
+__all__ = ["TITLE", "run"]
+
+TITLE = "time to open with an image"
+
+
+def run(rig: Rig) -> None:
+    """Samples both in milliseconds, and beside them vision tower and prefill, and prefill alone."""
+    client = rig.connect(HTTP)
+    assert isinstance(client, HttpClient)
+    known = rig.inputs.picture()
+    _, opened = client.timed_open(known)  # stays open: the image is in use when it comes again
+    num_tokens = opened.usage.prompt_tokens
+    trials = [
+        Trial(FIRST_OPEN, partial(_open, client, FIRST_OPEN, rig.inputs.picture)),
+        Trial(REPEATED_OPEN, partial(_open, client, REPEATED_OPEN, lambda: known)),
+    ]
+    for cache in CACHES:
+        for measure, work in ((FIRST_OPEN, "open_image"), (REPEATED_OPEN, "open_prefill")):
+            bare = partial(_bare, rig, measure, work, num_tokens, cache)
+            trials.append(Trial(f"floor, {measure}", bare))
+    rig.progress.expect(rig.plan.opens * len(trials))
+    interleave(
+        trials,
+        rig.samples,
+        rig.progress,
+        rounds=rig.plan.opens,
+        at_least=rig.plan.opens,
+        until=time.monotonic(),
+    )
+    client.close(opened.session_id)
+
+
+def _open(client: HttpClient, measure: str, picture: Callable[[], bytes]) -> list[Sample]:
+    taken_ms, opened = client.timed_open(picture())
+    client.close(opened.session_id)
+    return [Sample(measure, HTTP, opened.usage.prompt_tokens, taken_ms, "ms")]
+
+
+def _bare(rig: Rig, measure: str, work: str, num_tokens: int, cache: str) -> list[Sample]:
+    taken_ms = rig.floor.measure(work, num_tokens, cache)
+    return [Sample(measure, floor_name(cache), num_tokens, taken_ms, "ms")]

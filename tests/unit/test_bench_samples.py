@@ -1,0 +1,188 @@
+"""What is made of measured numbers: spread, order, ratios."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.clients.conversation import Turn
+from benchmarks.plan import QUICK
+from benchmarks.progress import Progress
+from benchmarks.rates import steady_rate, whole_rate
+from benchmarks.ratios import RATIOS, floor_of, ratios_of
+from benchmarks.report import ratio_table, write_report, write_results
+from benchmarks.samples import Sample, Samples, Trial, interleave, slope, spread_of
+
+
+def _turn(*arrivals: tuple[float, str]) -> Turn:
+    return Turn.of(0.0, arrivals)
+
+
+def _interleaved(rounds: int, *, at_least: int = 1, times: tuple[float, ...] = ()) -> str:
+    """The order in which trials `a`, `b` and `c` are run, the clock showing `times`; none begin after 1 s."""
+    ran: list[str] = []
+
+    def run(name: str) -> list[Sample]:
+        ran.append(name)
+        return []
+
+    clock = itertools.chain(times, itertools.repeat(0.0))
+    interleave(
+        [Trial(name, partial(run, name)) for name in "abc"],
+        Samples(),
+        Progress(1, io.StringIO()),
+        rounds=rounds,
+        at_least=at_least,
+        until=1.0,
+        clock=lambda: next(clock),
+        rest=lambda seconds: None,
+    )
+    return "".join(ran)
+
+
+def test_every_round_begins_with_another_trial() -> None:
+    """No trial is always behind the same one."""
+    assert _interleaved(3) == "abcbcacab"
+
+
+def test_no_round_begins_when_the_time_is_up() -> None:
+    """But as many as are needed at least."""
+    assert _interleaved(5, times=(2.0,)) == "abc"
+    assert _interleaved(5, at_least=2, times=(2.0,)) == "abcbca"
+
+
+def test_the_spread_is_median_and_deciles() -> None:
+    """With linear interpolation."""
+    assert spread_of([float(number) for number in range(11)]) == (5.0, 1.0, 9.0, 11)
+    assert spread_of([3.0]) == (3.0, 3.0, 3.0, 1)
+
+
+def test_the_slope_is_that_of_least_squares() -> None:
+    """In units of y by x."""
+    assert slope([(0, 1), (10, 6), (20, 11)]) == pytest.approx(0.5)
+
+
+def test_steady_throughput_counts_while_all_streams_run() -> None:
+    """What comes before the last stream has begun, or after the first has ended, does not count."""
+    early = _turn((1.0, "a"), (2.0, "b"), (3.0, "c"), (4.0, "d"))
+    late = _turn((2.0, "a b"), (3.0, "c"), (4.0, "d"), (5.0, "e"))
+    assert steady_rate([early, late]) == pytest.approx(2.0)
+    with pytest.raises(RuntimeError, match="same time"):
+        steady_rate([early, _turn((7.0, "a"), (8.0, "b"))])
+
+
+def test_whole_throughput_counts_from_the_prompt_on() -> None:
+    """Up to the end of the last reply."""
+    turns = [_turn((1.0, "a"), (2.0, "b")), _turn((3.0, "a"), (4.0, "b"))]
+    assert whole_rate(turns) == pytest.approx(1.0)
+
+
+def test_the_floor_is_the_faster_cache() -> None:
+    """The smaller time, but the higher throughput."""
+    samples = Samples(
+        [
+            Sample("ttft", "floor, dynamic", 300, 20.0, "ms"),
+            Sample("ttft", "floor, static", 300, 30.0, "ms"),
+            Sample("decode", "floor, dynamic", 8, 20.0, "tokens/s"),
+            Sample("decode", "floor, static", 8, 30.0, "tokens/s"),
+        ]
+    )
+    assert floor_of(samples, "ttft", 300) == 20.0
+    assert floor_of(samples, "decode", 8) == 30.0
+    assert floor_of(samples, "decode", 16) is None
+
+
+def _one_of_each() -> Samples:
+    """Samples that make every ratio: the systems measured take twice the floor's time and are half as fast."""
+    systems = {"http": 2.0, "grpc": 2.0, "recompute": 40.0, "floor, dynamic": 1.0}
+    made = [
+        Sample("ttft", system, x, factor * (10 + x / 100), "ms")
+        for system, factor in systems.items()
+        for x in (300, 800, 1600, 3200)
+    ]
+    for width in (1, 4, 8, 16, 32):
+        made.append(Sample("decode", "http", width, 50.0, "tokens/s"))
+        made.append(Sample("decode", "floor, static", width, 100.0, "tokens/s"))
+    made += [
+        Sample("turns", "http", 16, 50.0, "tokens/s"),
+        Sample("turns", "recompute", 16, 5.0, "tokens/s"),
+    ]
+    for measure in ("open, first", "open, repeated"):
+        made.append(Sample(measure, "http", 258, 30.0, "ms"))
+        made.append(Sample(measure, "floor, dynamic", 258, 15.0, "ms"))
+    for number in (16, 24, 32):
+        made.append(Sample("memory", "engine", number, 1000.0 + 11 * number, "bytes"))
+        made.append(Sample("memory", "state", number, 10.0 * number, "bytes"))
+    made += [Sample("many", "http", 8, 10.0, "ms"), Sample("many", "http", 512, 12.0, "ms")]
+    for system, factor in (("http, text model", 1.0), ("llama.cpp", 2.0)):
+        made += [Sample("llama ttft", system, x, factor, "ms") for x in (300, 800, 1600, 3200)]
+        made += [Sample("llama decode", system, x, factor, "tokens/s") for x in (1, 8, 16)]
+    return Samples(made)
+
+
+def test_every_ratio_is_made_of_medians() -> None:
+    """And none is left out."""
+    ratios = ratios_of(_one_of_each())
+    assert list(ratios) == [ratio.name for ratio in RATIOS]
+    assert ratios["ttft_1600_http_over_floor"] == ratios["ttft_1600_grpc_over_floor"] == 2
+    assert ratios["ttft_slope_over_floor"] == pytest.approx(2)
+    assert ratios["ttft_1600_speedup_over_recompute"] == 20
+    assert ratios["decode_16_over_floor"] == 0.5
+    assert ratios["decode_16_speedup_over_recompute"] == 10
+    assert ratios["open_first_over_floor"] == ratios["open_repeat_over_prefill"] == 2
+    assert ratios["idle_bytes_over_state"] == pytest.approx(1.1)
+    assert ratios["ttft_512_open_over_8_open"] == pytest.approx(1.2)
+    assert ratios["ttft_1600_over_llama"] == ratios["decode_16_over_llama"] == 0.5
+
+
+def test_what_was_not_measured_has_no_ratio() -> None:
+    """A run of some stages gives their ratios alone."""
+    assert ratios_of(Samples()) == {}
+    some = Samples(sample for sample in _one_of_each().all if sample.measure == "many")
+    assert list(ratios_of(some)) == ["ttft_512_open_over_8_open"]
+
+
+def test_the_table_says_whether_a_target_is_met() -> None:
+    """With the side on which it lies."""
+    table = ratio_table({"ttft_1600_http_over_floor": 1.3, "decode_16_over_floor": 0.5})
+    assert "| 1.30 | at most 1.35, met |" in table
+    assert "| 0.50 | at least 0.85, **missed** |" in table
+
+
+def test_results_hold_everything(tmp_path: Path) -> None:
+    """Ratios, medians, and all raw samples beside them."""
+    machine = {
+        "date": "2026-01-01T00:00:00+00:00",
+        "cpu": "a processor",
+        "cores": 2,
+        "cores_of_machine": 4,
+        "threads": 2,
+        "memory_gib": 8,
+        "other_load": 0.5,
+        "commit": "abc",
+        "python": "3.11",
+        "java": "17",
+        "versions": {"torch": "2.13"},
+    }
+    samples = _one_of_each()
+    write_results(tmp_path / "results.json", machine, QUICK, samples)
+    document = json.loads((tmp_path / "results.json").read_text())
+    assert document["machine"] == machine
+    assert document["ratios"] == ratios_of(samples)
+    assert len(document["samples"]) == len(samples.all)
+    assert document["samples"][0] == {
+        "measure": "ttft", "system": "http", "x": 300, "value": 26.0, "unit": "ms",
+    }  # fmt: skip
+    assert {"measure", "system", "x", "unit", "median", "low", "high", "size"} == set(
+        document["medians"][0]
+    )
+    write_report(tmp_path / "report.md", machine, samples, [tmp_path / "ttft.png"], quick=True)
+    page = (tmp_path / "report.md").read_text()
+    assert "Other processes took 50%" in page
+    assert "![ttft](ttft.png)" in page
+    assert "| http | 26.0 ms | 36.0 ms | 52.0 ms | 84.0 ms |" in page
