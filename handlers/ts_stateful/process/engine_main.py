@@ -55,7 +55,6 @@ class EngineProcess:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
-        self._alone_since = time.monotonic()
         self._frontend = psutil.Process(spec.frontend_pid)
         self._next_watch = 0.0
         self.stopping = False
@@ -70,6 +69,7 @@ class EngineProcess:
             executor=ThreadPoolExecutor(self._settings.media.workers, "media"),
             post=self._inbox.put,
         )
+        self._alone_since = time.monotonic()  # no worker could come while the model was loaded
 
     def serve(self) -> None:
         """Listens, and runs the engine until it is time to end."""
