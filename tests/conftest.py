@@ -18,8 +18,14 @@ def repository() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Unit tests run before end-to-end tests, whatever order the command line names."""
-    items.sort(key=lambda item: "e2e" in item.path.parts)
+    """Unit tests run before end-to-end tests, whatever order the command line names; these may take longer to start."""
+    items.sort(key=_is_e2e)
+    for item in filter(_is_e2e, items):
+        item.add_marker(pytest.mark.timeout(300))
+
+
+def _is_e2e(item: pytest.Item) -> bool:
+    return "e2e" in item.path.parts
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

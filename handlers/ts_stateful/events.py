@@ -9,16 +9,9 @@ import enum
 
 from msgspec import Struct
 
-from ts_stateful.protocol import Command, Request
+from ts_stateful.protocol import Prompt, Request
 
-__all__ = ["Describe", "EngineCommand", "Event", "EventKind", "Submit"]
-
-
-class Describe(Command, frozen=True, tag="describe"):
-    """Asks an engine for its figures; comes from TorchServe's management API alone, never from a client."""
-
-
-EngineCommand = Request | Describe
+__all__ = ["Event", "EventKind", "Submit"]
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -31,11 +24,16 @@ class Submit(Struct, frozen=True, tag="submit"):
     """
 
     request_id: str
-    command: EngineCommand
+    command: Request
     attachments: tuple[bytes, ...] = ()
     opens: bool = False
     pull: bool = False
     skip: int = 0
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client takes the answer as events."""
+        return isinstance(self.command, Prompt) and self.command.stream
 
 
 class EventKind(enum.Enum):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +27,7 @@ __all__ = [
     "Innocent",
     "Speaker",
     "error_of",
+    "eventually",
 ]
 
 SCENE = ROOT / "examples" / "shapes" / "scene.png"  # a red circle, a blue square, a yellow triangle
@@ -48,6 +51,14 @@ def error_of(document: Mapping[str, Any]) -> tuple[str, int]:
     """Code and status of an error body."""
     error = document["error"]
     return error["code"], error["status"]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Returns as soon as something is so."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "never"
+        time.sleep(0.02)
 
 
 class Speaker:
@@ -115,11 +126,11 @@ class Speaker:
         return int(engine.pid)
 
     def figure(self, name: str) -> float:
-        """One of the gauges at TorchServe's metrics endpoint; they follow within seconds."""
+        """One of the gauges at TorchServe's metrics endpoint; they follow within seconds, and are not a number before."""
         for line in self.metrics().splitlines():
             if line.startswith(f"{name}{{"):
                 return float(line.rpartition(" ")[2])
-        raise KeyError(name)
+        return math.nan
 
     def worker_pid(self) -> int:
         """The process of TorchServe's worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.e2e.speak import SCENE, SCENE_BASE64, Speaker, error_of
 from tests.support.hostile import bomb
 from tests.support.pictures import png_base64
+from ts_stateful.media.addresses import is_local_name, is_public_address
 
 
 def picture(mode: str, size: tuple[int, int] = (64, 64), **options: Any) -> str:
@@ -140,6 +142,25 @@ def test_urls_to_forbidden_places_are_refused(speaker: Speaker, url: str) -> Non
     response = speaker.post({"type": "open", "images": [{"url": url}]})
     assert error_of(response.json()) == ("media_forbidden", 403)
     assert response.json()["error"]["field"] == "images[0].url"
+
+
+def test_a_name_of_a_private_address_is_refused(speaker: Speaker) -> None:
+    """What counts is where a name leads; no connection is made to it. This machine's own name is such a one, as a rule."""
+    name = socket.gethostname()
+    try:
+        address = socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0]
+        listener = socket.create_server((str(address), 0))
+    except OSError:
+        pytest.skip(f"{name} is no name of an address of this machine")
+    if is_local_name(name.lower()) or is_public_address(str(address)):
+        pytest.skip(f"{name} is refused, or allowed, for another reason")
+    with listener:
+        listener.setblocking(False)
+        url = f"https://{name}:{listener.getsockname()[1]}/x.png"
+        response = speaker.post({"type": "open", "images": [{"url": url}]})
+        assert error_of(response.json()) == ("media_forbidden", 403)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 def test_a_data_url_is_an_image(speaker: Speaker) -> None:

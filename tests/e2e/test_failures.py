@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +12,9 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-import yaml
 
-from tests.e2e.server import ROOT, profile_server
-from tests.e2e.speak import DEADLINE_S, SCENE, SCENE_BASE64, Speaker, error_of
+from tests.e2e.server import profile_server
+from tests.e2e.speak import DEADLINE_S, SCENE, SCENE_BASE64, Speaker, error_of, eventually
 from ts_stateful.client import connect
 from ts_stateful.config import Profile
 from ts_stateful.errors import SessionNotFound, TooManySessions
@@ -24,14 +22,6 @@ from ts_stateful.torchserve import TorchServe
 
 Speak = Callable[[TorchServe], Speaker]
 LONG = {"prompt": "What color is the circle?", "max_new_tokens": 4000, "ignore_eos": True}
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Returns as soon as something is so."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "never"
-        time.sleep(0.02)
 
 
 def holds_nothing(speaker: Speaker) -> bool:
@@ -42,14 +32,13 @@ def holds_nothing(speaker: Speaker) -> bool:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
     """A server of its own, since its processes are killed here: 16 sessions, three seconds to come back."""
-    document = yaml.safe_load((ROOT / "model-config.yaml").read_text())
-    document["maxNumSequence"] = 16
-    document["handler"]["reattachSec"] = 3
-    folder = tmp_path_factory.mktemp("failures")
-    config = folder / "model-config.yaml"
-    config.write_text(yaml.safe_dump(document))
-    server = profile_server(Profile.CONTINUOUS, folder / "archive", name="failures", config=config)
-    with server:
+    with profile_server(
+        Profile.CONTINUOUS,
+        tmp_path_factory.mktemp("failures"),
+        name="failures",
+        handler={"reattachSec": 3},
+        maxNumSequence=16,
+    ) as server:
         yield server
 
 

@@ -21,3 +21,14 @@ def test_hello_names_the_profile(continuous_server: TorchServe) -> None:
     )
     assert answer.status_code == 200, answer.text
     assert answer.json()["profile"] == "continuous"
+
+
+def test_a_customized_description_has_the_figures(async_server: TorchServe) -> None:
+    """In the async profile, where it can be asked for: of all engines together and of each."""
+    url = f"{async_server.management_url}/models/chat?customized=true"
+    (described,) = httpx.get(url, timeout=60).json()
+    figures = described["customizedMetadata"]
+    assert figures["sessions_max"] == 256
+    (engine,) = figures["engines"]
+    assert (engine["up"], engine["sessions_open"]) == (True, figures["sessions_open"])
+    assert engine["pid"] == async_server.engines()[0].pid

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ts_stateful.config import Profile
-from ts_stateful.events import EngineCommand, Event, EventKind
+from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.frontend.headers import HeaderNames
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.intake import Intake
@@ -23,53 +22,34 @@ UNTIL = 1_700_000_000
 EXPIRES = "Expires=2023-11-14T22:13:20Z"
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """One call of `submit`."""
-
-    request_id: str
-    command: EngineCommand
-    attachments: tuple[bytes, ...]
-    opens: bool
-    pull: bool
-
-
 class ScriptedDispatcher:
     """Records what is submitted and dropped; `script` gives the events that come at once."""
 
     def __init__(
-        self, mailbox: Mailbox, script: Callable[[Submitted], Sequence[Event]] = lambda _: ()
+        self, mailbox: Mailbox, script: Callable[[Submit], Sequence[Event]] = lambda _: ()
     ) -> None:
         self.mailbox = mailbox
         self.script = script
-        self.submitted: dict[str, Submitted] = {}
+        self.submitted: dict[str, Submit] = {}
         self.dropped: list[str] = []
 
     def start(self) -> None:
         """Nothing to start."""
 
-    def submit(
-        self,
-        request_id: str,
-        command: EngineCommand,
-        attachments: tuple[bytes, ...] = (),
-        *,
-        opens: bool = False,
-        pull: bool = False,
-    ) -> None:
+    def submit(self, message: Submit) -> None:
         """Plays the script."""
-        assert request_id not in self.submitted, "submitted twice"
-        submitted = Submitted(request_id, command, attachments, opens, pull)
-        self.submitted[request_id] = submitted
-        for event in self.script(submitted):
+        assert message.request_id not in self.submitted, "submitted twice"
+        self.submitted[message.request_id] = message
+        for event in self.script(message):
             self.mailbox.post(event)
+
+    def describe(self, request_id: str) -> None:
+        """Says so."""
+        self.mailbox.post(last(request_id, {"described": True}))
 
     def drop(self, request_id: str) -> None:
         """Records it."""
         self.dropped.append(request_id)
-
-    def close(self) -> None:
-        """Nothing to close."""
 
     def intake(self, profile: Profile, *, minting: bool = False) -> Intake:
         """An intake in front of this dispatcher."""

@@ -17,9 +17,9 @@ from ts_stateful.engine.engine import Engine
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.turns import ReadImage
 from ts_stateful.engine.vision import ImageInput
-from ts_stateful.events import EngineCommand, Event, EventKind, Submit
+from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.media import ImageFile
-from ts_stateful.protocol import Close, Image, Open, Prompt
+from ts_stateful.protocol import Close, Image, Open, Prompt, Request
 
 CONFIG: dict[str, Any] = {
     "continuousBatching": True,
@@ -90,7 +90,7 @@ class Harness:
         pictures = [self.pictures[image.url or ""] for image in images]
         return [read(ImageFile(png(picture), MediaConfig(), "images")) for picture in pictures]
 
-    def submit(self, command: EngineCommand, **fields: Any) -> str:
+    def submit(self, command: Request, **fields: Any) -> str:
         """Submits a request; returns its id."""
         request_id = f"r{next(self._ids)}"
         self.engine.submit(Submit(request_id, command, **fields))
@@ -132,7 +132,7 @@ class Harness:
         events = self.events.get(request_id, [])
         return [json.loads(e.body)["text"] for e in events if e.kind is EventKind.PART]
 
-    def ask(self, command: EngineCommand, **fields: Any) -> dict[str, Any]:
+    def ask(self, command: Request, **fields: Any) -> dict[str, Any]:
         """Submits, runs to the end, and returns the terminal document."""
         request_id = self.submit(command, **fields)
         self.run()

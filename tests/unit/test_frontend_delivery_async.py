@@ -15,7 +15,6 @@ from tests.support.fake_dispatcher import (
     ID,
     UNTIL,
     ScriptedDispatcher,
-    Submitted,
     accepted,
     last,
     part,
@@ -29,7 +28,7 @@ from tests.support.fake_torchserve import (
     torchserve_service,
 )
 from ts_stateful.config import Profile
-from ts_stateful.events import Event
+from ts_stateful.events import Event, Submit
 from ts_stateful.frontend.delivery_async import AsyncDelivery, AsyncMailbox
 
 _PROMPT = {"prompt": "hi", "session_id": "s"}
@@ -43,7 +42,7 @@ _PUSHED = {
 class Server:
     """TorchServe's own asynchronous service in front of the delivery."""
 
-    def __init__(self, script: Callable[[Submitted], Sequence[Event]] = lambda _: ()) -> None:
+    def __init__(self, script: Callable[[Submit], Sequence[Event]] = lambda _: ()) -> None:
         self.jobs: dict[str, Job] = {}
         self.freed: list[str] = []
         self.mailbox = AsyncMailbox()
@@ -174,7 +173,7 @@ def test_requests_run_side_by_side() -> None:
 def test_what_breaks_in_one_row_is_that_rows_answer() -> None:
     """Anything that left the coroutine would fail every request in flight."""
 
-    def script(submitted: Submitted) -> Sequence[Event]:
+    def script(submitted: Submit) -> Sequence[Event]:
         if submitted.request_id == "a":
             raise RuntimeError("defect")
         retry_after: Any = "soon"

@@ -13,7 +13,6 @@ from tests.support.fake_dispatcher import (
     ID,
     UNTIL,
     ScriptedDispatcher,
-    Submitted,
     accepted,
     last,
     part,
@@ -21,7 +20,7 @@ from tests.support.fake_dispatcher import (
 )
 from tests.support.fake_torchserve import HTTP, ContinuousFrontend, Job, grpc_job
 from ts_stateful.config import Profile
-from ts_stateful.events import Event
+from ts_stateful.events import Event, Submit
 from ts_stateful.frontend.delivery_continuous import ContinuousDelivery
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.row import Row
@@ -33,7 +32,7 @@ _STREAM = {**_PROMPT, "stream": True}
 class Server:
     """Frontend, delivery and a scripted dispatcher; no call waits."""
 
-    def __init__(self, script: Callable[[Submitted], Sequence[Event]] = lambda _: ()) -> None:
+    def __init__(self, script: Callable[[Submit], Sequence[Event]] = lambda _: ()) -> None:
         self.inbox = Inbox()
         self.dispatcher = ScriptedDispatcher(self.inbox, script)
         self.delivery = ContinuousDelivery(
@@ -148,7 +147,7 @@ def test_a_client_that_has_gone_is_dropped_once() -> None:
 def test_what_breaks_in_one_row_is_that_rows_answer() -> None:
     """A defect of the worker, in taking a request or in answering it."""
 
-    def script(submitted: Submitted) -> Sequence[Event]:
+    def script(submitted: Submit) -> Sequence[Event]:
         if submitted.request_id == "a":
             raise RuntimeError("defect")
         retry_after: Any = "soon" if submitted.request_id == "b" else 1
@@ -259,15 +258,14 @@ def test_a_description_that_comes_again_and_again_is_paced(
     """TorchServe never takes it off its queue: a defect that a worker can only report."""
     pauses_s: list[float] = []
     inbox = Inbox()
-    dispatcher = ScriptedDispatcher(inbox, lambda s: [last(s.request_id, {"sessions": 1})])
+    dispatcher = ScriptedDispatcher(inbox)
     delivery = ContinuousDelivery(
         dispatcher.intake(Profile.CONTINUOUS), inbox, wait_s=0, sleep=pauses_s.append
     )
     frontend = ContinuousFrontend(delivery.handle)
     for _ in range(3):
-        dispatcher.submitted.clear()
         job = grpc_job("d", inputs={}, headers={"describe": "True", "Host": "x"})
         frontend.round(job)
-        assert job.messages == [{"sessions": 1}]
+        assert job.messages == [{"described": True}]
     assert pauses_s == [1.0, 1.0]
     assert caplog.text.count("register the model anew") == 1

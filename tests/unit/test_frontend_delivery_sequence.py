@@ -13,7 +13,6 @@ from tests.support.fake_dispatcher import (
     START,
     UNTIL,
     ScriptedDispatcher,
-    Submitted,
     accepted,
     last,
     part,
@@ -21,7 +20,7 @@ from tests.support.fake_dispatcher import (
 )
 from tests.support.fake_torchserve import HTTP, Job, SequenceFrontend, grpc_job
 from ts_stateful.config import Profile
-from ts_stateful.events import Event
+from ts_stateful.events import Event, Submit
 from ts_stateful.frontend.delivery_sequence import SequenceDelivery
 from ts_stateful.frontend.inbox import Inbox
 
@@ -54,7 +53,7 @@ class Server:
     def __init__(
         self,
         *timetable: tuple[float, Event],
-        script: Callable[[Submitted], Sequence[Event]] = lambda _: (),
+        script: Callable[[Submit], Sequence[Event]] = lambda _: (),
     ) -> None:
         self.inbox = TimedInbox(timetable)
         self.dispatcher = ScriptedDispatcher(self.inbox, script)
@@ -230,7 +229,7 @@ def test_ids_that_the_frontend_makes_open_sessions() -> None:
 def test_what_breaks_in_one_row_is_that_rows_answer() -> None:
     """The others go on."""
 
-    def script(submitted: Submitted) -> Sequence[Event]:
+    def script(submitted: Submit) -> Sequence[Event]:
         if submitted.request_id == "a":
             raise RuntimeError("defect")
         return [last(submitted.request_id)]

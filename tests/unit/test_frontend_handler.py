@@ -80,7 +80,14 @@ def initialized(document: dict[str, Any]) -> _Handler:
     handler = _Handler()
     handler.initialize(
         Context(
-            "chat", "/models/chat", None, 1, None, "0.12.0", metrics=MetricLog(), model_yaml_config=document
+            "chat",
+            "/models/chat",
+            None,
+            1,
+            None,
+            "0.12.0",
+            metrics=MetricLog(),
+            model_yaml_config=document,
         )
     )
     return handler

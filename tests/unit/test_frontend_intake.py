@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_dispatcher import ScriptedDispatcher, Submitted
+from tests.support.fake_dispatcher import ScriptedDispatcher
 from tests.support.fake_torchserve import HTTP
 from ts_stateful.config import Profile
-from ts_stateful.events import Event
+from ts_stateful.events import Event, Submit
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.row import RowKind
 from ts_stateful.protocol import Prompt
@@ -30,7 +30,7 @@ def test_a_request_is_submitted_as_it_was_parsed() -> None:
     data = {"data": b'{"prompt": "hi", "stream": true, "session_id": "s"}', "x": b"PNG"}
     row = dispatcher.intake(Profile.CONTINUOUS).take("r", data, HTTP)
     prompt = Prompt(prompt="hi", stream=True, session_id="s")
-    assert dispatcher.submitted["r"] == Submitted("r", prompt, (b"PNG",), opens=False, pull=False)
+    assert dispatcher.submitted["r"] == Submit("r", prompt, (b"PNG",), opens=False, pull=False)
     assert (row.kind, row.streams, row.num_bytes) == (
         RowKind.HTTP,
         True,
@@ -44,6 +44,15 @@ def test_a_pulled_prompt_and_an_opening_one_say_so() -> None:
     dispatcher.intake(Profile.CONTINUOUS).take("r", {"data": b'{"prompt": "hi"}'}, {})
     assert dispatcher.submitted["r"].pull
     assert dispatcher.submitted["r"].opens
+
+
+def test_a_description_is_asked_of_the_dispatcher() -> None:
+    """It comes from the management API and has no body."""
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox)
+    row = dispatcher.intake(Profile.ASYNC).take("r", {}, {"describe": "True", "Host": "x"})
+    assert row.kind is RowKind.DESCRIBE
+    assert json.loads(inbox.take("r")[0].body) == {"described": True}
 
 
 def test_a_refused_request_gets_its_error_as_last_event() -> None:
@@ -62,7 +71,7 @@ def test_a_defect_becomes_the_rows_answer_with_an_id_that_the_log_has(
 ) -> None:
     """With a trace, but without the exception's text: it may quote the prompt, and start a line of its own."""
 
-    def broken(submitted: Submitted) -> Sequence[Event]:
+    def broken(submitted: Submit) -> Sequence[Event]:
         raise RuntimeError(_SECRET)
 
     inbox = Inbox()

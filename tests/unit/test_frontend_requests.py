@@ -11,9 +11,9 @@ from tests.support.fake_dispatcher import ID, NAMES, START
 from tests.support.fake_torchserve import HTTP
 from ts_stateful.config import Profile
 from ts_stateful.errors import InvalidRequest, SessionIdMismatch, StatefulError
-from ts_stateful.events import Describe
+from ts_stateful.events import Submit
 from ts_stateful.frontend.headers import RowHeaders
-from ts_stateful.frontend.requests import Parsed, RequestParser
+from ts_stateful.frontend.requests import RequestParser
 from ts_stateful.protocol import (
     Cancel,
     Close,
@@ -33,18 +33,18 @@ def parse(
     data: dict[str, Any],
     headers: dict[str, Any] | None = None,
     profile: Profile = Profile.CONTINUOUS,
-) -> Parsed:
+) -> Submit:
     parser = RequestParser(profile, NAMES, new_seed=lambda: 7)
     minting = profile is Profile.SEQUENCE
     read = RowHeaders.read(HTTP if headers is None else headers, NAMES, minting=minting)
-    return parser.parse(data, read)
+    return parser.parse("r", data, read)
 
 
-def http(document: Any, **headers: str) -> Parsed:
+def http(document: Any, **headers: str) -> Submit:
     return parse({"body": json.dumps(document).encode()}, {**HTTP, **headers})
 
 
-def grpc(document: Any, profile: Profile = Profile.CONTINUOUS, **inputs: bytes) -> Parsed:
+def grpc(document: Any, profile: Profile = Profile.CONTINUOUS, **inputs: bytes) -> Submit:
     return parse({"data": json.dumps(document).encode(), **inputs}, {}, profile)
 
 
@@ -275,10 +275,3 @@ def test_only_a_call_that_says_so_is_streamed_in_the_async_profile() -> None:
     assert (unary.streams, unary.command.stream) == (False, False)
     over_http = parse({"body": json.dumps(document)}, HTTP, Profile.ASYNC)
     assert over_http.streams
-
-
-def test_a_description_is_asked_of_the_engine() -> None:
-    """It comes from the management API and has no body."""
-    assert parse({}, {"describe": "True", "Host": "x"}) == Parsed(Describe())
-    with pytest.raises(InvalidRequest):
-        parse({}, {"describe": "True", "Host": "x"}, Profile.SEQUENCE)

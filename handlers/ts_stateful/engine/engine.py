@@ -14,7 +14,6 @@ import torch
 
 from ts_stateful.config import Config
 from ts_stateful.defects import defect
-from ts_stateful.engine import reports
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.commands import Commands
 from ts_stateful.engine.context import Context
@@ -29,7 +28,7 @@ from ts_stateful.engine.turns import LoadImages, Turns
 from ts_stateful.engine.upload import upload
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import OutOfMemory, StatefulError, TurnGap
-from ts_stateful.events import Describe, Event, Submit
+from ts_stateful.events import Event, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.protocol import Open, Prompt
 from ts_stateful.sessions.shared import SharedCache
@@ -42,7 +41,10 @@ _FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need
 
 
 class Engine:
-    """Runs one model on one device for the sessions of one table; `emit` takes every event."""
+    """Runs one model on one device for the sessions of one table; `emit` takes every event.
+
+    `max_sessions` is this engine's share of those that the configuration allows; None: all.
+    """
 
     def __init__(
         self,
@@ -55,15 +57,17 @@ class Engine:
         post: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
         utc: Callable[[], float] = time.time,
+        max_sessions: int | None = None,
     ) -> None:
         self._shared: SharedCache[ImageInput | Prefix] = SharedCache(
             config.handler.embedding_cache_bytes
         )
-        self.table: SessionTable[Context] = SessionTable(_limits(model, config), self._shared, clock)
+        limits = _limits(model, config, max_sessions)
+        self.table: SessionTable[Context] = SessionTable(limits, self._shared, clock)
         self._model = model
         self._config = config
         self._clock = clock
-        self._started_at = self._expire_at = clock()
+        self._expire_at = clock()
         self._num_tokens = 0
         self._runner = Runner(model)
         self._scheduler: Scheduler[Sequence] = Scheduler(config.handler.prefill_chunk)
@@ -88,12 +92,7 @@ class Engine:
     def submit(self, message: Submit) -> None:
         """Takes a request; every request gets exactly one terminal event, now or later."""
         try:
-            if isinstance(message.command, Describe):
-                uptime_s = self._clock() - self._started_at
-                document = reports.describe(self._config, self.figures(), uptime_s)
-                self._outbox.answer(message.request_id, document)
-            else:
-                self._commands.handle(message)
+            self._commands.handle(message)
         except StatefulError as error:
             self._outbox.refuse(message.request_id, error, message.command.session_id)
         except Exception as error:  # the boundary: a defect fails the request that met it
@@ -221,7 +220,7 @@ class Engine:
         )
 
 
-def _limits(model: Model, config: Config) -> Limits:
+def _limits(model: Model, config: Config, max_sessions: int | None) -> Limits:
     frontend, settings = config.frontend, config.handler
     on_cpu = (
         model.device.type == "cpu"
@@ -230,7 +229,7 @@ def _limits(model: Model, config: Config) -> Limits:
     if device_bytes is None and model.device.type == "cuda":
         device_bytes = int(_FREE_SHARE * torch.cuda.mem_get_info(model.device)[0])
     return Limits(
-        max_sessions=frontend.max_sessions,
+        max_sessions=max_sessions or frontend.max_sessions,
         idle_s=frontend.idle_s,
         lifetime_s=frontend.lifetime_s,
         device_bytes=device_bytes,

@@ -1,14 +1,9 @@
-"""What an engine tells about itself and its sessions: `hello`, `info`, `fork` and the description for operators.
+"""What an engine tells about itself and its sessions: `hello`, `info` and `fork`.
 
 Owns the figures' names and where they come from; changes nothing.
 """
 
 from __future__ import annotations
-
-import os
-from typing import Any
-
-from msgspec import structs
 
 from ts_stateful.answers import (
     Forked,
@@ -22,11 +17,10 @@ from ts_stateful.config import Config
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
-from ts_stateful.figures import Figures
 from ts_stateful.sessions.session import Session
 from ts_stateful.version import __version__
 
-__all__ = ["describe", "forked", "hello", "info"]
+__all__ = ["forked", "hello", "info"]
 
 
 def hello(config: Config, model: Model) -> HelloAnswer:
@@ -84,13 +78,3 @@ def forked(session: Session[Context], source_id: str, outbox: Outbox) -> Forked:
         forked_from=source_id,
         turn=len(session.turns),
     )
-
-
-def describe(config: Config, figures: Figures, uptime_s: float) -> dict[str, Any]:
-    """An engine for TorchServe's management API."""
-    return {
-        "engine_pid": os.getpid(),
-        "uptime_s": round(uptime_s, 3),
-        "sessions_max": config.frontend.max_sessions,
-        **structs.asdict(figures),
-    }

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from ts_stateful.answers import encode
 from ts_stateful.defects import defect
 from ts_stateful.errors import StatefulError
-from ts_stateful.events import EngineCommand, Event, EventKind
+from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.frontend.headers import HeaderNames, RowHeaders
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.requests import RequestParser
@@ -33,22 +33,14 @@ class Dispatching(Protocol):
     def start(self) -> None:
         """Returns when the engines answer."""
 
-    def submit(
-        self,
-        request_id: str,
-        command: EngineCommand,
-        attachments: tuple[bytes, ...] = (),
-        *,
-        opens: bool = False,
-        pull: bool = False,
-    ) -> None:
+    def submit(self, message: Submit) -> None:
         """Sends a request to the engine of its session."""
+
+    def describe(self, request_id: str) -> None:
+        """Answers with the figures of the engines."""
 
     def drop(self, request_id: str) -> None:
         """The client is gone: no more events."""
-
-    def close(self) -> None:
-        """Lets go of the engines."""
 
 
 class Intake:
@@ -118,15 +110,12 @@ class Intake:
         logger.info("request %s: dropped, its client is gone", _short(row.request_id))
 
     def _submit(self, row: Row, data: Mapping[str, Any], headers: RowHeaders) -> None:
-        parsed = self._parser.parse(data, headers)
-        row.streams = parsed.streams
-        self._dispatcher.submit(
-            row.request_id,
-            parsed.command,
-            parsed.attachments,
-            opens=parsed.opens,
-            pull=parsed.pull,
-        )
+        if headers.is_describe:
+            self._dispatcher.describe(row.request_id)
+            return
+        message = self._parser.parse(row.request_id, data, headers)
+        row.streams = message.streams
+        self._dispatcher.submit(message)
 
 
 def _short(request_id: str) -> str:

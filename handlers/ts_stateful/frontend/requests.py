@@ -9,33 +9,21 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ts_stateful.config import Profile
 from ts_stateful.errors import InvalidRequest
-from ts_stateful.events import Describe, EngineCommand
+from ts_stateful.events import Submit
 from ts_stateful.frontend.headers import HeaderNames, RowHeaders
 from ts_stateful.protocol import Fork, Hello, Open, Prompt, Request, parse_json, parse_request
 from ts_stateful.session_ids import new_session_id, resolve_session_id
 
-__all__ = ["Parsed", "RequestParser"]
+__all__ = ["RequestParser"]
 
 _PUSHED = b"StreamPredictions"
 _CURL_HINT = "send the JSON as the body, with -H 'Content-Type: application/json'"
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """A request as `Dispatcher.submit` takes it; `streams` says whether its answer comes as events."""
-
-    command: EngineCommand
-    attachments: tuple[bytes, ...] = ()
-    opens: bool = False
-    pull: bool = False
-    streams: bool = False
 
 
 class RequestParser:
@@ -52,16 +40,12 @@ class RequestParser:
         self._names = names
         self._new_seed = new_seed
 
-    def parse(self, data: Mapping[str, Any], headers: RowHeaders) -> Parsed:
-        """The request in a row.
+    def parse(self, request_id: str, data: Mapping[str, Any], headers: RowHeaders) -> Submit:
+        """The request in a row, as an engine takes it.
 
         Raises:
             StatefulError: it is refused; the error is the answer.
         """
-        if headers.is_describe:
-            if self._profile is Profile.SEQUENCE:
-                raise InvalidRequest("a customized description is not to be had in this profile")
-            return Parsed(Describe())
         key, others = _split(data)
         if not headers.is_http:
             self._refuse_unknown_inputs(others)
@@ -72,13 +56,13 @@ class RequestParser:
             raise InvalidRequest("files go with `open` and `prompt` alone", field="type")
         if isinstance(request, Prompt):
             request = self._completed(request, data, headers)
-        is_prompt = isinstance(request, Prompt)
-        return Parsed(
+        pulled = isinstance(request, Prompt) and not headers.is_http
+        return Submit(
+            request_id,
             request,
             attachments,
             opens=opens,
-            pull=is_prompt and not headers.is_http and self._profile is Profile.CONTINUOUS,
-            streams=isinstance(request, Prompt) and request.stream,
+            pull=pulled and self._profile is Profile.CONTINUOUS,
         )
 
     def _completed(self, prompt: Prompt, data: Mapping[str, Any], headers: RowHeaders) -> Prompt:

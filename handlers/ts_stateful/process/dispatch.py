@@ -7,24 +7,25 @@ callback for events.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lru import LRU
+from msgspec.structs import asdict
 
+from ts_stateful.answers import encode
 from ts_stateful.config import Config, HandlerConfig
 from ts_stateful.errors import SessionExists
-from ts_stateful.events import EngineCommand, Event, Submit
+from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.link import EngineLink, Timeouts
 from ts_stateful.process.spec import EngineSpec, runtime_folder
-from ts_stateful.process.supervisor import Supervisor
 from ts_stateful.protocol import Fork
 
 __all__ = ["Dispatcher", "devices"]
@@ -54,56 +55,80 @@ class Dispatcher:
         on_figures: Callable[[Figures], None] = lambda figures: None,
         frontend_pid: int | None = None,
     ) -> None:
-        self._links: list[EngineLink] = []
+        self._max_sessions = config.frontend.max_sessions
+        self._on_event = on_event
+        self._on_figures = on_figures
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
-        self._on_figures = on_figures
-        names = devices(config.handler)
         frontend_pid = frontend_pid or os.getppid()
         folder = runtime_folder(frontend_pid, model_name, str(model_dir), dict(document))
-        timeouts = Timeouts(config.handler.restart_deadline_sec, config.handler.heartbeat_sec)
-        for index, device in enumerate(names):
-            spec = EngineSpec(
-                index=index,
-                device=device,
-                model_name=model_name,
-                model_dir=str(model_dir),
-                frontend_pid=frontend_pid,
-                folder=str(folder),
-                max_sessions=math.ceil(config.frontend.max_sessions / len(names)),
-                document=dict(document),
-            )
-            link = EngineLink(
-                Supervisor(spec, config.handler.load_timeout_sec),
+        handler = config.handler
+        timeouts = Timeouts(
+            handler.load_timeout_sec, handler.restart_deadline_sec, handler.heartbeat_sec
+        )
+        names = devices(handler)[: self._max_sessions]
+        self._links = [
+            EngineLink(
+                EngineSpec(
+                    index=index,
+                    device=device,
+                    model_name=model_name,
+                    model_dir=str(model_dir),
+                    frontend_pid=frontend_pid,
+                    folder=str(folder),
+                    max_sessions=(self._max_sessions + index) // len(names),  # adds up to all
+                    document=dict(document),
+                ),
                 timeouts,
                 pid=os.getpid(),
                 on_event=on_event,
-                on_attached=lambda ids, index=index: self._attached(index, ids),  # type: ignore[misc]
+                on_attached=partial(self._attached, index),
             )
-            self._links.append(link)
+            for index, device in enumerate(names)
+        ]
 
     def start(self) -> None:
-        """Starts or finds every engine; raises `EngineDied` if one cannot be had."""
+        """Starts the engines and returns when all of them answer, or when those do that an earlier worker has left: their
+        sessions must not wait for an engine that has to load.
+
+        Raises:
+            EngineDied: no engine was there, and one cannot be started.
+        """
         with ThreadPoolExecutor(len(self._links)) as pool:
-            list(pool.map(EngineLink.connect, self._links))
+            found = list(pool.map(EngineLink.find, self._links))
+            if not any(found):
+                list(pool.map(EngineLink.connect, self._links))
+        for link in self._links:
+            if not link.is_up:
+                link.restart()
         threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
 
-    def submit(
-        self,
-        request_id: str,
-        command: EngineCommand,
-        attachments: tuple[bytes, ...] = (),
-        *,
-        opens: bool = False,
-        pull: bool = False,
-    ) -> None:
+    def submit(self, message: Submit) -> None:
         """Hands in a request; never blocks.
 
         Raises:
             SessionExists: the id of a fork belongs to another engine than its source.
         """
-        link = self._link_for(command, opens=opens)
-        link.submit(Submit(request_id, command, attachments, opens=opens, pull=pull))
+        command = message.command
+        known = None if command.session_id is None else self._by_session.get(command.session_id)
+        # Whether or not a session is open, the engine that has had one of this id can tell, so it is asked first.
+        up = [link for link in self._links if link.is_up] or self._links
+        best = sorted(up, key=lambda link: (link is not known, link.load))
+        if isinstance(command, Fork):
+            self._fork(message, command.new_session_id, known or best[0])
+        elif known is not None and not message.opens:
+            known.submit(message)
+        else:
+            self._try(message, best)
+
+    def describe(self, request_id: str) -> None:
+        """Answers with the figures of all engines together and of each."""
+        document = {
+            "sessions_max": self._max_sessions,
+            **asdict(self._figures()),
+            "engines": [link.description for link in self._links],
+        }
+        self._on_event(Event(request_id, EventKind.LAST, encode(document)))
 
     def drop(self, request_id: str) -> None:
         """The client of a request is gone; no more events for it."""
@@ -115,16 +140,22 @@ class Dispatcher:
         for link in self._links:
             link.close()
 
-    def _link_for(self, command: EngineCommand, *, opens: bool) -> EngineLink:
-        known = None if command.session_id is None else self._by_session.get(command.session_id)
-        link = known or min(self._links, key=lambda link: link.num_sessions)
-        opened = command.new_session_id if isinstance(command, Fork) else command.session_id
-        if not opens or opened is None or self._by_session.setdefault(opened, link) is link:
-            return link
-        # A fork has to be where its source is, and only that other engine knows whether its session is still open.
-        raise SessionExists(
-            "the id is, or was, that of a session on another engine; choose another one",
-            field="new_session_id",
+    def _fork(self, message: Submit, new_session_id: str | None, link: EngineLink) -> None:
+        # A fork has to be where its source is, and only the other engine knows whether its session is still open.
+        if new_session_id and self._by_session.setdefault(new_session_id, link) is not link:
+            raise SessionExists(
+                "the id is, or was, that of a session on another engine; choose another one",
+                field="new_session_id",
+            )
+        link.submit(message)
+
+    def _try(self, message: Submit, links: Sequence[EngineLink]) -> None:
+        """Hands a request to the first of these engines; where it would open a session and that one is full, to the next."""
+        link, *others = links
+        if message.opens and message.command.session_id is not None:
+            self._by_session[message.command.session_id] = link
+        link.submit(
+            message, partial(self._try, message, others) if message.opens and others else None
         )
 
     def _attached(self, index: int, session_ids: tuple[str, ...]) -> None:
@@ -135,7 +166,10 @@ class Dispatcher:
         while not self._stop.wait(_WATCH_S):
             for link in self._links:
                 link.watch()
-            self._on_figures(sum((link.figures for link in self._links), Figures()))
+            self._on_figures(self._figures())
+
+    def _figures(self) -> Figures:
+        return sum((link.figures for link in self._links), Figures())
 
 
 def devices(settings: HandlerConfig) -> list[str]:

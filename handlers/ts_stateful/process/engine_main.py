@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import torch
 
@@ -68,6 +67,7 @@ class EngineProcess:
             load_images=MediaLoader(self._settings.media, Fetcher(self._settings.media)).load,
             executor=ThreadPoolExecutor(self._settings.media.workers, "media"),
             post=self._inbox.put,
+            max_sessions=spec.max_sessions,
         )
         self._alone_since = time.monotonic()  # no worker could come while the model was loaded
 
@@ -181,10 +181,7 @@ def main(spec_path: str) -> int:
             OSError
         ):  # the kernel's OOM killer takes the engine before the worker
             Path("/proc/self/oom_score_adj").write_text("500")
-        config = load_config(spec.document)
-        frontend = msgspec.structs.replace(config.frontend, max_num_sequence=spec.max_sessions)
-        config = msgspec.structs.replace(config, frontend=frontend)
-        process = EngineProcess(spec, config)
+        process = EngineProcess(spec, load_config(spec.document))
 
         def stop(*_: object) -> None:
             process.stopping = True

@@ -7,6 +7,7 @@ request gets exactly one terminal answer. Knows one engine; which request goes t
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,11 +17,12 @@ from typing import Any
 import msgspec
 
 from ts_stateful.answers import encode
-from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError
+from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, TooManySessions
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
+from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.supervisor import EngineDied, Supervisor
 
 __all__ = ["EngineLink", "Timeouts"]
@@ -33,8 +35,9 @@ _MAX_DEATHS = 2  # an engine that a request was in flight with and that died: af
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds a request waits for an engine that restarts, and an engine may show no sign of life."""
+    """Seconds an engine may take to load, a request waits for one that restarts, and one may show no sign of life."""
 
+    load_s: float
     restart_s: float
     heartbeat_s: float
 
@@ -42,6 +45,7 @@ class Timeouts:
 @dataclass(eq=False)
 class _InFlight:
     message: Submit
+    on_full: Callable[[], None] | None
     sent: bool = False
     deaths: int = 0
     num_chars: int = 0
@@ -52,7 +56,7 @@ class EngineLink:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        spec: EngineSpec,
         timeouts: Timeouts,
         *,
         pid: int,
@@ -60,7 +64,8 @@ class EngineLink:
         on_attached: Callable[[tuple[str, ...]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._supervisor = supervisor
+        self._spec = spec
+        self._supervisor = Supervisor(spec, timeouts.load_s)
         self._timeouts = timeouts
         self._pid = pid
         self._on_event = on_event
@@ -76,10 +81,43 @@ class EngineLink:
         self.figures = Figures()
         self.num_sessions = 0  # open there, as far as is known here
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection to the engine."""
+        return self._channel is not None
+
+    @property
+    def load(self) -> float:
+        """The share of the engine's places that are taken, as far as is known here."""
+        return self.num_sessions / self._spec.max_sessions
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The engine for operators; no session is named."""
+        return {
+            "pid": self._supervisor.engine_pid,
+            "device": self._spec.device,
+            "up": self.is_up,
+            **msgspec.structs.asdict(self.figures),
+        }
+
     def connect(self) -> None:
         """Starts or finds the engine and attaches to it; raises `EngineDied` if it cannot."""
+        self._attach(self._supervisor.connect())
+
+    def find(self) -> bool:
+        """Attaches to the engine if it runs already; returns whether it does."""
+        connection = self._supervisor.find()
+        if connection is not None:
+            self._attach(connection)
+        return connection is not None
+
+    def restart(self) -> None:
+        """Starts the engine without waiting for it, again and again if need be."""
+        threading.Thread(target=self._restart, name="engine-restart", daemon=True).start()
+
+    def _attach(self, connection: socket.socket) -> None:
         self._attached.clear()
-        connection = self._supervisor.connect()
         channel: Channel = Channel(
             connection,
             at_engine=False,
@@ -97,10 +135,13 @@ class EngineLink:
         # Before anything is asked of it, its sessions must be known: they decide which engine is asked.
         self._attached.wait(self._timeouts.heartbeat_s)
 
-    def submit(self, message: Submit) -> None:
-        """Sends a request, or keeps it until the engine is back."""
+    def submit(self, message: Submit, on_full: Callable[[], None] | None = None) -> None:
+        """Sends a request, or keeps it until the engine is back.
+
+        Where there is an `on_full`, it is called instead of an answer if the engine has no place for another session.
+        """
         with self._lock:
-            request = self._in_flight[message.request_id] = _InFlight(message)
+            request = self._in_flight[message.request_id] = _InFlight(message, on_full)
             self.num_sessions += message.opens
             self._send(request)
 
@@ -157,7 +198,10 @@ class EngineLink:
                 if message.kind is EventKind.LAST:
                     del self._in_flight[message.request_id]
                     self.num_sessions -= request.message.opens and message.status != 200
-            self._on_event(message)
+            if message.status == TooManySessions.status and request.on_full is not None:
+                request.on_full()
+            else:
+                self._on_event(message)
         elif isinstance(message, Attached):
             self._supervisor.engine_pid = message.engine_pid
             self.num_sessions = len(message.session_ids)
@@ -184,7 +228,7 @@ class EngineLink:
             doomed = [r for r in self._in_flight.values() if r.deaths >= _MAX_DEATHS]
         logger.warning("the engine is gone with %d requests in flight", len(self._in_flight))
         self._refuse(doomed, InternalError("the engine died twice while it worked on this request"))
-        threading.Thread(target=self._restart, name="engine-restart", daemon=True).start()
+        self.restart()
 
     def _restart(self) -> None:
         self._supervisor.lost()

@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ts_stateful.events import Describe, Event, EventKind, Submit
+from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 
 __all__ = [
     "Attach",
     "Attached",
-    "Describe",
     "Drop",
     "Event",
     "EventKind",

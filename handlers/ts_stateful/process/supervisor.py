@@ -59,7 +59,7 @@ class Supervisor:
         """
         deadline = self._clock() + self._load_timeout_s
         while not self._stopping.is_set():
-            connection = self._try_connect()
+            connection = self.find()
             if connection is not None:
                 return connection
             if self._process is not None and self._process.poll() is not None:
@@ -93,9 +93,12 @@ class Supervisor:
         """Ends an attempt to connect; a running engine is left to the next worker."""
         self._stopping.set()
         if self._process is not None and self._process.poll() is None:
-            self._process.returncode = 0  # not ours any more: it must not be waited for, nor warned about
+            self._process.returncode = (
+                0  # not ours any more: it must not be waited for, nor warned about
+            )
 
-    def _try_connect(self) -> socket.socket | None:
+    def find(self) -> socket.socket | None:
+        """A connection to an engine that runs already; None if there is none."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(str(self._spec.path("sock")))

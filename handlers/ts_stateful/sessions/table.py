@@ -93,7 +93,7 @@ class SessionTable(Generic[StateT]):
             raise SessionExists("a session of this id is open already", field="session_id")
         if len(self._sessions) >= self._limits.max_sessions:
             raise TooManySessions(
-                f"{self._limits.max_sessions} sessions are open, which is maxNumSequence",
+                "as many sessions are open as maxNumSequence allows",
                 retry_after_s=self._retry_after_s(),
             )
         now = self._clock()

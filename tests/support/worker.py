@@ -1,0 +1,97 @@
+"""A worker without TorchServe, in front of real engine processes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ts_stateful.config import load_config
+from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.process.dispatch import Dispatcher
+from ts_stateful.protocol import Request
+
+__all__ = ["Worker", "eventually"]
+
+# The longest that anything may take on a slow machine; nothing waits for it to pass.
+WAIT_S = 90
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Returns as soon as something is so."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Worker:
+    """What a TorchServe worker is to its engines."""
+
+    def __init__(
+        self, model_dir: Path, frontend_pid: int, *, max_sessions: int = 8, **handler: Any
+    ) -> None:
+        document = {
+            "continuousBatching": True,
+            "maxNumSequence": max_sessions,
+            "maxSequenceJobQueueSize": 4,
+            "sequenceMaxIdleMSec": 600_000,
+            "handler": {"model": "model", "threads": 1, **handler},
+        }
+        self.events: dict[str, list[Event]] = {}
+        self._arrived = threading.Condition()
+        self._count = 0
+        self.dispatcher = Dispatcher(
+            load_config(document),
+            document,
+            model_name="tiny",
+            model_dir=model_dir,
+            on_event=self._note,
+            frontend_pid=frontend_pid,
+        )
+
+    def _note(self, event: Event) -> None:
+        with self._arrived:
+            self.events.setdefault(event.request_id, []).append(event)
+            self._arrived.notify_all()
+
+    def submit(self, command: Request, **fields: Any) -> str:
+        """Hands in a request; its id."""
+        request_id = self._new_id()
+        self.dispatcher.submit(Submit(request_id, command, **fields))
+        return request_id
+
+    def _new_id(self) -> str:
+        self._count += 1
+        return f"{id(self)}-{self._count}"
+
+    def wait(self, request_id: str, kind: EventKind = EventKind.LAST) -> dict[str, Any]:
+        """The first event of a kind, as a document."""
+
+        def found() -> Event | None:
+            events = self.events.get(request_id, [])
+            return next((event for event in events if event.kind is kind), None)
+
+        with self._arrived:
+            assert self._arrived.wait_for(found, WAIT_S), "no answer"
+            event = found()
+        assert event is not None
+        document: dict[str, Any] = json.loads(event.body or b"{}")
+        return document
+
+    def ask(self, command: Request, **fields: Any) -> dict[str, Any]:
+        """The answer to a request."""
+        return self.wait(self.submit(command, **fields))
+
+    def describe(self) -> dict[str, Any]:
+        """What the management API is told."""
+        request_id = self._new_id()
+        self.dispatcher.describe(request_id)
+        return self.wait(request_id)
+
+    def engine_pid(self, index: int = 0) -> int:
+        """The process of one engine."""
+        return int(self.describe()["engines"][index]["pid"])
