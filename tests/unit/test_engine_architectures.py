@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
-from tests.support.tiny import MORE_MODELS
+from tests.support.tiny import MODELS, MORE_MODELS
 from ts_stateful.engine.model import Model
 from ts_stateful.protocol import Cancel, Prompt
 
@@ -24,6 +25,18 @@ def test_a_long_conversation_is_exact(name: str) -> None:
     _after_a_cancel(model, harness)
     _after_a_roll_back(model, harness)
     _after_an_eviction(model, harness)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_what_a_model_remembers_of_its_last_call_is_not_used(name: str) -> None:
+    """The offset of positions behind images, which stock code keeps in the model from call to call, is neither read nor set."""
+    model = {**MODELS, **MORE_MODELS}[name]()
+    harness = Harness(model)
+    harness.open("s", [noise(1), noise(2, 80, 30)])
+    wrong = model.network.base_model.rope_deltas = torch.tensor([[1000]])
+    harness.prompt("s", "What color is the circle?", max_new_tokens=NEW_TOKENS)
+    assert model.network.base_model.rope_deltas is wrong
+    reference_reply(model, harness, "s", NEW_TOKENS)
 
 
 def _beside_others(model: Model, harness: Harness) -> None:

@@ -25,7 +25,8 @@ from ts_stateful.engine.spans import Span
 
 __all__ = ["Window", "check_config", "check_network", "find_window", "tried"]
 
-_SERVED = {"full_attention", "sliding_attention", "chunked_attention"}
+# A "dummy" reads the keys and values of another layer.
+_SERVED = {"full_attention", "sliding_attention", "chunked_attention", "dummy"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _WINDOWS = ("max_position_embeddings", "seq_length", "max_seq_len")  # what configurations call it
 _GROWING_ROPE = {"dynamic", "longrope"}
@@ -58,8 +59,6 @@ def check_config(config: Any, name: str) -> None:
         raise ConfigError(
             f"{name}: recurrent states ({listed}) cannot be cut back to an earlier token"
         )
-    if "dummy" in kinds:
-        raise ConfigError(f"{name}: some of its layers keep no keys and values of their own")
     if kinds:
         raise ConfigError(f"{name}: layers keep more than keys and values ({listed})")
 

@@ -4,6 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.support.tiny.more_text import (
+    bloom,
+    cohere,
+    deepseek_v3,
+    falcon,
+    falcon_alibi,
+    gemma3n,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    llama4,
+    mpt,
+    olmo2,
+    opt,
+    qwen2_moe,
+    smollm3,
+    stablelm,
+)
 from tests.support.tiny.seeing import (
     idefics3,
     llava,
@@ -14,28 +32,14 @@ from tests.support.tiny.seeing import (
 )
 from tests.support.tiny.small import save
 from tests.support.tiny.text import (
-    bloom,
-    cohere,
-    falcon,
-    falcon_alibi,
     gemma2,
     gemma3,
     gpt2,
-    gpt_neox,
-    gpt_oss,
-    granite,
     llama,
-    llama4,
     mistral,
-    mpt,
-    olmo2,
-    opt,
     phi3,
     qwen2,
-    qwen2_moe,
     qwen3,
-    smollm3,
-    stablelm,
 )
 from tests.support.tiny.tokens import CHATML, REWRITING, VICUNA, chatml, tokenizer_of
 from ts_stateful.engine.model import Model
@@ -68,8 +72,10 @@ MODELS = _named(
 MORE_MODELS = _named(
     bloom,
     cohere,
+    deepseek_v3,
     falcon,
     falcon_alibi,
+    gemma3n,
     gpt_neox,
     gpt_oss,
     granite,
