@@ -25,11 +25,11 @@ INSTALLED := $(VENV)/.stamp
 BENCH_INSTALLED := $(VENV)/.stamp-bench
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve test lint mar bench protos clean
+.PHONY: help setup demo serve test lint mar bench bench-gpu protos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(INSTALLED) ## make .venv with everything pinned (needs nothing but Python)
 
@@ -62,6 +62,9 @@ mar: $(INSTALLED) ## pack MODEL into build/chat.mar
 
 bench: $(BENCH_INSTALLED) ## measure it beside the bare forward pass and recomputing; up to 10 minutes
 	LLAMA_SERVER='$(LLAMA_SERVER)' $(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-gpu: $(INSTALLED) ## measure the engine alone on an NVIDIA GPU, on a random-weight LLaVA-1.5-7B
+	$(BIN)/python -m benchmarks.gpu $(BENCH_ARGS)
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,java,bench]'

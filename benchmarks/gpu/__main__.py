@@ -1,0 +1,201 @@
+"""`python -m benchmarks.gpu`: measures, prints a page of Markdown, and writes it and the raw samples."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import logging
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from transformers import LlamaForCausalLM
+
+from benchmarks.gpu import baselines
+from benchmarks.gpu.engine import Bench
+from benchmarks.gpu.network import FULL, TINY, Size, build, text_part
+from benchmarks.servers import ROOT
+from ts_stateful.config import Config, load_config
+from ts_stateful.engine.model import Model, accelerate, build_model
+
+_NO_GPU: Final = """\
+There is no NVIDIA GPU here that torch can use: nothing was measured.
+`python -m benchmarks.gpu --tiny` shows on a CPU that the benchmark runs; its numbers mean nothing.
+"""
+
+Results = dict[str, list[float]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 2 where there is nothing to measure."""
+    options = _parser().parse_args(arguments)
+    if not (torch.cuda.is_available() or options.tiny):
+        sys.stderr.write(_NO_GPU)
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    size = TINY if options.tiny else FULL
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    handler = {"attentionKernels": options.kernels, "cudaGraphs": options.graphs}
+    config = load_config({"batchSize": 64, "handler": handler})
+    results = measure(size, device, dtype, config)
+    folder = options.output.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {"about": _about(device, dtype, handler), "size": size._asdict(), "samples": results}
+    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    page = report(size, results, document["about"])
+    (folder / "report.md").write_text(page)
+    sys.stdout.write(page)
+    return 0
+
+
+def measure(size: Size, device: torch.device, dtype: torch.dtype, config: Config) -> Results:
+    """Raw samples by name; what does not fit, or cannot be run here, is left out and logged."""
+    results: Results = {"copy_bytes_per_s": [baselines.copy_bandwidth(size.copied, device)]}
+    network, processor = build(size, device, dtype)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    model = build_model("llava", network, processor)
+    accelerate(model, config.handler)
+    results["weight_bytes"] = [float(_weight_bytes(model))]
+    results["token_bytes"] = [float(model.forward.layout.token_bytes)]
+    with Bench(model, config, size.history) as bench:
+        _measure_engine(bench, size, results)
+    del bench, model
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing without a GPU
+    _measure_baselines(text_part(network), size, results)
+    return results
+
+
+def _measure_engine(bench: Bench, size: Size, results: Results) -> None:
+    for _ in range(size.rounds):
+        for rows in size.rows:
+            _sample(results, f"engine_step_ms_{rows}", partial(bench.decode_ms, rows, size.steps))
+        for name, from_host in (("resident", False), ("host", True)):
+            work = partial(bench.first_token_ms, size.num_new, from_host=from_host)
+            _sample(results, f"engine_first_ms_{name}", work)
+        _sample(results, "restore_ms", bench.restore_ms)
+
+
+def _measure_baselines(text: LlamaForCausalLM, size: Size, results: Results) -> None:
+    transcript = size.history + size.num_new
+    for _ in range(size.rounds):
+        work = partial(baselines.generate_first_ms, text, transcript)
+        _sample(results, "generate_first_ms", work)
+        for rows in size.rows:
+            work = partial(baselines.generate_decode_ms, text, rows, size.history, size.steps)
+            _sample(results, f"generate_step_ms_{rows}", work)
+    for rows in size.rows:  # once: every run begins with seconds of warming up
+        work = partial(baselines.continuous_decode_ms, text, rows, size.history, size.steps)
+        _sample(results, f"continuous_step_ms_{rows}", work)
+
+
+def _sample(results: Results, name: str, work: Callable[[], float]) -> None:
+    try:
+        results.setdefault(name, []).append(work())
+    except (RuntimeError, ValueError) as error:
+        logging.warning("%s: %s", name, error)
+
+
+def report(size: Size, results: Results, about: dict[str, Any]) -> str:
+    """A page of Markdown."""
+    bandwidth, weights = results["copy_bytes_per_s"][0], results["weight_bytes"][0]
+    per_token = results["token_bytes"][0]
+    lines = [
+        f"{about['device']}, {about['dtype']}, {about['date'][:10]}, torch {about['torch']}, "
+        f"transformers {about['transformers']}; kernels {about['attentionKernels']}, graphs {about['cudaGraphs']}.",
+        f"Memory is copied at {bandwidth / 1e9:.0f} GB/s; the weights of a step are {weights / 1e9:.2f} GB, "
+        f"a token's states {per_token / 1e3:.0f} kB.",
+        "",
+        f"Decoding, {size.history} tokens of history in every row, tokens/s:",
+        "",
+        "| rows | engine | of the floor | floor (weights and states read once a step) | `generate` | continuous batching |",
+        "|---|---|---|---|---|---|",
+    ]
+    for rows in size.rows:
+        floor_ms = 1000 * (weights + rows * size.history * per_token) / bandwidth
+        steps = [
+            _median(results, f"{s}_step_ms_{rows}") for s in ("engine", "generate", "continuous")
+        ]
+        engine, *others = [_rate(rows, ms) for ms in steps]
+        share = "-" if steps[0] is None else f"{floor_ms / steps[0]:.2f}"
+        cells = [str(rows), engine, share, _rate(rows, floor_ms), *others]
+        lines.append(f"| {' | '.join(cells)} |")
+    times = {
+        "engine, states on the device": "engine_first_ms_resident",
+        "engine, states in host memory": "engine_first_ms_host",
+        f"bringing {size.history * per_token / 1e6:.0f} MB back from there": "restore_ms",
+        "`generate`, nothing kept": "generate_first_ms",
+    }
+    lines += ["", f"| first token after {size.history} + {size.num_new} | ms |", "|---|---|"]
+    lines += [f"| {what} | {_ms(_median(results, name))} |" for what, name in times.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _weight_bytes(model: Model) -> int:
+    """Of what a decode step reads: all of the text part but the table of embeddings, of which it reads a row a token."""
+    network = model.network
+    embeddings = network.get_input_embeddings().weight
+    parts = (network.model.language_model, network.lm_head)
+    parameters = {p for part in parts for p in part.parameters() if p is not embeddings}
+    return sum(p.nbytes for p in parameters)
+
+
+def _median(results: Results, name: str) -> float | None:
+    return statistics.median(results[name]) if results.get(name) else None
+
+
+def _rate(rows: int, step_ms: float | None) -> str:
+    return "-" if step_ms is None else f"{1000 * rows / step_ms:,.0f}"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _about(device: torch.device, dtype: torch.dtype, handler: dict[str, bool]) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        **handler,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description="Measure the engine alone on an NVIDIA GPU, on a LLaVA-1.5-7B with random weights in bfloat16.",
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model, on a CPU too: whether it runs"
+    )
+    parser.add_argument(
+        "--no-kernels", dest="kernels", action="store_false", help="attention by torch's operators"
+    )
+    parser.add_argument(
+        "--no-graphs", dest="graphs", action="store_false", help="launch every decode step"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "build" / "bench-gpu",
+        metavar="FOLDER",
+        help="default: build/bench-gpu",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
