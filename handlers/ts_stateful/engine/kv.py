@@ -94,7 +94,7 @@ class KVCache:
     def truncate(self, length: int) -> None:
         """Forgets every token behind `length`."""
         self.length = min(self.length, length)
-        if self._written - self.length < _DISCARD:
+        if not self._memory.lazy or self._written - self.length < _DISCARD:
             return
         for part in self.states:
             heads, capacity, dim = part.shape
