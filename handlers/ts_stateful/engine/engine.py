@@ -142,6 +142,7 @@ class Engine:
         rows = logits.rows
         if len(prompts) < len(logits.sequences):
             rows = rows[upload([index for index, _ in prompts], rows.device)]
+        rows = self._model.penalties(rows, [sequence.ids for _, sequence in prompts])
         tokens = sample(rows, [sequence.row for _, sequence in prompts])
         for (_, sequence), token in zip(prompts, tokens, strict=True):
             try:

@@ -29,6 +29,7 @@ from ts_stateful.engine.graphs import CudaCapturer
 from ts_stateful.engine.kernels import find_kernels
 from ts_stateful.engine.kv import KVCache
 from ts_stateful.engine.packed import can_pack, pack
+from ts_stateful.engine.penalties import Penalties
 from ts_stateful.engine.precision import choose_dtype, has_bfloat16
 from ts_stateful.engine.refusal import check_config, check_network, find_window, tried
 from ts_stateful.engine.text import ChatText
@@ -50,6 +51,7 @@ class Model:
     vision: Vision | None
     context_tokens: int
     eos_ids: frozenset[int]
+    penalties: Penalties
     forward: Forward
 
     @property
@@ -156,5 +158,6 @@ def build_model(
         vision=vision,
         context_tokens=window.num_tokens,
         eos_ids=frozenset(eos_ids),
+        penalties=Penalties(network.generation_config, eos_ids, name),
         forward=forward,
     )
