@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +19,7 @@ from ts_stateful.engine.spans import Table
 CPU = torch.device("cpu")
 LAYOUT = KVLayout((LayerShape(2, 16, 8), LayerShape(2, 16, 8), LayerShape(1, 8, 8)), torch.float32)
 NUM_HEADS = 4
+HANDLERS = Path(__file__).resolve().parents[2] / "handlers"
 
 
 class _Shifted(TableKernels):
@@ -63,9 +68,26 @@ def test_kernels_that_do_not_are_found_out(kernels: type[TableKernels], reason: 
     assert reason in disagreement(kernels, LAYOUT, NUM_HEADS, CPU)
 
 
-def test_a_cpu_has_no_kernels() -> None:
+def test_other_devices_have_no_kernels() -> None:
     """Torch's operators are what there is, and nothing is tried."""
-    assert find_kernels(LAYOUT, NUM_HEADS, CPU) is None
+    assert find_kernels(LAYOUT, NUM_HEADS, torch.device("meta")) is None
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    """Without it everything can be imported, and its kernels are not asked for."""
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, ts_stateful.engine.engine\n"
+        "from ts_stateful.engine.kernels import find_kernels\n"
+        "from ts_stateful.engine.kv import KVLayout, LayerShape\n"
+        "layout = KVLayout((LayerShape(2, 16, 16),), torch.float32)\n"
+        "find_kernels(layout, 4, torch.device('cpu'))\n"
+        "assert 'ts_stateful.engine.triton_kernels' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=HANDLERS
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu

@@ -127,6 +127,8 @@ class Forward:
         axes = (1,) if self.rope_index is None else (3, 1)
         graphs = DecodeGraphs(self._rows, self.layout, axes, self._network.device, capturer)
         spans = [Span(kv, kv.length, 1) for kv in self._trial(_ROWS_TRIAL)[1]]
+        for span in spans:
+            span.kv.reserve(span.stop)
         one, other = (
             Rows([first + i for i in range(len(spans))], self._text_positions(order), order)
             for first, order in ((1, spans), (11, spans[::-1]))
