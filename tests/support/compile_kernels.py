@@ -14,22 +14,22 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ts_stateful.engine import triton_kernels
+from ts_stateful.engine import triton_code
 
 CAPABILITIES = (80, 90)  # A100, H100
 _FLOATS = ("scale", "softcap")
 _STATE: dict[str, Any] = {"STATE": tl.bfloat16}
 _DIMS = {"KEY_DIM": 128, "VALUE_DIM": 80, "KEY_BLOCK": 128, "VALUE_BLOCK": 128}
 _KERNELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
-    "_write_kernel": (
+    "write_kernel": (
         {"keys": "*bf16", "values": "*bf16", "table": "*i64"},
         {**_STATE, **_DIMS},
     ),
-    "_attend_kernel": (
+    "attend_kernel": (
         {"query": "*bf16", "partial": "*fp32", "weight": "*fp32", "table": "*i64"},
         {**_STATE, **_DIMS, "PRODUCT": tl.bfloat16, "GROUP": 4, "GROUP_BLOCK": 16, "TILE": 64, "SOFTCAP": True},
     ),
-    "_join_kernel": (
+    "join_kernel": (
         {"partial": "*fp32", "weight": "*fp32", "output": "*bf16", "sinks": "*bf16", "table": "*i64"},
         {"VALUE_DIM": 80, "VALUE_BLOCK": 128, "TILE": 64, "SINKS": True},
     ),
@@ -39,7 +39,7 @@ _KERNELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 def main(folder: Path) -> None:
     """Writes `<kernel>.<capability>.ptx` for each."""
     for name, (pointers, constants) in _KERNELS.items():
-        kernel = getattr(triton_kernels, name)
+        kernel = getattr(triton_code, name)
         kinds = {**dict.fromkeys(constants, "constexpr"), **pointers}
         source = ASTSource(
             fn=kernel,

@@ -195,7 +195,7 @@ def test_the_kernels_compile_for_gpus(tmp_path: Path, repository: Path) -> None:
     made = {path.name: path.read_text() for path in tmp_path.glob("*.ptx")}
     assert len(made) == 6
     for capability in (80, 90):
-        ptx = made[f"_attend_kernel.{capability}.ptx"]
+        ptx = made[f"attend_kernel.{capability}.ptx"]
         assert "cp.async.cg.shared.global" in ptx  # always of 16 bytes
         assert "cp.async.ca.shared.global" not in ptx
         assert "mma.sync" in ptx
