@@ -42,10 +42,11 @@ class Spread(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What takes samples of one system at one place of an abscissa."""
+    """What takes samples of one system at one place of an abscissa, in every round or in every second, third, ... one."""
 
     name: str
     run: Callable[[], Iterable[Sample]]
+    every: int = 1
 
 
 class Samples:
@@ -109,7 +110,7 @@ def interleave(
     clock: Callable[[], float] = time.monotonic,
     rest: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Runs every trial once a round. After `at_least` rounds, no other begins once `clock` has passed `until`.
+    """Runs every trial that is due once a round. After `at_least` rounds, no other begins once `clock` has passed `until`.
 
     A rest before each lets threads that spin behind the one before come to an end.
     """
@@ -119,6 +120,7 @@ def interleave(
             return
         first = number % len(trials)
         for trial in (*trials[first:], *trials[:first]):
-            rest(_REST_S)
-            samples.add(trial.run())
+            if number % trial.every == 0:
+                rest(_REST_S)
+                samples.add(trial.run())
             progress.step(trial.name)

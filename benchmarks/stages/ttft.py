@@ -65,7 +65,11 @@ def run_systems(
             for history in plan.histories
         }
         trials = [
-            Trial(f"{system} {history}", partial(_ask, rig, measure, system, history, conversation))
+            Trial(
+                f"{system} {history}",
+                partial(_ask, rig, measure, system, history, conversation),
+                every=_every(system),
+            )
             for (system, history), conversation in conversations.items()
         ]
         interleave(
@@ -80,9 +84,15 @@ def run_systems(
             conversation.close()
 
 
+def _every(system: str) -> int:
+    """In which rounds a system is asked: recomputing takes many times longer than what it is compared with."""
+    return 2 if system == RECOMPUTE else 1
+
+
 def _begun(rig: Rig, client: Client, system: str, history: int) -> Conversation:
     """A conversation whose mean length at all its prompts will be `history`."""
-    growth = (PROMPT_TOKENS + _NEW_TOKENS) * (rig.plan.asks - 1)
+    num_asks = -(-rig.plan.asks // _every(system))
+    growth = (PROMPT_TOKENS + _NEW_TOKENS) * (num_asks - 1)
     image = None if system in (TEXT_HTTP, LLAMA) else rig.inputs.picture()
     return Conversation.of_length(client, rig.inputs, history - growth // 2, image)
 

@@ -50,6 +50,27 @@ def test_every_round_begins_with_another_trial() -> None:
     assert _interleaved(3) == "abcbcacab"
 
 
+def test_a_trial_may_be_due_less_often() -> None:
+    """What takes long is not run in every round."""
+    ran: list[int] = []
+
+    def run(number: int) -> list[Sample]:
+        ran.append(number)
+        return []
+
+    trials = [Trial("often", partial(run, 1)), Trial("seldom", partial(run, 2), every=2)]
+    interleave(
+        trials,
+        Samples(),
+        Progress(1, io.StringIO()),
+        rounds=3,
+        at_least=3,
+        until=0.0,
+        rest=lambda seconds: None,
+    )
+    assert ran == [1, 2, 1, 1, 2]
+
+
 def test_no_round_begins_when_the_time_is_up() -> None:
     """But as many as are needed at least."""
     assert _interleaved(5, times=(2.0,)) == "abc"
