@@ -81,7 +81,7 @@ class HandlerConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     device_cache_bytes: _Count | None = (
         None  # KV and embeddings; None: no bound on a CPU, 80 % of what is free on a GPU
     )
-    embedding_cache_bytes: Annotated[int, Meta(ge=0)] = 256_000_000  # of these: what no session uses any more
+    shared_cache_bytes: Annotated[int, Meta(ge=0)] = 256_000_000  # of these: what no session uses any more
     host_cache_bytes: Annotated[int, Meta(ge=0)] = 0  # embeddings and KV moved off the device
     media: MediaConfig = MediaConfig()
 

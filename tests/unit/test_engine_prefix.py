@@ -51,7 +51,7 @@ def test_it_outlives_the_sessions_that_opened_with_it(model: Model) -> None:
     harness.close("first")
     assert opened(harness, "second") > 0
     harness.close("second")
-    poor = Harness(model, {"handler": {"embeddingCacheBytes": 0}})
+    poor = Harness(model, {"handler": {"sharedCacheBytes": 0}})
     opened(poor, "first")
     poor.close("first")
     assert opened(poor, "second") == 0

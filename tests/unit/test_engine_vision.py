@@ -178,8 +178,8 @@ def test_shared_embeddings_count_once(model: Model) -> None:
 def test_without_a_budget_an_image_lives_as_long_as_its_sessions(
     model: Model, runs: list[None]
 ) -> None:
-    """`embeddingCacheBytes: 0` keeps nothing beside them."""
-    harness = Harness(model, {"handler": {"embeddingCacheBytes": 0}})
+    """`sharedCacheBytes: 0` keeps nothing beside them."""
+    harness = Harness(model, {"handler": {"sharedCacheBytes": 0}})
     for name in "ab":
         harness.open(name, [noise(1)])
     harness.close("a")
@@ -230,7 +230,7 @@ def test_a_refused_open_holds_no_image(model: Model, runs: list[None]) -> None:
 @pytest.mark.usefixtures("uncollected")
 def test_a_closed_session_holds_no_image(model: Model) -> None:
     """What is not kept for the next session is gone at once, also after a turn whose images were refused."""
-    harness = Harness(model, {"handler": {"embeddingCacheBytes": 0}})
+    harness = Harness(model, {"handler": {"sharedCacheBytes": 0}})
     harness.open("s", [noise(1)])
     harness.prompt("s", QUESTION, max_new_tokens=4)
     missing = Prompt(session_id="s", prompt=QUESTION, images=(Image(url="missing"),))

@@ -60,7 +60,7 @@ class Engine:
         max_sessions: int | None = None,
     ) -> None:
         self._shared: SharedCache[ImageInput | Prefix] = SharedCache(
-            config.handler.embedding_cache_bytes
+            config.handler.shared_cache_bytes
         )
         limits = _limits(model, config, max_sessions)
         self.table: SessionTable[Context] = SessionTable(limits, self._shared, clock)
