@@ -65,6 +65,7 @@ class HandlerConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     pack_linears: bool = True  # on a CPU that gains from it
+    fused_layers: bool = True  # on a CPU, where they prove to compute what the model does
     attention_kernels: bool = True  # on a GPU where they prove to compute what torch's operators do
     cuda_graphs: bool = True  # of decode steps, with these kernels and where they are faster
     threads: Annotated[int, Meta(ge=0)] = 0  # of an engine on a CPU; 0: torch's choice, one for a small model

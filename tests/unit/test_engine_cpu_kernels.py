@@ -12,7 +12,8 @@ from tests.support.harness import Harness, reference_reply
 from tests.support.tiny import llama
 from ts_stateful.config import HandlerConfig
 from ts_stateful.engine.attention import Kernels
-from ts_stateful.engine.cpu_kernels import CpuKernels, cache_folder, compiled
+from ts_stateful.engine.cpu_kernels import CpuKernels
+from ts_stateful.engine.cpu_library import cache_folder, compiled
 from ts_stateful.engine.kernels import disagreement
 from ts_stateful.engine.kv import KVLayout, LayerShape
 from ts_stateful.engine.model import accelerate

@@ -1,260 +1,7 @@
-// Attention of single tokens of many sessions on a CPU, and the writing of their states.
-//
-// Each session's keys and values are read where they lie, by address, as far as it has tokens, once, at the speed of the memory.
-// A row's tokens are shared out among splits where there are fewer heads than threads (flash decoding,
-// https://pytorch.org/blog/flash-decoding/). Compiled when it is first needed; see cpu_kernels.py, which knows what the numbers
-// in the table are.
+// What is called of the kernels for CPUs. Compiled when it is first needed; see cpu_library.py.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
-namespace {
-
-constexpr int LANES = 16;  // of a vector; dimensions are multiples of it
-constexpr int BLOCK = 64;  // keys whose scores are held at a time
-constexpr int TILE = 64;   // dimensions of values that are summed up in registers
-
-struct bfloat16 { uint16_t bits; };
-
-// A vector of LANES numbers.
-#ifdef __AVX512F__
-using V = __m512;
-inline V zero() { return _mm512_setzero_ps(); }
-inline V all(float x) { return _mm512_set1_ps(x); }
-inline V load(const float* p) { return _mm512_loadu_ps(p); }
-inline V load(const bfloat16* p) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
-inline V add(V x, V y) { return _mm512_add_ps(x, y); }
-inline V mul(V x, V y) { return _mm512_mul_ps(x, y); }
-inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
-// Lane i: the sum of the lanes of x[i].
-inline V sums(const V* x) {
-  V a[8], b[4], c[2];
-  for (int i = 0; i < 8; i++)
-    a[i] = add(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
-  for (int i = 0; i < 4; i++)
-    b[i] = add(_mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0xEE));
-  for (int i = 0; i < 2; i++)
-    c[i] = add(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xDD));
-  return add(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
-}
-#else
-struct V { float lane[LANES]; };
-#define EACH _Pragma("omp simd") for (int i = 0; i < LANES; i++)
-inline V all(float x) { V r; EACH r.lane[i] = x; return r; }
-inline V zero() { return all(0); }
-inline V load(const float* p) { V r; std::memcpy(&r, p, sizeof r); return r; }
-inline V load(const bfloat16* p) {
-  V r;
-  for (int i = 0; i < LANES; i++) { const uint32_t bits = uint32_t(p[i].bits) << 16; std::memcpy(&r.lane[i], &bits, 4); }
-  return r;
-}
-inline void store(float* p, V x) { std::memcpy(p, &x, sizeof x); }
-inline V add(V x, V y) { V r; EACH r.lane[i] = x.lane[i] + y.lane[i]; return r; }
-inline V mul(V x, V y) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i]; return r; }
-inline V fma(V x, V y, V z) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i] + z.lane[i]; return r; }
-inline V sums(const V* x) {
-  V r = zero();
-  for (int j = 0; j < LANES; j++) for (int i = 0; i < LANES; i++) r.lane[i] += x[i].lane[j];
-  return r;
-}
-#endif
-
-inline void store(bfloat16* p, V x) {
-  float lanes[LANES];
-  store(lanes, x);
-  for (int i = 0; i < LANES; i++) {
-    uint32_t bits;
-    std::memcpy(&bits, &lanes[i], 4);
-    p[i].bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to the nearest, ties to even
-  }
-}
-
-// e to the x for x <= 0, to 1e-7 (Cephes' polynomial); loops over it become vectors.
-inline float power(float x) {
-  x = std::max(x, -87.0f);
-  const float n = std::nearbyint(x * 1.44269504088896341f);
-  x = x - n * 0.693359375f;
-  x = x + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * x + 1.3981999507e-3f;
-  p = p * x + 8.3334519073e-3f;
-  p = p * x + 4.1665795894e-2f;
-  p = p * x + 1.6666665459e-1f;
-  p = p * x + 5.0000001201e-1f;
-  p = p * x * x + x + 1.0f;
-  const int32_t bits = (int32_t(n) + 127) << 23;
-  float two;
-  std::memcpy(&two, &bits, 4);
-  return p * two;
-}
-
-template <class T> inline void fetch(const T* p, int dim) {
-  for (int d = 0; d < dim; d += 64 / int(sizeof(T))) __builtin_prefetch(p + d);
-}
-
-// scores[q][i], q < Q: of a query against each of `count` keys, padded with -infinity to whole vectors.
-template <int Q, class T>
-void score(const float* query, const T* keys, int count, int dim, float scale, float (*scores)[BLOCK]) {
-  for (int begin = 0; begin < count; begin += LANES) {
-    const int num = std::min(LANES, count - begin);
-    V products[Q][LANES];
-    for (int i = 0; i < num; i++) {
-      const T* key = keys + int64_t(begin + i) * dim;
-      fetch(key + 24 * dim, dim);
-      V sum[Q];
-      for (int q = 0; q < Q; q++) sum[q] = zero();
-      for (int d = 0; d < dim; d += LANES) {
-        const V k = load(key + d);
-        for (int q = 0; q < Q; q++) sum[q] = fma(load(query + q * dim + d), k, sum[q]);
-      }
-      for (int q = 0; q < Q; q++) products[q][i] = sum[q];
-    }
-    for (int q = 0; q < Q; q++) {
-      for (int i = num; i < LANES; i++) products[q][i] = zero();
-      store(scores[q] + begin, mul(sums(products[q]), all(scale)));
-      for (int i = num; i < LANES; i++) scores[q][begin + i] = -INFINITY;
-    }
-  }
-}
-
-// mean[q][d], q < Q, d < N vectors: plus the values by their weights.
-template <int Q, int N, class T>
-void gather(const float (*weights)[BLOCK], const T* values, int count, int dim, float* mean) {
-  V sum[Q][N];
-  for (int q = 0; q < Q; q++) for (int n = 0; n < N; n++) sum[q][n] = load(mean + q * dim + n * LANES);
-  for (int i = 0; i < count; i++) {
-    const T* value = values + int64_t(i) * dim;
-    fetch(value + 24 * dim, N * LANES);
-    for (int n = 0; n < N; n++) {
-      const V v = load(value + n * LANES);
-      for (int q = 0; q < Q; q++) sum[q][n] = fma(all(weights[q][i]), v, sum[q][n]);
-    }
-  }
-  for (int q = 0; q < Q; q++) for (int n = 0; n < N; n++) store(mean + q * dim + n * LANES, sum[q][n]);
-}
-
-struct Layer { int64_t heads, group, key_dim, value_dim; float scale, softcap; };
-
-// Q queries of one head over `count` keys; mean is not divided by total yet.
-template <int Q, class T>
-void attend_queries(const Layer& layer, const float* query, const T* keys, const T* values, int64_t count, float* mean,
-                    float* highest, float* total) {
-  const int key_dim = int(layer.key_dim), value_dim = int(layer.value_dim);
-  alignas(64) float scores[Q][BLOCK];
-  for (int q = 0; q < Q; q++) highest[q] = -INFINITY, total[q] = 0;
-  std::fill(mean, mean + Q * value_dim, 0.0f);
-  for (int64_t begin = 0; begin < count; begin += BLOCK) {
-    const int num = int(std::min<int64_t>(BLOCK, count - begin)), padded = (num + LANES - 1) / LANES * LANES;
-    score<Q>(query, keys + begin * key_dim, num, key_dim, layer.scale, scores);
-    for (int q = 0; q < Q; q++) {
-      float* s = scores[q];
-      if (layer.softcap > 0)
-        for (int i = 0; i < num; i++) s[i] = layer.softcap * std::tanh(s[i] / layer.softcap);
-      float higher = highest[q], sum = 0;
-#pragma omp simd reduction(max : higher)
-      for (int i = 0; i < padded; i++) higher = std::max(higher, s[i]);
-#pragma omp simd reduction(+ : sum)
-      for (int i = 0; i < padded; i++) sum += s[i] = power(s[i] - higher);  // what is padded adds 1e-38
-      const float shrink = std::exp(highest[q] - higher);
-      highest[q] = higher;
-      total[q] = total[q] * shrink + sum;
-#pragma omp simd
-      for (int d = 0; d < value_dim; d++) mean[q * value_dim + d] *= shrink;
-    }
-    const T* block = values + begin * value_dim;
-    int d = 0;
-    for (; d + TILE <= value_dim; d += TILE) gather<Q, TILE / LANES>(scores, block + d, num, value_dim, mean + d);
-    for (; d < value_dim; d += LANES) gather<Q, 1>(scores, block + d, num, value_dim, mean + d);
-  }
-}
-
-struct Step {
-  const int64_t *table;
-  int64_t num_tokens, num_rows, num_spans, layer, window;
-  int64_t token(int64_t row) const { return table[2 * num_tokens + row]; }
-  int64_t span(int64_t token) const { return table[token]; }
-  int64_t position(int64_t token) const { return table[num_tokens + token]; }
-  int64_t capacity(int64_t span) const { return table[2 * num_tokens + num_rows + span]; }
-  template <class T> T* states(int64_t span, int which) const {
-    return reinterpret_cast<T*>(table[2 * num_tokens + num_rows + num_spans + (2 * layer + which) * num_spans + span]);
-  }
-};
-
-template <class T> void write_states(const Step& step, const T* states, int64_t head_stride, int64_t token_stride,
-                                     int64_t heads, int64_t dim, int which) {
-  for (int64_t token = 0; token < step.num_tokens; token++) {
-    const int64_t span = step.span(token);
-    T* target = step.states<T>(span, which) + step.position(token) * dim;
-    for (int64_t head = 0; head < heads; head++)
-      std::memcpy(target + head * step.capacity(span) * dim, states + head * head_stride + token * token_stride, dim * sizeof(T));
-  }
-}
-
-template <class T>
-void attend_rows(const Step& step, const Layer& layer, const T* query, int64_t head_stride, int64_t token_stride,
-                 const float* sinks, int64_t num_splits, float* partial, T* output) {
-  const int64_t group = layer.group, num_heads = layer.heads * group, slot_size = layer.value_dim + 2;
-  const int64_t num_parts = step.num_rows * layer.heads * num_splits;
-#pragma omp parallel
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t part = 0; part < num_parts; part++) {
-      const int64_t split = part % num_splits, head = part / num_splits % layer.heads, row = part / num_splits / layer.heads;
-      const int64_t token = step.token(row), span = step.span(token), position = step.position(token);
-      const int64_t first = step.window ? std::max<int64_t>(0, position + 1 - step.window) : 0;
-      const int64_t share = (position - first) / num_splits + 1;
-      const int64_t begin = first + split * share, count = std::min(share, position + 1 - begin);
-      const int64_t place = head * step.capacity(span) + begin;
-      const T* keys = step.states<T>(span, 0) + place * layer.key_dim;
-      const T* values = step.states<T>(span, 1) + place * layer.value_dim;
-      float* slots = partial + (part * group) * slot_size;  // (group,): mean, highest, total
-      float queries[2 * 1024], means[2 * 1024], highest[2], total[2];
-      for (int64_t g = 0; g < group; g += 2) {
-        const int num = int(std::min<int64_t>(2, group - g));
-        for (int q = 0; q < num; q++)
-          for (int64_t d = 0; d < layer.key_dim; d += LANES)
-            store(queries + q * layer.key_dim + d, load(query + (head * group + g + q) * head_stride + token * token_stride + d));
-        if (num == 2) attend_queries<2>(layer, queries, keys, values, std::max<int64_t>(count, 0), means, highest, total);
-        else attend_queries<1>(layer, queries, keys, values, std::max<int64_t>(count, 0), means, highest, total);
-        for (int q = 0; q < num; q++) {
-          float* slot = slots + (g + q) * slot_size;
-          std::copy(means + q * layer.value_dim, means + (q + 1) * layer.value_dim, slot);
-          slot[layer.value_dim] = highest[q], slot[layer.value_dim + 1] = total[q];
-        }
-      }
-    }
-#pragma omp for schedule(static)
-    for (int64_t index = 0; index < step.num_rows * num_heads; index++) {
-      const int64_t row = index / num_heads, head = index % num_heads;
-      const float* slots = partial + ((row * layer.heads + head / group) * num_splits * group + head % group) * slot_size;
-      float highest = sinks ? sinks[head] : -INFINITY;
-      for (int64_t s = 0; s < num_splits; s++) highest = std::max(highest, slots[s * group * slot_size + layer.value_dim]);
-      float total = sinks ? std::exp(sinks[head] - highest) : 0;
-      float mean[1024] = {};
-      for (int64_t s = 0; s < num_splits; s++) {
-        const float* slot = slots + s * group * slot_size;
-        const float weight = std::exp(slot[layer.value_dim] - highest);
-        total += slot[layer.value_dim + 1] * weight;
-#pragma omp simd
-        for (int64_t d = 0; d < layer.value_dim; d++) mean[d] += slot[d] * weight;
-      }
-      T* target = output + (step.token(row) * num_heads + head) * layer.value_dim;
-      const V scale = all(1 / total);
-      for (int64_t d = 0; d < layer.value_dim; d += LANES) store(target + d, mul(load(mean + d), scale));
-    }
-  }
-}
-
-}  // namespace
+#include "cpu_attention.h"
+#include "cpu_layer.h"
 
 #define EXPORT(NAME, T)                                                                                                     \
   extern "C" void write_##NAME(const Step* step, const T* states, int64_t head_stride, int64_t token_stride, int64_t heads, \
@@ -263,7 +10,44 @@ void attend_rows(const Step& step, const Layer& layer, const T* query, int64_t h
   }                                                                                                                         \
   extern "C" void attend_##NAME(const Step* step, const Layer* layer, const T* query, int64_t head_stride,                  \
                                 int64_t token_stride, const float* sinks, int64_t num_splits, float* partial, T* output) {  \
-    attend_rows<T>(*step, *layer, query, head_stride, token_stride, sinks, num_splits, partial, output);                    \
+    _Pragma("omp parallel")                                                                                                 \
+    attend_share<T>(*step, *layer, query, head_stride, token_stride, sinks, num_splits, partial, output);                   \
   }
 EXPORT(float32, float)
 EXPORT(bfloat16, bfloat16)
+
+extern "C" int64_t most_rows() { return MOST; }
+
+// Numbers that `decode_layers` needs room for.
+extern "C" int64_t decode_scratch(const Decoder* layers, int64_t num_layers, int64_t rows, int64_t num_splits) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < num_layers; i++) most = std::max(most, Scratch(layers[i], rows, num_splits).end);
+  return most;
+}
+
+// All decoder layers on hidden (rows, hidden), in place. Every token of the step is a row.
+extern "C" void decode_layers(const Step* step, const Decoder* layers, int64_t num_layers, const float* cos, const float* sin,
+                              int64_t num_splits, int64_t num_threads, float* scratch, float* hidden) {
+#pragma omp parallel num_threads(int(num_threads))
+  for (int64_t i = 0; i < num_layers; i++) {
+    Step own = *step;
+    own.layer = i, own.window = layers[i].window;
+    decode(own, layers[i], cos, sin, num_splits, scratch, hidden);
+  }
+}
+
+// x (rows, in) to y (rows, out); `scratch` has room for x.
+extern "C" void multiply_linear(const Linear* linear, const float* x, int64_t rows, int64_t num_threads,
+                                float* scratch, float* y) {
+#pragma omp parallel num_threads(int(num_threads))
+  {
+    alignas(64) float result[MOST * WIDE];
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < rows; m++) pack(x + m * linear->in, int(rows), int(m), linear->in, scratch);
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < linear->out; n += WIDE) {
+      const int num = outputs(*linear, n, scratch, int(rows), result);
+      for (int64_t m = 0; m < rows; m++) std::copy_n(result + m * WIDE, num, y + m * linear->out + n);
+    }
+  }
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
 from ts_stateful.config import ConfigError
 from ts_stateful.engine.attention import FLAT, Kernels, StepCache, unused_mask
-from ts_stateful.engine.graphs import Capturer, DecodeGraphs, RowInputs, Rows
+from ts_stateful.engine.graphs import Capturer, DecodeGraphs, RowInputs
 from ts_stateful.engine.kv import KVCache, KVLayout, LayerShape
-from ts_stateful.engine.spans import Span
+from ts_stateful.engine.row_trial import difference
+from ts_stateful.engine.spans import Rows, Span
 from ts_stateful.engine.upload import upload
 
 __all__ = ["Forward", "find_layout"]
@@ -53,7 +54,8 @@ class Forward:
         self._takes_positions = "position_ids" in accepts  # models with ALiBi do not
         self.rope_index = getattr(network.base_model, "get_rope_index", None)
         self._mask = unused_mask(network.device)
-        self._graphs: DecodeGraphs | None = None
+        self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for steps of single tokens
+        self.windows: list[int | None] = []  # of the layers' attention, as they have asked for it
         self.stock_attention = self._text_config._attn_implementation
         self.flat = False
         self.flat = self._try_flat()
@@ -74,10 +76,10 @@ class Forward:
         """
         positions = self._text_positions(spans) if positions is None else positions
         logits = None
-        if self._graphs and not inputs and all(span.num_tokens == 1 for span in spans):
+        if self._shortcut and not inputs and all(span.num_tokens == 1 for span in spans):
             for span in spans:
                 span.kv.reserve(span.stop)
-            logits = self._graphs(Rows(ids, positions, spans))
+            logits = self._shortcut(Rows(ids, positions, spans))
         whole = logits is not None or not self._keeps_logits  # or only those of the tokens to keep
         if logits is None:
             device = self._network.device
@@ -134,8 +136,28 @@ class Forward:
             for first, order in ((1, spans), (11, spans[::-1]))
         )
         graphs.prepare(one, other)
-        self._graphs = graphs if graphs.sizes else None
+        self._shortcut = graphs if graphs.sizes else None
         return graphs.sizes
+
+    @torch.inference_mode()
+    def use_shortcut(self, shortcut: Callable[[Rows], Tensor | None]) -> str:
+        """Computes steps of single tokens by it from now on, if it computes what the model does; else returns the reason.
+
+        It gets rows that have room, and returns their logits `(rows, vocabulary)`, or None where the model is to be called.
+        """
+        assert self.flat
+        assert self._shortcut is None
+
+        def stock(rows: Rows) -> Tensor:
+            return self(rows.ids, rows.spans, rows.positions, list(range(len(rows.ids))))
+
+        try:
+            reason = difference(stock, shortcut, self.layout, self.windows)
+        except Exception as error:  # it may raise anything, and the model goes on without
+            reason = f"{type(error).__name__}: {error}"
+        if not reason:
+            self._shortcut = shortcut
+        return reason
 
     def _rows(self, inputs: RowInputs) -> Tensor:
         self._cache.begin_rows(inputs.table)
@@ -170,17 +192,15 @@ class Forward:
         self.flat = True
         try:
             found, _ = self._trial(_TRIAL)
-            windows = [states.window for states in self._cache.states or ()]
+            self.windows = [states.window for states in self._cache.states or ()]
         except Exception as error:  # stock code that was not made for it may raise anything
             return f"{type(error).__name__}: {error}"
         finally:
             self.flat = False
         # The trial is too short to reach the end of a window, so it must be asked for by every layer that has one.
         expected_windows = [kwargs.get("sliding_window") for kwargs in layer_kwargs]
-        if windows != expected_windows:
-            return (
-                f"its layers ask for windows {windows}, its configuration says {expected_windows}"
-            )
+        if self.windows != expected_windows:
+            return f"its layers ask for windows {self.windows}, its configuration says {expected_windows}"
         return self._apart(found, expected)
 
     def _apart(self, found: Tensor, expected: Tensor) -> str:

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ts_stateful.engine.kv import KVCache, KVLayout
-from ts_stateful.engine.spans import Span, Table
+from ts_stateful.engine.spans import Rows, Span, Table
 from ts_stateful.engine.upload import upload
 
-__all__ = ["Capturer", "CudaCapturer", "DecodeGraphs", "RowInputs", "Rows"]
+__all__ = ["Capturer", "CudaCapturer", "DecodeGraphs", "RowInputs"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +32,6 @@ _SIZES: Final = tuple(2**power for power in range(7, -1, -1))
 _TOLERANCE: Final = 0.02
 _WARM_UPS: Final = 2
 _TIMED: Final = 5
-
-
-class Rows(NamedTuple):
-    """A step of one token for each session. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host."""
-
-    ids: list[int]
-    positions: Tensor
-    spans: Sequence[Span]
 
 
 class RowInputs:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ts_stateful.engine.attention import Kernels, Rule, StepCache
-from ts_stateful.engine.cpu_kernels import CpuKernels, cache_folder, compiled
+from ts_stateful.engine.cpu_kernels import CpuKernels
+from ts_stateful.engine.cpu_library import cache_folder, compiled
 from ts_stateful.engine.kv import KVCache, KVLayout
 from ts_stateful.engine.spans import Span
 

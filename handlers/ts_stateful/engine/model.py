@@ -25,6 +25,7 @@ from transformers import (
 
 from ts_stateful.config import ConfigError, HandlerConfig
 from ts_stateful.engine.forward import Forward
+from ts_stateful.engine.fused import find_fused
 from ts_stateful.engine.graphs import CudaCapturer
 from ts_stateful.engine.kernels import find_kernels
 from ts_stateful.engine.kv import KVCache
@@ -103,30 +104,47 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # on which kernels are launched and graphs captured
     network.to(device).eval()
-    if settings.pack_linears and can_pack(device, network.dtype):
-        logger.info("%d linear layers are packed", pack(network))
     model = build_model(Path(name).name, network, owner, settings.context_length)
     accelerate(model, settings)
     return model
 
 
 def accelerate(model: Model, settings: HandlerConfig) -> None:
-    """Lets a device compute with its kernels, and a GPU with graphs, as far as they prove to compute the same."""
+    """Lets a device compute in its own ways, as far as they prove to compute the same: see docs/performance.md."""
+    fused = settings.fused_layers and model.forward.flat and _fuse(model)
+    if settings.pack_linears and not fused and can_pack(model.device, model.network.dtype):
+        logger.info("%d linear layers are packed", pack(model.network))
+    kernels = settings.attention_kernels and model.forward.flat and _use_kernels(model)
+    if kernels and settings.cuda_graphs and model.device.type == "cuda":
+        logger.info("capturing decode steps")
+        model.forward.capture(CudaCapturer())
+
+
+def _fuse(model: Model) -> bool:
+    """Computes the decoder layers of decode steps in one call from now on; returns whether it does."""
     forward = model.forward
-    if not (settings.attention_kernels and forward.flat):
-        return
+    fused = find_fused(model.network, forward.layout, forward.windows)
+    if fused is None:
+        return False
+    reason = forward.use_shortcut(fused)
+    if reason:
+        logger.warning("decoder layers are left to torch's operators: %s", reason)
+        return False
+    logger.info("decoder layers of single tokens are computed in one call")
+    return True
+
+
+def _use_kernels(model: Model) -> bool:
     num_heads = model.network.config.get_text_config(decoder=True).num_attention_heads
-    kernels = find_kernels(forward.layout, num_heads, model.device)
+    kernels = find_kernels(model.forward.layout, num_heads, model.device)
     if kernels is None:
-        return
-    reason = forward.use_kernels(kernels)
+        return False
+    reason = model.forward.use_kernels(kernels)
     if reason:
         logger.warning("attention is left to torch's operators: %s", reason)
-        return
+        return False
     logger.info("attention of single tokens is computed by %s", type(kernels).__name__)
-    if settings.cuda_graphs and model.device.type == "cuda":
-        logger.info("capturing decode steps")
-        forward.capture(CudaCapturer())
+    return True
 
 
 def build_model(

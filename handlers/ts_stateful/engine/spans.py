@@ -17,7 +17,7 @@ from torch import Tensor
 from ts_stateful.engine.kv import KVCache
 from ts_stateful.engine.upload import upload
 
-__all__ = ["Span", "Table"]
+__all__ = ["Rows", "Span", "Table"]
 
 
 class Span(NamedTuple):
@@ -31,6 +31,14 @@ class Span(NamedTuple):
     def stop(self) -> int:
         """The session's tokens after the step."""
         return self.start + self.num_tokens
+
+
+class Rows(NamedTuple):
+    """A step of one token for each session. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host."""
+
+    ids: list[int]
+    positions: Tensor
+    spans: Sequence[Span]
 
 
 @dataclass(frozen=True, eq=False)

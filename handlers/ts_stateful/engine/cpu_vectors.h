@@ -1,0 +1,97 @@
+// Vectors of float32 in registers, and what is computed with them element by element.
+//
+// With AVX-512 by intrinsics, elsewhere by loops that the compiler makes vectors of.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int LANES = 16;  // of a vector; dimensions are multiples of it
+
+struct bfloat16 { uint16_t bits; };
+
+// A vector of LANES numbers.
+#ifdef __AVX512F__
+using V = __m512;
+inline V zero() { return _mm512_setzero_ps(); }
+inline V all(float x) { return _mm512_set1_ps(x); }
+inline V load(const float* p) { return _mm512_loadu_ps(p); }
+inline V load(const bfloat16* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
+inline V add(V x, V y) { return _mm512_add_ps(x, y); }
+inline V mul(V x, V y) { return _mm512_mul_ps(x, y); }
+inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
+// Lane i: the sum of the lanes of x[i].
+inline V sums(const V* x) {
+  V a[8], b[4], c[2];
+  for (int i = 0; i < 8; i++)
+    a[i] = add(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+  for (int i = 0; i < 4; i++)
+    b[i] = add(_mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44), _mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0xEE));
+  for (int i = 0; i < 2; i++)
+    c[i] = add(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xDD));
+  return add(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
+}
+#else
+struct V { float lane[LANES]; };
+#define EACH _Pragma("omp simd") for (int i = 0; i < LANES; i++)
+inline V all(float x) { V r; EACH r.lane[i] = x; return r; }
+inline V zero() { return all(0); }
+inline V load(const float* p) { V r; std::memcpy(&r, p, sizeof r); return r; }
+inline V load(const bfloat16* p) {
+  V r;
+  for (int i = 0; i < LANES; i++) { const uint32_t bits = uint32_t(p[i].bits) << 16; std::memcpy(&r.lane[i], &bits, 4); }
+  return r;
+}
+inline void store(float* p, V x) { std::memcpy(p, &x, sizeof x); }
+inline V add(V x, V y) { V r; EACH r.lane[i] = x.lane[i] + y.lane[i]; return r; }
+inline V mul(V x, V y) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i]; return r; }
+inline V fma(V x, V y, V z) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i] + z.lane[i]; return r; }
+inline V sums(const V* x) {
+  V r = zero();
+  for (int j = 0; j < LANES; j++) for (int i = 0; i < LANES; i++) r.lane[i] += x[i].lane[j];
+  return r;
+}
+#endif
+
+inline void store(bfloat16* p, V x) {
+  float lanes[LANES];
+  store(lanes, x);
+  for (int i = 0; i < LANES; i++) {
+    uint32_t bits;
+    std::memcpy(&bits, &lanes[i], 4);
+    p[i].bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to the nearest, ties to even
+  }
+}
+
+// e to the x for x <= 0, to 1e-7 (Cephes' polynomial); loops over it become vectors.
+inline float power(float x) {
+  x = std::max(x, -87.0f);
+  const float n = std::nearbyint(x * 1.44269504088896341f);
+  x = x - n * 0.693359375f;
+  x = x + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * x + 1.3981999507e-3f;
+  p = p * x + 8.3334519073e-3f;
+  p = p * x + 4.1665795894e-2f;
+  p = p * x + 1.6666665459e-1f;
+  p = p * x + 5.0000001201e-1f;
+  p = p * x * x + x + 1.0f;
+  const int32_t bits = (int32_t(n) + 127) << 23;
+  float two;
+  std::memcpy(&two, &bits, 4);
+  return p * two;
+}
+
+}  // namespace
