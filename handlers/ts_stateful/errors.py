@@ -58,6 +58,11 @@ __all__ = [
 ]
 
 
+# TorchServe closes the connection behind an error at once, so that a client may never read all of a long one; and names of
+# fields, which messages repeat, are as long as a client makes them.
+_MAX_CHARS = 400
+
+
 class StatefulError(Exception):
     """Base of all errors of this package.
 
@@ -78,15 +83,15 @@ class StatefulError(Exception):
         self.retry_after_s = retry_after_s
 
     def to_body(self) -> dict[str, dict[str, Any]]:
-        """The JSON body of the answer: `{"error": {...}}` as the wire protocol has it."""
+        """The JSON body of the answer: `{"error": {...}}` as the wire protocol has it, with long texts cut short."""
         error: dict[str, Any] = {
             "code": self.code,
             "status": self.status,
-            "message": self.message,
+            "message": _clipped(self.message),
             "retryable": self.retryable,
         }
         if self.field is not None:
-            error["field"] = self.field
+            error["field"] = _clipped(self.field)
         if self.retry_after_s is not None:
             error["retry_after_s"] = self.retry_after_s
         return {"error": error}
@@ -232,3 +237,7 @@ def error_from_body(body: Mapping[str, Any]) -> StatefulError | None:
     if cls is None:
         cls, message = StatefulError, f"{code}: {message}"
     return cls(message, field=error.get("field"), retry_after_s=error.get("retry_after_s"))
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…"

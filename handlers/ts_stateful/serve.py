@@ -117,6 +117,7 @@ def _announce(server: TorchServe) -> None:
         f"http        {server.http_url}/predictions/{server.name}\n"
         f"grpc        {server.grpc_url}\n"
         f"management  {server.management_url}\n"
+        f"metrics     {server.metrics_url}/metrics\n"
         "ready\n"
     )
     sys.stdout.flush()

@@ -189,20 +189,10 @@ class TorchServe:
         properties.write_text(f"{self.config.read_text()}\n{self.ports.as_properties()}")
         temporary = self._home / "tmp"
         temporary.mkdir()
-        command = [
-            sys.executable,
-            "-m",
-            "ts.model_server",
-            "--start",
-            "--foreground",
-            "--no-config-snapshots",
-        ]
-        command += [
-            "--model-store",
-            str(self.archive.parent),
-            "--models",
-            f"{self.name}={self.archive.name}",
-        ]
+        command = [sys.executable, "-m", "ts.model_server"]
+        command += ["--start", "--foreground", "--no-config-snapshots"]
+        command += ["--model-store", str(self.archive.parent)]
+        command += ["--models", f"{self.name}={self.archive.name}"]
         command += ["--ts-config", str(properties), "--log-config", str(self.log_config)]
         self._process = subprocess.Popen(
             command,

@@ -141,7 +141,7 @@ class Speaker:
 
     def metrics(self) -> str:
         """What TorchServe's metrics endpoint says."""
-        return self.http.get(f"http://127.0.0.1:{self.server.ports.metrics}/metrics").text
+        return self.http.get(f"{self.server.metrics_url}/metrics").text
 
 
 class Innocent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from tests.e2e.speak import SCENE, SCENE_BASE64, Speaker, error_of
 from tests.support.hostile import bomb
-from tests.support.pictures import png_base64
+from tests.support.pictures import encoded, png_base64
 from ts_stateful.media.addresses import is_local_name, is_public_address
 
 
@@ -21,19 +20,13 @@ def picture(mode: str, size: tuple[int, int] = (64, 64), **options: Any) -> str:
         return png_base64(scene.convert("RGB").resize(size).convert(mode, **options))
 
 
-def saved(image: PIL.Image.Image, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
 def rotated() -> bytes:
     """The scene lying on its side, with an EXIF note that says so."""
     with PIL.Image.open(SCENE) as scene:
         exif = PIL.Image.Exif()
         exif[0x0112] = 6
         turned = scene.convert("RGB").transpose(PIL.Image.Transpose.ROTATE_90)
-        return saved(turned, "JPEG", exif=exif, quality=95)
+        return encoded(turned, "JPEG", exif=exif, quality=95)
 
 
 def animated() -> bytes:
@@ -41,7 +34,7 @@ def animated() -> bytes:
     with PIL.Image.open(SCENE) as scene:
         first = scene.convert("RGB")
     blank = PIL.Image.new("RGB", first.size, "white")
-    return saved(first, "GIF", save_all=True, append_images=[blank] * 5)
+    return encoded(first, "GIF", save_all=True, append_images=[blank] * 5)
 
 
 @pytest.mark.parametrize(

@@ -46,4 +46,4 @@ def connected(
         url = f"{'http' if over_http else 'grpc'}://127.0.0.1:{port}"
         with connect(url, policy=time.policy(stall_s=stall_s), **options) as server:
             yield server
-    assert fake.violations == []
+    assert not fake.violations, fake.violations

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
+from typing import Any
 
 import PIL.Image
 import torch
 
-__all__ = ["noise", "png", "png_base64"]
+__all__ = ["encoded", "noise", "png", "png_base64"]
 
 
 def noise(seed: int, width: int = 40, height: int = 56) -> PIL.Image.Image:
@@ -18,11 +19,16 @@ def noise(seed: int, width: int = 40, height: int = 56) -> PIL.Image.Image:
     return PIL.Image.fromarray(pixels.numpy())
 
 
+def encoded(picture: PIL.Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """A picture as the bytes of a file, with Pillow's options for that kind."""
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
 def png(picture: PIL.Image.Image) -> bytes:
     """A picture as the bytes of a PNG file."""
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(picture)
 
 
 def png_base64(picture: PIL.Image.Image) -> str:

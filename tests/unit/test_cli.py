@@ -4,43 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.fake_servers import grpc_server, http_server
+from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from ts_stateful.cli import main
 from ts_stateful.client import connect
 from ts_stateful.errors import InternalError, QueueFull
 
 Run = Callable[..., int]
-
-
-@pytest.fixture
-def fake() -> FakeSessions:
-    """The sessions behind the server."""
-    return FakeSessions()
-
-
-@pytest.fixture
-def url(fake: FakeSessions) -> Iterator[str]:
-    """A gRPC server of the continuous profile."""
-    with grpc_server(fake) as port:
-        yield f"grpc://127.0.0.1:{port}"
-
-
-@pytest.fixture
-def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the command against the server, with these lines on standard input."""
-
-    def run(*arguments: str, lines: str = "") -> int:
-        monkeypatch.setenv("TS_STATEFUL_URL", url)
-        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-        return main(arguments)
-
-    return run
 
 
 def test_prompt_prints_the_reply(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.fake_client import PROFILES, FakeTime, connected
@@ -38,19 +36,6 @@ def fake(request: pytest.FixtureRequest) -> FakeSessions:
     return FakeSessions(profile=request.param)
 
 
-@pytest.fixture
-def time() -> FakeTime:
-    """A clock of the test's own."""
-    return FakeTime()
-
-
-@pytest.fixture
-def server(fake: FakeSessions, time: FakeTime) -> Iterator[Server]:
-    """A connection to the fake server."""
-    with connected(fake, time) as server:
-        yield server
-
-
 @pytest.mark.parametrize("profile", PUSHED)
 @pytest.mark.parametrize("events", [1, 4])
 @pytest.mark.parametrize("ends", [False, True])
@@ -73,7 +58,7 @@ def test_a_silent_stream_is_resumed(profile: str) -> None:
     """A stream that falls silent for the stall time is given up and goes on by `continue`."""
     fake, time = FakeSessions(profile=profile), FakeTime()
     fake.fail("prompt", Fault(events=2, stalls=True))
-    with connected(fake, time, stall_s=0.05) as server, server.open() as session:
+    with connected(fake, time, stall_s=0.5) as server, server.open() as session:
         assert "".join(session.prompt("Hello")) == reply_to("Hello")
     assert fake.of_kind("continue")[0]["after"] == 6
 
@@ -83,7 +68,7 @@ def test_a_stream_that_is_silent_from_the_start_is_attached_to(profile: str) -> 
     """A prompt that gets no event at all is sent again as the same turn."""
     fake, time = FakeSessions(profile=profile), FakeTime()
     fake.fail("prompt", Fault(lost=True, stalls=True))
-    with connected(fake, time, stall_s=0.05) as server, server.open() as session:
+    with connected(fake, time, stall_s=0.5) as server, server.open() as session:
         reply = session.prompt("Hello")
         assert "".join(reply) == reply_to("Hello")
     assert {request["turn"] for request in fake.of_kind("prompt")} == {1}

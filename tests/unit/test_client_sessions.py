@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.fake_client import PROFILES, FakeTime, connected
@@ -22,19 +20,6 @@ from ts_stateful.errors import (
 def fake(request: pytest.FixtureRequest) -> FakeSessions:
     """A server in each profile over gRPC, and one over HTTP."""
     return FakeSessions(profile=request.param)
-
-
-@pytest.fixture
-def time() -> FakeTime:
-    """A clock of the test's own."""
-    return FakeTime()
-
-
-@pytest.fixture
-def server(fake: FakeSessions, time: FakeTime) -> Iterator[Server]:
-    """A connection to the fake server."""
-    with connected(fake, time) as server:
-        yield server
 
 
 def test_a_reply_comes_in_pieces(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.support.fake_client import FakeTime, connected
 from tests.support.fake_servers import grpc_server, http_server
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from ts_stateful.client import (
+    DeadlineExceeded,
     ProtocolError,
     RequestTooLarge,
     ServerRefused,
@@ -63,6 +65,18 @@ def test_a_failure_while_the_profile_is_found_out_is_no_finding() -> None:
     with connected(fake, time) as server:
         assert server.hello().profile == "sequence"
     assert len(time.slept) == 1
+
+
+def test_a_server_that_is_slow_to_connect_has_the_whole_deadline() -> None:
+    """One that accepts and says nothing yet is busy, or far away; it is not given up before the time is over."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
+        policy = FakeTime().policy(max_retries=0)
+        with (
+            connect(url, profile="continuous", timeout_s=0.5, policy=policy) as server,
+            pytest.raises(DeadlineExceeded),
+        ):
+            server.hello()
 
 
 def test_pulling_pauses_while_nothing_is_new() -> None:

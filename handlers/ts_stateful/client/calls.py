@@ -22,9 +22,15 @@ Answer = TypeVar("Answer")
 
 
 class Calls:
-    """A transport with its deadline and its policy of retries; what all objects of one connection share."""
+    """A transport with its deadline and its policy of retries; what all objects of one connection share.
+
+    Raises:
+        ValueError: `timeout_s` is not positive.
+    """
 
     def __init__(self, transport: Transport, timeout_s: float, policy: RetryPolicy) -> None:
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s must be positive, not {timeout_s}")
         self.transport = transport
         self.policy = policy
         self._timeout_s = timeout_s

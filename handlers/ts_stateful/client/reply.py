@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
-from types import TracebackType
 
 import msgspec
 
@@ -115,12 +114,7 @@ class Reply:
     def __enter__(self) -> Reply:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _advance(self) -> str:

@@ -74,7 +74,6 @@ def open_channel(
         ("grpc.enable_retries", 0),  # the client's own policy decides
         ("grpc.use_local_subchannel_pool", 1),  # one connection's troubles are its own
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
     if credentials is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 from ts_stateful.answers import HelloAnswer, Opened, Usage
 from ts_stateful.client.addresses import grpc_transport, http_transport, parse_address
@@ -49,11 +48,7 @@ def connect(
     Raises:
         ValueError: the URL, the profile or the session header cannot be meant.
     """
-    if timeout_s <= 0:
-        raise ValueError(f"timeout_s must be positive, not {timeout_s}")
-    sent = dict(headers or {})
-    if token is not None:
-        sent["Authorization"] = f"Bearer {token}"
+    sent = {**(headers or {}), **({} if token is None else {"Authorization": f"Bearer {token}"})}
     address = parse_address(url)
     transport: Transport
     if address.is_grpc:
@@ -140,10 +135,5 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, TypedDict
 
 from ts_stateful.answers import (
@@ -180,12 +179,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         # A session that has ended by itself is closed enough; and nothing may hide the error that ended the block.
         hidden = (SessionError,) if error is None else (ClientError, StatefulError)
         with contextlib.suppress(*hidden):

@@ -59,13 +59,10 @@ class Engine:
         utc: Callable[[], float] = time.time,
         max_sessions: int | None = None,
     ) -> None:
-        self._shared: SharedCache[ImageInput | Prefix] = SharedCache(
-            config.handler.shared_cache_bytes
-        )
+        self._shared = SharedCache[ImageInput | Prefix](config.handler.shared_cache_bytes)
         limits = _limits(model, config, max_sessions)
         self.table: SessionTable[Context] = SessionTable(limits, self._shared, clock)
         self._model = model
-        self._config = config
         self._clock = clock
         self._expire_at = clock()
         self._num_tokens = 0

@@ -62,11 +62,7 @@ class Dispatcher:
         self._stop = threading.Event()
         frontend_pid = frontend_pid or os.getppid()
         folder = runtime_folder(frontend_pid, model_name, str(model_dir), dict(document))
-        handler = config.handler
-        timeouts = Timeouts(
-            handler.load_timeout_sec, handler.restart_deadline_sec, handler.heartbeat_sec
-        )
-        names = devices(handler)[: self._max_sessions]
+        names = devices(config.handler)[: self._max_sessions]
         self._links = [
             EngineLink(
                 EngineSpec(
@@ -79,8 +75,7 @@ class Dispatcher:
                     max_sessions=(self._max_sessions + index) // len(names),  # adds up to all
                     document=dict(document),
                 ),
-                timeouts,
-                pid=os.getpid(),
+                Timeouts.of(config.handler),
                 on_event=on_event,
                 on_attached=partial(self._attached, index),
             )

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ts_stateful.answers import encode
+from ts_stateful.config import HandlerConfig
 from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, TooManySessions
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
@@ -41,6 +42,11 @@ class Timeouts:
     restart_s: float
     heartbeat_s: float
 
+    @classmethod
+    def of(cls, settings: HandlerConfig) -> Timeouts:
+        """Those of a configuration."""
+        return cls(settings.load_timeout_sec, settings.restart_deadline_sec, settings.heartbeat_sec)
+
 
 @dataclass(eq=False)
 class _InFlight:
@@ -59,7 +65,6 @@ class EngineLink:
         spec: EngineSpec,
         timeouts: Timeouts,
         *,
-        pid: int,
         on_event: Callable[[Event], None],
         on_attached: Callable[[tuple[str, ...]], None],
         clock: Callable[[], float] = time.monotonic,
@@ -67,7 +72,6 @@ class EngineLink:
         self._spec = spec
         self._supervisor = Supervisor(spec, timeouts.load_s)
         self._timeouts = timeouts
-        self._pid = pid
         self._on_event = on_event
         self._on_attached = on_attached
         self._clock = clock
@@ -129,7 +133,7 @@ class EngineLink:
             self._down_since = None
             self._last_sign = self._clock()
             channel.start()
-            channel.send(Attach(self._pid))
+            channel.send(Attach())
             for request in self._in_flight.values():
                 self._send(request)
         # Before anything is asked of it, its sessions must be known: they decide which engine is asked.

@@ -33,8 +33,6 @@ __all__ = [
 class Attach(Struct, frozen=True, tag="attach"):
     """Worker to engine, first on every connection."""
 
-    worker_pid: int
-
 
 class Drop(Struct, frozen=True, tag="drop"):
     """Worker to engine: the client of this request is gone; no more events for it."""

@@ -6,7 +6,6 @@ or transports and never imports torch: it is tested on plain integers. The clock
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple
@@ -24,17 +23,12 @@ from ts_stateful.errors import (
 from ts_stateful.sessions.session import Residency, Session, StateT
 from ts_stateful.sessions.shared import SharedCache
 
-__all__ = ["Limits", "SessionTable", "short_id"]
+__all__ = ["Limits", "SessionTable"]
 
 _REMEMBER_S = 3600.0
 _REMEMBER_COUNT = (
     100_000  # ended sessions; the oldest are forgotten first and then answer as unknown
 )
-
-
-def short_id(session_id: str) -> str:
-    """A form of a session id that may be logged: it does not open the session."""
-    return hashlib.sha256(session_id.encode()).hexdigest()[:10]
 
 
 class Limits(NamedTuple):
