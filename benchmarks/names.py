@@ -18,6 +18,7 @@ __all__ = [
     "MANY",
     "MEMORY",
     "PAUSE",
+    "PROBE",
     "RECOMPUTE",
     "REPEATED_OPEN",
     "TEXT_HTTP",
@@ -49,6 +50,7 @@ MANY: Final = "many"
 PAUSE: Final = "pause"
 LLAMA_TTFT: Final = "llama ttft"
 LLAMA_DECODE: Final = "llama decode"
+PROBE: Final = "probe"  # of the machine itself
 
 
 def floor_name(cache: str) -> str:

@@ -20,13 +20,14 @@ from benchmarks.names import (
     MANY,
     MEMORY,
     PAUSE,
+    PROBE,
     REPEATED_OPEN,
     TTFT,
     TURNS,
 )
 from benchmarks.plan import Plan
 from benchmarks.ratios import RATIOS, ratios_of
-from benchmarks.samples import Samples, Spread
+from benchmarks.samples import Samples, Spread, spread_of
 
 __all__ = ["ratio_table", "write_report", "write_results"]
 
@@ -77,7 +78,7 @@ def write_report(
     parts = ["# Benchmark\n"]
     if quick:
         parts.append("**A quick run: too few samples to be quoted.**\n")
-    parts += [_machine_line(machine), ratio_table(ratios_of(samples)), _METHOD]
+    parts += [_machine_line(machine), _evenness(samples), ratio_table(ratios_of(samples)), _METHOD]
     parts += [f"![{plot.stem}]({plot.name})\n" for plot in plots]
     groups = samples.groups()
     for measure, title in _TITLES.items():
@@ -107,6 +108,16 @@ def _machine_line(machine: dict[str, Any]) -> str:
         f"{machine['date']}, {machine['cpu']}, {machine['cores']} of {machine['cores_of_machine']}"
         f" cores, {machine['threads']} threads, {machine['memory_gib']} GiB; commit"
         f" {machine['commit']}; {versions}; Python {machine['python']}; {machine['java']}.{other}\n"
+    )
+
+
+def _evenness(samples: Samples) -> str:
+    found = [sample.value for sample in samples.all if sample.measure == PROBE]
+    if not found:
+        return ""
+    return (
+        f"A fixed piece of work, timed before the samples, took {_cell(spread_of(found), 'ms')}: on a machine that does"
+        " nothing else these are the same, and the more they differ, the less the numbers below say.\n"
     )
 
 

@@ -14,11 +14,13 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
+from benchmarks.names import PROBE
 from benchmarks.progress import Progress
 
-__all__ = ["Sample", "Samples", "Spread", "Trial", "interleave", "slope", "spread_of"]
+__all__ = ["Sample", "Samples", "Spread", "Trial", "interleave", "settle", "slope", "spread_of"]
 
 _REST_S = 0.02
+_PROBE_SIZE = 100_000
 
 
 class Sample(Struct, frozen=True, omit_defaults=True):
@@ -99,6 +101,17 @@ def slope(points: Iterable[tuple[float, float]]) -> float:
     return statistics.linear_regression(xs, ys).slope
 
 
+def settle() -> list[Sample]:
+    """Lets threads that spin behind their work come to an end, then times a fixed piece of work: `PROBE` in milliseconds.
+
+    On a machine that does nothing else that always takes the same time.
+    """
+    time.sleep(_REST_S)
+    begin = time.perf_counter()
+    sum(range(_PROBE_SIZE))
+    return [Sample(PROBE, "machine", 0, 1000 * (time.perf_counter() - begin), "ms")]
+
+
 def interleave(
     trials: Sequence[Trial],
     samples: Samples,
@@ -108,11 +121,11 @@ def interleave(
     at_least: int,
     until: float,
     clock: Callable[[], float] = time.monotonic,
-    rest: Callable[[float], None] = time.sleep,
+    before: Callable[[], Iterable[Sample]] = settle,
 ) -> None:
     """Runs every trial that is due once a round. After `at_least` rounds, no other begins once `clock` has passed `until`.
 
-    A rest before each lets threads that spin behind the one before come to an end.
+    `before` each of them its samples are taken.
     """
     for number in range(rounds):
         if number >= at_least and clock() > until:
@@ -121,6 +134,6 @@ def interleave(
         first = number % len(trials)
         for trial in (*trials[first:], *trials[:first]):
             if number % trial.every == 0:
-                rest(_REST_S)
+                samples.add(before())
                 samples.add(trial.run())
             progress.step(trial.name)

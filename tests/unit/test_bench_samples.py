@@ -16,7 +16,7 @@ from benchmarks.progress import Progress
 from benchmarks.rates import steady_rate, whole_rate
 from benchmarks.ratios import RATIOS, floor_of, ratios_of
 from benchmarks.report import ratio_table, write_report, write_results
-from benchmarks.samples import Sample, Samples, Trial, interleave, slope, spread_of
+from benchmarks.samples import Sample, Samples, Trial, interleave, settle, slope, spread_of
 
 
 def _turn(*arrivals: tuple[float, str]) -> Turn:
@@ -40,7 +40,7 @@ def _interleaved(rounds: int, *, at_least: int = 1, times: tuple[float, ...] = (
         at_least=at_least,
         until=1.0,
         clock=lambda: next(clock),
-        rest=lambda seconds: None,
+        before=list,
     )
     return "".join(ran)
 
@@ -66,7 +66,7 @@ def test_a_trial_may_be_due_less_often() -> None:
         rounds=3,
         at_least=3,
         until=0.0,
-        rest=lambda seconds: None,
+        before=list,
     )
     assert ran == [1, 2, 1, 1, 2]
 
@@ -191,6 +191,7 @@ def test_results_hold_everything(tmp_path: Path) -> None:
         "versions": {"torch": "2.13"},
     }
     samples = _one_of_each()
+    samples.add(settle())
     write_results(tmp_path / "results.json", machine, QUICK, samples)
     document = json.loads((tmp_path / "results.json").read_text())
     assert document["machine"] == machine
@@ -205,5 +206,6 @@ def test_results_hold_everything(tmp_path: Path) -> None:
     write_report(tmp_path / "report.md", machine, samples, [tmp_path / "ttft.png"], quick=True)
     page = (tmp_path / "report.md").read_text()
     assert "Other processes took 50%" in page
+    assert "A fixed piece of work" in page
     assert "![ttft](ttft.png)" in page
     assert "| http | 26.0 ms | 36.0 ms | 52.0 ms | 84.0 ms |" in page
