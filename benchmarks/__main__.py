@@ -1,8 +1,16 @@
 """`python -m benchmarks`."""
 
+import signal
 import sys
+from types import FrameType
 
 from benchmarks.cli import main
 
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt  # the servers that were started are stopped on the way out
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())
