@@ -206,7 +206,7 @@ def test_a_way_that_fails_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "phi3", "qwen2_vl", "granite", "olmo2"])
-def test_other_models_stay_as_they_are(name: str) -> None:
+def test_other_models_keep_their_layers(name: str) -> None:
     """Nothing is tried on what is not of the family."""
     model = BUILDERS[name]()
     accelerate(model, HandlerConfig(attention_kernels=False))

@@ -18,10 +18,21 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from torch import nn
 
 from ts_stateful.engine.spans import Table
 
-__all__ = ["LANES", "AttentionFacts", "StepFacts", "cache_folder", "compiled", "num_splits"]
+__all__ = [
+    "LANES",
+    "AttentionFacts",
+    "LinearFacts",
+    "StepFacts",
+    "cache_folder",
+    "compiled",
+    "gains",
+    "num_splits",
+    "typed",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +66,21 @@ class AttentionFacts(ctypes.Structure):
     ]
 
 
+class LinearFacts(ctypes.Structure):
+    """`Linear`: where a layer's float32 parameters lie, and how many inputs and outputs it has."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("in_", "out")),
+    ]
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> LinearFacts:
+        """Of a layer whose parameters will stay where they are."""
+        bias = None if linear.bias is None else linear.bias.data_ptr()
+        return cls(linear.weight.data_ptr(), bias, linear.in_features, linear.out_features)
+
+
 def cache_folder() -> Path:
     """Where what was compiled is kept from one start to the next."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -86,6 +112,12 @@ def compiled(cache: Path) -> ctypes.CDLL | None:
         return None
 
 
+def gains(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether compiled layers have been measured to gain; without AVX-512 nobody has, and there are none but in float32."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return device.type == "cpu" and dtype is torch.float32 and capability == "AVX512"
+
+
 def _processor() -> bytes:
     """What the compiler makes use of: a cache folder may be carried from one machine to another."""
     try:
@@ -103,3 +135,17 @@ def num_splits(table: Table, heads: int) -> int:
         return 1
     longest = int(table.buffer[table.num_tokens : 2 * table.num_tokens].max()) + 1
     return max(1, min(wanted, longest // _SHARE))
+
+
+def typed(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, with what its functions for layers take and return."""
+    word, address = ctypes.c_int64, ctypes.c_void_p
+    library.most_rows.restype = library.decode_scratch.restype = word
+    library.decode_scratch.argtypes = [address, word, word, word]
+    library.decode_layers.argtypes = [
+        *(address, address, word, address, address),
+        *(word, word, address, address),
+    ]
+    library.multiply_linear.argtypes = [address, address, word, word, address, address]
+    library.decode_layers.restype = library.multiply_linear.restype = None
+    return library

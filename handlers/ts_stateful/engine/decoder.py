@@ -19,6 +19,8 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.smollm3 import modeling_smollm3
 
+from ts_stateful.engine.compiled_linear import CompiledLinear
+
 __all__ = ["Decoder", "UnknownDecoderError", "find_decoder"]
 
 # Outermost classes that, without images, do nothing but embeddings, decoder and output layer.
@@ -44,6 +46,7 @@ _FAMILIES: Final = {
 }
 _PARTS: Final = ("DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _ACTIVATIONS: Final = (nn.SiLU, SiLUActivation)
+_LINEARS: Final = (nn.Linear, CompiledLinear)
 
 
 class UnknownDecoderError(ValueError):
@@ -87,7 +90,7 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
     _demand(type(decoder.embeddings) is nn.Embedding, decoder.embeddings)
     _demand(type(decoder.rotary) is own["RotaryEmbedding"], decoder.rotary)
     _demand(type(decoder.norm) is own["RMSNorm"], decoder.norm)
-    _demand(type(decoder.head) is nn.Linear, decoder.head)
+    _demand(type(decoder.head) in _LINEARS, decoder.head)
     _demand(len(decoder.layers) == model.config.num_hidden_layers, model.layers)
     for layer in decoder.layers:
         _check_layer(layer, own)
@@ -110,7 +113,7 @@ def _check_layer(layer: Any, own: dict[str, type]) -> None:
     for norm in norms:
         _demand(type(norm) is own["RMSNorm"], norm)
     for linear in linears:
-        _demand(type(linear) is nn.Linear, linear)
+        _demand(type(linear) in _LINEARS, linear)
     for module in (*norms, *linears):
         for parameter in (module.weight, getattr(module, "bias", None)):
             if parameter is not None:

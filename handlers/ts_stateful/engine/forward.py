@@ -152,7 +152,8 @@ class Forward:
             return self(rows.ids, rows.spans, rows.positions, list(range(len(rows.ids))))
 
         try:
-            reason = difference(stock, shortcut, self.layout, self.windows)
+            vocab_size = self._text_config.vocab_size
+            reason = difference(stock, shortcut, self.layout, self.windows, vocab_size)
         except Exception as error:  # it may raise anything, and the model goes on without
             reason = f"{type(error).__name__}: {error}"
         if not reason:

@@ -2,7 +2,7 @@
 
 A stock decoder layer is some thirty operators, and around each a CPU does more than the operator is worth when there are few
 rows: `cpu_layer.h` does what is between embeddings and the last norm in one call, on the weights where they lie. Embeddings,
-rotary positions and the last norm stay the stock modules.
+rotary positions, the last norm and the output layer stay the network's modules.
 
 Owns the call and what it reads. Whether it computes the same is for `Forward` to find out.
 """
@@ -15,17 +15,20 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ts_stateful.engine.cpu_kernels import CpuKernels
 from ts_stateful.engine.cpu_library import (
     LANES,
     AttentionFacts,
+    LinearFacts,
     StepFacts,
     cache_folder,
     compiled,
+    gains,
     num_splits,
+    typed,
 )
 from ts_stateful.engine.decoder import Decoder, UnknownDecoderError, find_decoder
 from ts_stateful.engine.kv import KVLayout
@@ -40,13 +43,9 @@ _ADDRESS: Final = ctypes.c_void_p
 _LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 
 
-class _Linear(ctypes.Structure):
-    _fields_ = [("weight", _ADDRESS), ("bias", _ADDRESS), ("in_", _WORD), ("out", _WORD)]
-
-
 class _Decoder(ctypes.Structure):
     _fields_ = [
-        *((name, _Linear) for name in _LINEARS),
+        *((name, LinearFacts) for name in _LINEARS),
         *((name, _ADDRESS) for name in ("norm", "q_norm", "k_norm", "ffn_norm")),
         *(
             (name, ctypes.c_float)
@@ -62,8 +61,7 @@ def find_fused(
     network: PreTrainedModel, layout: KVLayout, windows: Sequence[int | None]
 ) -> FusedLayers | None:
     """The fused layers of a network; None where it or its device has none. That they compute the same is yet to be shown."""
-    # Without AVX-512 nobody has measured whether it gains.
-    if network.device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if not gains(network.device, network.dtype):
         return None
     try:
         decoder = find_decoder(network)
@@ -98,8 +96,7 @@ class FusedLayers:
         layers = [_facts(*each) for each in zip(decoder.layers, windows, strict=True)]
         self._layers = (_Decoder * len(layers))(*layers)
         self._heads = min(shape.heads for shape in layout.layers)
-        self._head = _linear(decoder.head)
-        self._library = _typed(library)
+        self._library = typed(library)
         self._most_rows: int = self._library.most_rows()
         self._step = StepFacts()
         self._scratch = torch.empty(0)
@@ -112,7 +109,8 @@ class FusedLayers:
         hidden = self._decoder.embeddings(torch.tensor([rows.ids]))
         cos, sin = self._decoder.rotary(hidden, position_ids=rows.positions)
         self._decode(hidden, cos.contiguous(), sin.contiguous(), table)
-        return self._logits(self._decoder.norm(hidden)[0])
+        logits: Tensor = self._decoder.head(self._decoder.norm(hidden)[0])
+        return logits
 
     def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:
         """All layers, on `hidden` `(1, rows, hidden)` in place."""
@@ -131,20 +129,6 @@ class FusedLayers:
             self._room(self._library.decode_scratch(layers, count, table.num_rows, splits)),
             hidden.data_ptr(),
         )
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        num_rows = hidden.shape[0]
-        hidden = hidden.contiguous()
-        logits = hidden.new_empty(num_rows, self._head.out)
-        self._library.multiply_linear(
-            ctypes.byref(self._head),
-            hidden.data_ptr(),
-            num_rows,
-            torch.get_num_threads(),
-            self._room(hidden.numel()),
-            logits.data_ptr(),
-        )
-        return logits
 
     def _room(self, size: int) -> int:
         """The address of room for so many numbers, until it is asked for again."""
@@ -170,8 +154,8 @@ def _facts(layer: Any, window: int | None) -> _Decoder:
     dim = attention.head_dim
     heads, query_heads = (p.out_features // dim for p in (attention.k_proj, attention.q_proj))
     facts = _Decoder(
-        **{name: _linear(getattr(attention, f"{name}_proj")) for name in _LINEARS[:4]},
-        **{name: _linear(getattr(mlp, f"{name}_proj")) for name in _LINEARS[4:]},
+        **{name: LinearFacts.of(getattr(attention, f"{name}_proj")) for name in _LINEARS[:4]},
+        **{name: LinearFacts.of(getattr(mlp, f"{name}_proj")) for name in _LINEARS[4:]},
         window=window or 0,
         turned=bool(getattr(attention, "use_rope", True)),
         attention=AttentionFacts(heads, query_heads // heads, dim, dim, attention.scaling, 0.0),
@@ -183,20 +167,3 @@ def _facts(layer: Any, window: int | None) -> _Decoder:
             setattr(facts, f"{prefix}norm", norm.weight.data_ptr())
             setattr(facts, f"{prefix}epsilon", norm.variance_epsilon)
     return facts
-
-
-def _linear(linear: nn.Linear) -> _Linear:
-    bias = None if linear.bias is None else linear.bias.data_ptr()
-    return _Linear(linear.weight.data_ptr(), bias, linear.in_features, linear.out_features)
-
-
-def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.most_rows.restype = library.decode_scratch.restype = _WORD
-    library.decode_scratch.argtypes = [_ADDRESS, _WORD, _WORD, _WORD]
-    library.decode_layers.argtypes = [
-        *(_ADDRESS, _ADDRESS, _WORD, _ADDRESS, _ADDRESS),
-        *(_WORD, _WORD, _ADDRESS, _ADDRESS),
-    ]
-    library.multiply_linear.argtypes = [_ADDRESS, _ADDRESS, _WORD, _WORD, _ADDRESS, _ADDRESS]
-    library.decode_layers.restype = library.multiply_linear.restype = None
-    return library

@@ -24,6 +24,8 @@ from transformers import (
 )
 
 from ts_stateful.config import ConfigError, HandlerConfig
+from ts_stateful.engine.compiled_linear import compile_linears
+from ts_stateful.engine.cpu_library import cache_folder, compiled, gains
 from ts_stateful.engine.forward import Forward
 from ts_stateful.engine.fused import find_fused
 from ts_stateful.engine.graphs import CudaCapturer
@@ -111,27 +113,34 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
 
 def accelerate(model: Model, settings: HandlerConfig) -> None:
     """Lets a device compute in its own ways, as far as they prove to compute the same: see docs/performance.md."""
-    fused = settings.fused_layers and model.forward.flat and _fuse(model)
-    if settings.pack_linears and not fused and can_pack(model.device, model.network.dtype):
-        logger.info("%d linear layers are packed", pack(model.network))
+    if settings.pack_linears:
+        _exchange_linears(model.network, model.device)
+    if settings.fused_layers and model.forward.flat:
+        _fuse(model)
     kernels = settings.attention_kernels and model.forward.flat and _use_kernels(model)
     if kernels and settings.cuda_graphs and model.device.type == "cuda":
         logger.info("capturing decode steps")
         model.forward.capture(CudaCapturer())
 
 
-def _fuse(model: Model) -> bool:
-    """Computes the decoder layers of decode steps in one call from now on; returns whether it does."""
+def _exchange_linears(network: PreTrainedModel, device: torch.device) -> None:
+    library = compiled(cache_folder()) if gains(device, network.dtype) else None
+    if library is not None:
+        logger.info("%d linear layers are compiled", compile_linears(network, library))
+    elif can_pack(device, network.dtype):
+        logger.info("%d linear layers are packed", pack(network))
+
+
+def _fuse(model: Model) -> None:
     forward = model.forward
     fused = find_fused(model.network, forward.layout, forward.windows)
     if fused is None:
-        return False
+        return
     reason = forward.use_shortcut(fused)
     if reason:
         logger.warning("decoder layers are left to torch's operators: %s", reason)
-        return False
-    logger.info("decoder layers of single tokens are computed in one call")
-    return True
+    else:
+        logger.info("decoder layers of single tokens are computed in one call")
 
 
 def _use_kernels(model: Model) -> bool:

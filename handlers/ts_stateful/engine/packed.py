@@ -9,17 +9,15 @@ Owns the exchange and the judgement whether it is worth it. Knows nothing of wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeGuard
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ts_stateful.engine.linears import children, exchange
+
 __all__ = ["PackedLinear", "can_pack", "pack", "unpack"]
 
 _ROWS = 32  # for which oneDNN chooses the blocks: the same for any number but 1, for which it chooses none
-_SMALLEST = 1 << 16  # elements of a weight below which the call takes longer than the reading
 
 
 class PackedLinear(nn.Module):
@@ -78,20 +76,14 @@ def pack(network: nn.Module) -> int:
     Subclasses of `nn.Linear`, layers with hooks and small ones stay. A weight that another module shares, such as that of
     an output layer tied to the embeddings, stays with the other one and is held twice; all others are held once.
     """
-    packed: dict[nn.Module, PackedLinear] = {}
-    for parent, name, child in _children(network):
-        if _is_worthwhile(child):
-            if child not in packed:
-                packed[child] = PackedLinear(child)
-            setattr(parent, name, packed[child])
-    return len(packed)
+    return exchange(network, PackedLinear)
 
 
 @torch.no_grad()
 def unpack(network: PreTrainedModel) -> None:
     """Undoes `pack`: the layers and ties of the stock model, with the same weights to the last bit."""
     unpacked: dict[nn.Module, nn.Linear] = {}
-    for parent, name, child in _children(network):
+    for parent, name, child in children(network):
         if isinstance(child, PackedLinear):
             if child not in unpacked:
                 unpacked[child] = child.unpacked()
@@ -102,19 +94,3 @@ def unpack(network: PreTrainedModel) -> None:
 def _has_operators() -> bool:
     names = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
     return all(hasattr(torch.ops.mkldnn, name) for name in names)
-
-
-def _children(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Every module but the network itself, with its parent and its name there; one with several parents comes several times."""
-    for parent in list(network.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None:
-                yield parent, name, child
-
-
-def _is_worthwhile(module: nn.Module) -> TypeGuard[nn.Linear]:
-    return (
-        type(module) is nn.Linear
-        and not (module._forward_hooks or module._forward_pre_hooks)
-        and module.weight.numel() >= _SMALLEST
-    )

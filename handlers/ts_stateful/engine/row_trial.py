@@ -27,14 +27,15 @@ def difference(
     other: Callable[[Rows], Tensor | None],
     layout: KVLayout,
     windows: Sequence[int | None],
+    vocab_size: int,
 ) -> str:
     """How another way's logits, or the states that it leaves, differ from a model's; empty if they do not. On the CPU."""
     beyond = {window + 3 for window in windows if window and window <= _FARTHEST}
     ours = _random_states(layout, [*_STARTS, *sorted(beyond)])
     theirs = [kv.copy(kv.length) for kv in ours]
     for chosen in (slice(None), slice(None, None, -1), slice(-1, None)):
-        expected = model(_rows(ours[chosen]))
-        found = other(_rows(theirs[chosen]))
+        expected = model(_rows(ours[chosen], vocab_size))
+        found = other(_rows(theirs[chosen], vocab_size))
         for kv in theirs[chosen]:
             kv.length += 1
         if found is None:
@@ -63,11 +64,11 @@ def _random_states(layout: KVLayout, lengths: Sequence[int]) -> list[KVCache]:
     return caches
 
 
-def _rows(caches: Sequence[KVCache]) -> Rows:
+def _rows(caches: Sequence[KVCache], vocab_size: int) -> Rows:
     """One token more for each."""
     for kv in caches:
         kv.reserve(kv.length + 1)
-    ids = [3 + 7 * (index + kv.length) % 101 for index, kv in enumerate(caches)]
+    ids = [(3 + 7 * (index + kv.length)) % vocab_size for index, kv in enumerate(caches)]
     positions = torch.tensor([[kv.length for kv in caches]])
     return Rows(ids, positions, [Span(kv, kv.length, 1) for kv in caches])
 
