@@ -106,6 +106,7 @@ def main() -> int:
         log_config=ROOT / "log4j2.xml",
         log_file=ROOT / "build" / "demo" / "server.log",
     )
+    print("starting TorchServe ...", flush=True)
     with server:
         print(f"TorchServe is up; a session on {SCENE.relative_to(ROOT)}:")
         with (

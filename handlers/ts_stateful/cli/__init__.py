@@ -3,6 +3,12 @@
 Owns the command line alone; what it does is done by the client and by `config_check`.
 """
 
+import os
+
+# TorchServe drops the connection on which a client finds out the profile, and gRPC, which reads this when it is imported, would
+# log that to the terminal.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 from ts_stateful.cli.main import main
 
 __all__ = ["main"]

@@ -36,8 +36,6 @@ _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status. Usage errors and `--help` raise `SystemExit`, as argparse does."""
     options = build_parser().parse_args(arguments)
-    # TorchServe drops the connection on which a client finds out the profile, and gRPC would log that to the terminal.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         if options.command == "check":
             return _check(options)

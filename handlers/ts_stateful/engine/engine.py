@@ -173,7 +173,8 @@ class Engine:
                 if out_of_memory
                 else defect(error, "a forward pass")
             )
-            self._turns.fail(chunks[0].sequence, reason)
+            ((sequence, _),) = chunks
+            self._turns.fail(sequence, reason)
             return Logits([], torch.empty(0))
 
     def _free_memory(self) -> bool:

@@ -6,7 +6,7 @@ sequence still has to prefill; it is tested on plain integers.
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Chunk", "Schedulable", "Scheduler"]
 
@@ -24,12 +24,8 @@ class Schedulable(Protocol):
 
 SequenceT = TypeVar("SequenceT", bound=Schedulable)
 
-
-class Chunk(NamedTuple, Generic[SequenceT]):
-    """A sequence's part of a step: its next `num_tokens` tokens."""
-
-    sequence: SequenceT
-    num_tokens: int
+Chunk = tuple[SequenceT, int]
+"""A sequence's part of a step: so many of its next tokens."""
 
 
 class Scheduler(Generic[SequenceT]):
@@ -59,7 +55,7 @@ class Scheduler(Generic[SequenceT]):
         Half of the budget belongs to the oldest prompt, so that none starves. The rest goes to the shortest ones first: a
         short prompt does not wait behind a long one, and as many as fit are prefilled together.
         """
-        step = [Chunk(sequence, 1) for sequence in self._decoding]
+        step = [(sequence, 1) for sequence in self._decoding]
         if self._prefilling:
             step += self._share(self._budget if step else _ALONE * self._budget)
         return step
@@ -73,12 +69,12 @@ class Scheduler(Generic[SequenceT]):
             more = min(left, sequence.num_to_prefill - count)
             counts[id(sequence)] = count + more
             left -= more
-        chunks = [Chunk(sequence, counts[id(sequence)]) for sequence in self._prefilling]
+        chunks = [(sequence, counts[id(sequence)]) for sequence in self._prefilling]
         for sequence, count in chunks:
             if count == sequence.num_to_prefill:
                 self._prefilling.remove(sequence)
                 self._decoding.append(sequence)
-        return [chunk for chunk in chunks if chunk.num_tokens]
+        return [(sequence, count) for sequence, count in chunks if count]
 
     def check_integrity(self) -> None:
         """Asserts what must hold between any two steps."""
