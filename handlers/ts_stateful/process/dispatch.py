@@ -117,7 +117,17 @@ class Dispatcher:
             self._try(message, best)
 
     def describe(self, request_id: str) -> None:
-        """Answers with the figures of all engines together and of each."""
+        """Answers with the figures of all engines together and of each, when all have told theirs."""
+        missing = iter(range(len(self._links) - 1, -1, -1))
+
+        def told() -> None:
+            if next(missing) == 0:
+                self._describe(request_id)
+
+        for link in self._links:
+            link.refresh(told)
+
+    def _describe(self, request_id: str) -> None:
         document = {
             "sessions_max": self._max_sessions,
             **asdict(self._figures()),

@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,7 @@ class EngineLink:
         self._last_sign = clock()
         self._closing = False
         self._attached = threading.Event()
+        self._pings: deque[Callable[[], None]] = deque()  # not answered yet: what follows each
         self.figures = Figures()
         self.num_sessions = 0  # open there, as far as is known here
 
@@ -157,6 +159,16 @@ class EngineLink:
                 self._channel.send(Drop(request_id))
             return request is not None
 
+    def refresh(self, then: Callable[[], None]) -> None:
+        """Asks the engine for its figures, and calls `then` when they are here, or at once if there is no engine."""
+        with self._lock:
+            channel = self._channel
+            if channel is not None:
+                self._pings.append(then)
+                channel.send(Ping())
+        if channel is None:
+            then()
+
     def watch(self) -> None:
         """To be called every second or so: asks for a sign of life, kills an engine that gives none, and answers requests
         that have waited too long for one that restarts."""
@@ -164,7 +176,7 @@ class EngineLink:
         with self._lock:
             channel, down_since = self._channel, self._down_since
         if channel is not None:
-            channel.send(Ping())
+            self.refresh(lambda: None)
             if now - self._last_sign > self._timeouts.heartbeat_s:
                 logger.error("the engine shows no sign of life; it is killed")
                 self._supervisor.kill()
@@ -217,6 +229,9 @@ class EngineLink:
                 # What was opened since the ping is not in this number; until it is answered, the own count is better.
                 if not any(request.message.opens for request in self._in_flight.values()):
                     self.num_sessions = message.figures.sessions_open
+                then = self._pings.popleft() if self._pings else None
+            if then is not None:
+                then()
 
     def _lost(self, channel: Channel) -> None:
         with self._lock:
@@ -226,10 +241,14 @@ class EngineLink:
             self._down_since = self._clock()
             self.num_sessions = 0
             self.figures = Figures()
+            unanswered = list(self._pings)
+            self._pings.clear()
             for request in self._in_flight.values():
                 request.deaths += request.sent
                 request.sent = False
             doomed = [r for r in self._in_flight.values() if r.deaths >= _MAX_DEATHS]
+        for then in unanswered:
+            then()
         logger.warning("the engine is gone with %d requests in flight", len(self._in_flight))
         self._refuse(doomed, InternalError("the engine died twice while it worked on this request"))
         self.restart()
