@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
 
 from benchmarks.inputs import Inputs
 
@@ -54,8 +54,15 @@ def continuous_decode_ms(network: LlamaForCausalLM, rows: int, history: int, ste
     config = GenerationConfig(
         max_new_tokens=2 * _WARM_UP + steps, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
+    # Without a GPU the library takes most of the host's memory for its cache.
+    limits = ContinuousBatchingConfig(
+        max_memory_percent=None if network.device.type == "cuda" else 0.05
+    )
     outputs = network.generate_batch(
-        [_history(history) for _ in range(rows)], generation_config=config, record_timestamps=True
+        [_history(history) for _ in range(rows)],
+        generation_config=config,
+        continuous_batching_config=limits,
+        record_timestamps=True,
     )
     stamps = [output.timestamps for output in outputs.values()]
     begin, end = max(times[_WARM_UP] for times in stamps), min(times[-1] for times in stamps)
