@@ -6,21 +6,24 @@ VENV ?= .venv
 # The model to pack: a folder or a hub id; empty means what MODEL_CONFIG names.
 MODEL ?= examples/shapes/model
 MODEL_CONFIG ?= model-config.yaml
-# continuous, sequence or async; empty means what MODEL_CONFIG says.
-PROFILE ?= continuous
+# One of the examples with recurrent state, counter for instance, instead of MODEL; also the name that it is served under.
+EXAMPLE ?=
+# continuous, sequence or async; empty means what the configuration says.
+PROFILE ?= $(if $(EXAMPLE),,continuous)
 HTTP_PORT ?= 8080
 MANAGEMENT_PORT ?= 8081
 METRICS_PORT ?= 8082
 GRPC_PORT ?= 7070
 GRPC_MANAGEMENT_PORT ?= 7071
-# Options for pytest, e.g. `make test PYTEST_ARGS="tests/unit -x"`.
-PYTEST_ARGS ?= tests/unit tests/e2e
+# Only these tests, and options for pytest, e.g. `make test PYTEST_ARGS="tests/unit/test_cli.py -x"`.
+PYTEST_ARGS ?=
 # Options for the benchmark, e.g. `make bench BENCH_ARGS="--only ttft"`; `make bench BENCH_ARGS=--help` lists them.
 BENCH_ARGS ?=
 # llama.cpp's server, to be compared with.
 LLAMA_SERVER ?=
 
 BIN := $(VENV)/bin
+NAME := $(or $(EXAMPLE),chat)
 INSTALLED := $(VENV)/.stamp
 BENCH_INSTALLED := $(VENV)/.stamp-bench
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
@@ -44,21 +47,31 @@ demo: $(INSTALLED) ## pack, serve on free ports, ask about a picture, stop; fail
 	PYTHON=$(BIN)/python ./archive.sh --model examples/shapes/model --output build/demo
 	$(BIN)/python examples/demo.py build/demo/chat.mar
 
-serve: mar ## serve build/chat.mar in the foreground until Ctrl-C
-	@exec $(BIN)/python -m ts_stateful.serve build/chat.mar --http-port $(HTTP_PORT) \
+serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; EXAMPLE=counter serves an example
+	@exec $(BIN)/python -m ts_stateful.serve build/$(NAME).mar --name $(NAME) --http-port $(HTTP_PORT) \
 		--management-port $(MANAGEMENT_PORT) --metrics-port $(METRICS_PORT) \
 		--grpc-port $(GRPC_PORT) --grpc-management-port $(GRPC_MANAGEMENT_PORT)
 
 test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real TorchServe
+ifeq ($(strip $(PYTEST_ARGS)),)
+	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest tests/e2e
+else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+endif
 
 lint: $(INSTALLED) ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-mar: $(INSTALLED) ## pack MODEL into build/chat.mar
+mar: $(INSTALLED) ## pack MODEL into build/chat.mar, or an example
+ifeq ($(EXAMPLE),)
 	PYTHON=$(BIN)/python ./archive.sh $(if $(MODEL),--model '$(MODEL)') --config '$(MODEL_CONFIG)' \
 		$(if $(PROFILE),--profile $(PROFILE))
+else
+	PYTHON=$(BIN)/python ./archive.sh --name '$(EXAMPLE)' --config 'examples/$(EXAMPLE)/model-config.yaml' \
+		--files 'examples/$(EXAMPLE)/model' $(if $(PROFILE),--profile $(PROFILE))
+endif
 
 bench: $(BENCH_INSTALLED) ## measure it beside the bare forward pass and recomputing; up to 10 minutes
 	LLAMA_SERVER='$(LLAMA_SERVER)' $(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -8,6 +8,8 @@ Usage: ./archive.sh [options]
 
   --model FOLDER|HUB_ID  the model: a folder is packed into the archive, a hub id is written
                          into its configuration (default: what the configuration says)
+  --files FOLDER         what is in it is packed too: the program and the weights of a model
+                         with recurrent state
   --name NAME            name of the archive (default: chat)
   --config FILE          configuration to pack (default: model-config.yaml)
   --profile PROFILE      continuous, sequence or async (default: what the configuration says)
@@ -26,11 +28,11 @@ fail() {
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-model="" name=chat config=$here/model-config.yaml profile="" format=default output=$here/build version=1.0
+model="" files="" name=chat config=$here/model-config.yaml profile="" format=default output=$here/build version=1.0
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) usage; exit 0 ;;
-        --model | --name | --config | --profile | --format | --output | --version)
+        --model | --files | --name | --config | --profile | --format | --output | --version)
             [ $# -ge 2 ] || fail "$1 needs a value"
             printf -v "${1#--}" %s "$2"
             shift 2 ;;
@@ -68,13 +70,25 @@ elif [[ $model =~ ^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$ ]]; th
 elif [ -n "$model" ]; then
     fail "$model is neither a folder nor a hub id like owner/name"
 fi
-PYTHONPATH=$work/code PYTHONDONTWRITEBYTECODE=1 "$python" -m ts_stateful.config_edit "$config" ${edits[@]+"${edits[@]}"} \
-    >"$work/model-config.yaml"
+edit() {
+    PYTHONPATH=$work/code PYTHONDONTWRITEBYTECODE=1 "$python" -m ts_stateful.config_edit "$config" "$@"
+}
+edit ${edits[@]+"${edits[@]}"} >"$work/model-config.yaml"
+handler=$(edit --handler 2>/dev/null)
+if [ -n "$files" ]; then
+    [ -d "$files" ] || fail "no such folder: $files"
+    (cd "$files" && find . -type f ! -path '*/__pycache__/*' ! -name '.*' -print0) |
+        while IFS= read -r -d '' file; do
+            [ ! -e "$work/code/${file#./}" ] || fail "$files: ${file#./} is a name of the package's own"
+            mkdir -p "$work/code/$(dirname "$file")"
+            cp "$files/$file" "$work/code/$file"
+        done
+fi
 
 # Stored, not deflated: weights do not compress.
 [ "$format" = default ] && archive_format=zip-store || archive_format=$format
 TMPDIR=$work/tmp "$python" -c 'from model_archiver.model_packaging import generate_model_archive as main; main()' --model-name "$name" --version "$version" \
-    --handler "$here/handlers/generation_handler.py" --extra-files "$work/code" --config-file "$work/model-config.yaml" \
+    --handler "$here/handlers/$handler" --extra-files "$work/code" --config-file "$work/model-config.yaml" \
     --archive-format "$archive_format" --export-path "$work/out" --force
 
 if [ "$format" = no-archive ]; then

@@ -14,13 +14,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from ts_stateful.declarations import Input, Output, State, check
+
 __all__ = [
     "Config",
     "ConfigError",
+    "EngineConfig",
     "FrontendConfig",
     "HandlerConfig",
     "MediaConfig",
     "Profile",
+    "StateConfig",
     "load_config",
 ]
 
@@ -56,19 +60,14 @@ class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     workers: _Count = 4  # images fetched and decoded at the same time
 
 
-class HandlerConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """`handler`: the model, its engine processes and their budgets."""
+class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """`handler`, whatever the model: its engine processes and their budgets."""
 
-    model: str = "model"  # a folder in the archive, a path, or a hub id
-    revision: str | None = None
-    trust_remote_code: bool = False
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    model: str = "model"  # a folder or file in the archive, or a path; of `transformers` models also a hub id
     device: str = "auto"
-    pack_linears: bool = True  # on a CPU that gains from it
-    fused_layers: bool = True  # on a CPU, where they prove to compute what the model does
-    attention_kernels: bool = True  # on a GPU where they prove to compute what torch's operators do
-    cuda_graphs: bool = True  # of decode steps, with these kernels and where they are faster
-    threads: Annotated[int, Meta(ge=0)] = 0  # of an engine on a CPU; 0: torch's choice, one for a small model
+    threads: Annotated[int, Meta(ge=0)] = (
+        0  # of an engine on a CPU; 0: torch's choice, one for a small model
+    )
     engines: Literal["auto"] | _Count = "auto"
     engine_linger_sec: _Positive = (
         60.0  # an engine whose worker is gone waits this long for the next
@@ -76,15 +75,48 @@ class HandlerConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     restart_deadline_sec: _Positive = 60.0  # requests wait this long for an engine that restarts
     heartbeat_sec: _Positive = 30.0  # an engine that shows no sign of life for this long is killed
     load_timeout_sec: _Positive = 600.0
+    device_cache_bytes: _Count | None = (
+        None  # of what sessions keep; None: no bound on a CPU, 80 % of what is free on a GPU
+    )
+
+
+class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
+    """`handler` of a language or vision-language model."""
+
+    revision: str | None = None
+    trust_remote_code: bool = False
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    pack_linears: bool = True  # on a CPU that gains from it
+    fused_layers: bool = True  # on a CPU, where they prove to compute what the model does
+    attention_kernels: bool = True  # on a GPU where they prove to compute what torch's operators do
+    cuda_graphs: bool = True  # of decode steps, with these kernels and where they are faster
     reattach_sec: _Positive = 10.0  # a turn whose client is gone goes on for this long
     context_length: _Count | None = None  # tokens; None: what the model's configuration says
     prefill_chunk: _Count = 256  # tokens prefilled between two decode steps
-    device_cache_bytes: _Count | None = (
-        None  # KV and embeddings; None: no bound on a CPU, 80 % of what is free on a GPU
+    shared_cache_bytes: Annotated[int, Meta(ge=0)] = (
+        256_000_000  # of these: what no session uses any more
     )
-    shared_cache_bytes: Annotated[int, Meta(ge=0)] = 256_000_000  # of these: what no session uses any more
     host_cache_bytes: Annotated[int, Meta(ge=0)] = 0  # embeddings and KV moved off the device
     media: MediaConfig = MediaConfig()
+
+
+class StateConfig(EngineConfig, frozen=True, kw_only=True):
+    """`handler` of a model with recurrent state, which declares its tensors.
+
+    `model` is a TorchScript file (.pt), an exported program (.pt2), or `file.py:Class` with `arguments` and `weights`.
+    """
+
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    states: tuple[State, ...] = ()
+    arguments: dict[str, Any] = {}  # of the class
+    weights: str | None = None  # a safetensors file for the class
+    max_rows: _Count = 256  # sequences in one forward pass
+    fixed_rows: bool = False  # every pass has `maxRows` rows: for programs that were exported so
+    host_cache_bytes: _Count | None = None  # states moved off the device; None: no bound
+
+    def __post_init__(self) -> None:
+        check(self.inputs, self.outputs, self.states)
 
 
 class FrontendConfig(Struct, frozen=True, kw_only=True):
@@ -141,6 +173,12 @@ class Config(Struct, frozen=True, kw_only=True):
 
     frontend: FrontendConfig = FrontendConfig()
     handler: HandlerConfig = HandlerConfig()
+    state: StateConfig | None = None  # what `handler` says where the model declares states
+
+    @property
+    def engine(self) -> EngineConfig:
+        """What `handler` says, whatever the model."""
+        return self.state or self.handler
 
 
 def load_config(document: Mapping[str, Any] | None) -> Config:
@@ -151,10 +189,10 @@ def load_config(document: Mapping[str, Any] | None) -> Config:
     """
     document = dict(document or {})
     handler = document.pop("handler", None) or {}
-    return Config(
-        frontend=_convert(document, FrontendConfig, prefix=""),
-        handler=_convert(handler, HandlerConfig, prefix="handler"),
-    )
+    frontend = _convert(document, FrontendConfig, prefix="")
+    if isinstance(handler, Mapping) and "states" in handler:
+        return Config(frontend=frontend, state=_convert(handler, StateConfig, prefix="handler"))
+    return Config(frontend=frontend, handler=_convert(handler, HandlerConfig, prefix="handler"))
 
 
 def _convert(document: Any, kind: type[Any], prefix: str) -> Any:

@@ -57,12 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="the model-config.yaml to start from")
     parser.add_argument("--model", help="handler.model: a folder in the archive, a path, a hub id")
     parser.add_argument("--profile", choices=[profile.value for profile in Profile])
+    parser.add_argument(
+        "--handler", action="store_true", help="print the archive's entry point for it instead"
+    )
     options = parser.parse_args(arguments)
     profile = Profile(options.profile) if options.profile else None
     try:
         document = yaml.safe_load(options.file.read_text()) or {}
         document = edited(document, model=options.model, profile=profile)
-        findings = check_config(load_config(document))
+        config = load_config(document)
+        findings = check_config(config)
     except (OSError, yaml.YAMLError, ConfigError, TypeError, ValueError) as error:
         sys.stderr.write(f"error: {options.file}: {error}\n")
         return 1
@@ -70,7 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{finding}\n")
     if any(finding.severity == "error" for finding in findings):
         return 1
-    sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
+    if options.handler:
+        entry = "state_handler.py" if config.state is not None else "generation_handler.py"
+        sys.stdout.write(f"{entry}\n")
+    else:
+        sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
     return 0
 
 

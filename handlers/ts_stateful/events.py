@@ -20,7 +20,8 @@ class Submit(Struct, frozen=True, tag="submit"):
     `attachments` are the file parts of a multipart form, images that follow `command.images`. `opens` says that the request
     opens a session: under `command.session_id`, and a `fork` under its `new_session_id`. `skip` is the number of characters of
     the reply that the client has already got (after an engine's death). `pull` asks for one answer at once, with `more`,
-    instead of events: the rest is fetched with `continue`.
+    instead of events: the rest is fetched with `continue`. For a `step`, `attachments` are the elements of its inputs and
+    `shapes` theirs; `opens` says that no session of this id is known, and `raw` that the answer is no JSON.
     """
 
     request_id: str
@@ -29,6 +30,8 @@ class Submit(Struct, frozen=True, tag="submit"):
     opens: bool = False
     pull: bool = False
     skip: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    raw: bool = False
 
     @property
     def streams(self) -> bool:
@@ -49,7 +52,7 @@ class EventKind(enum.Enum):
 class Event(Struct, frozen=True, tag="event"):
     """Engine to worker: something about a request. Every request gets exactly one `LAST`.
 
-    `body` is one JSON document (empty for `ACCEPTED`). `session_id` is the session that a request was about, or has opened.
+    `body` is one JSON document (empty for `ACCEPTED`), or a raw answer of the type `content_type`. `session_id` is the session that a request was about, or has opened.
     `opened_until` (Unix seconds, UTC) is set on every event of a request that opened a session, `closed` on the answer to
     `close`: both become session headers over HTTP. `num_chars` counts the characters of the reply in `body`.
     """
@@ -62,3 +65,4 @@ class Event(Struct, frozen=True, tag="event"):
     opened_until: int | None = None
     closed: bool = False
     num_chars: int = 0
+    content_type: str | None = None

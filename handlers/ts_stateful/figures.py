@@ -11,7 +11,7 @@ __all__ = ["Figures"]
 
 
 class Figures(Struct, frozen=True):
-    """Sessions and turns now, bytes held now by tier, tokens and images since the engine's start.
+    """Sessions and turns now, bytes held now by tier, tokens, images and steps since the engine's start.
 
     `shared_hits` counts what was there already when a session asked for it; `shared_bytes` is its part of `device_bytes`.
     """
@@ -24,6 +24,7 @@ class Figures(Struct, frozen=True):
     images_encoded: int = 0
     shared_hits: int = 0
     shared_bytes: int = 0
+    steps_done: int = 0
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))

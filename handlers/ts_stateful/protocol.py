@@ -25,10 +25,14 @@ __all__ = [
     "Hello",
     "Image",
     "Info",
+    "InputTensor",
     "Open",
+    "OutputName",
     "Prompt",
     "Request",
     "Rewind",
+    "SequenceParameters",
+    "Step",
     "parse_json",
     "parse_request",
 ]
@@ -93,6 +97,41 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
 
+class InputTensor(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One input of a step, as the Open Inference Protocol has it; what is left out is as the model declares it."""
+
+    name: str
+    data: Any
+    datatype: str | None = None
+    shape: Annotated[tuple[_Count, ...], Meta(max_length=16)] | None = None
+
+
+class OutputName(Struct, frozen=True, forbid_unknown_fields=True):
+    """One output that a step asks for."""
+
+    name: str
+
+
+class SequenceParameters(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What Triton's clients say of the sequence."""
+
+    sequence_id: int | str | None = None
+    sequence_start: bool = False
+    sequence_end: bool = False
+
+
+class Step(Command, frozen=True, tag="step", kw_only=True):
+    """One step of a model with recurrent state. `start` begins the sequence anew, `end` closes it behind this step."""
+
+    inputs: tuple[InputTensor, ...] = ()
+    outputs: tuple[OutputName, ...] = ()  # none: all
+    start: bool = False
+    end: bool = False
+    turn: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    id: Annotated[str, Meta(max_length=256)] | None = None
+    parameters: SequenceParameters = SequenceParameters()
+
+
 class Cancel(Command, frozen=True, tag="cancel"):
     """Ends the turn in progress; what was generated is kept."""
 
@@ -135,7 +174,7 @@ class Hello(Command, frozen=True, tag="hello"):
     """Asks what server this is."""
 
 
-Request = Open | Prompt | Cancel | Close | Info | Continue | Fork | Rewind | Hello
+Request = Open | Prompt | Step | Cancel | Close | Info | Continue | Fork | Rewind | Hello
 _TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)
 
 
@@ -170,8 +209,9 @@ def parse_request(document: dict[str, Any]) -> Request:
     Raises:
         InvalidRequest: unknown `type` or field, wrong type or range; `field` names it.
     """
-    if "type" not in document and "prompt" in document:
-        document = {"type": "prompt", **document}
+    if "type" not in document:
+        kind = "prompt" if "prompt" in document else "step" if "inputs" in document else None
+        document = {"type": kind, **document}
     if document.get("type") not in _TYPES:
         raise InvalidRequest(f"`type` must be one of {', '.join(map(str, _TYPES))}", field="type")
     _refuse_non_finite(document)

@@ -50,6 +50,10 @@ class State:
     def to_host(self) -> None:
         self.residency = Residency.HOST
 
+    def release(self) -> None:
+        """See `SessionState`."""
+        self.released = True
+
     def to_record(self) -> None:
         self.residency = Residency.RECORD
 

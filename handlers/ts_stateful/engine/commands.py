@@ -92,6 +92,10 @@ class Commands:
             session = self._session(command.session_id)
             answer = reports.info(session, self._outbox, self._clock())
             self._outbox.answer(message.request_id, answer, session_id=session.session_id)
+        else:
+            raise InvalidRequest(
+                "this model holds conversations: it takes `prompt`, not `step`", field="type"
+            )
 
     def _session(self, session_id: str | None) -> Session[Context]:
         if session_id is None:

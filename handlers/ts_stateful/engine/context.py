@@ -129,6 +129,9 @@ class Context:
         self.kv.clear(self._device)
         self._kv_on_host = False
 
+    def release(self) -> None:
+        """Nothing is given back: the states go with the last one who refers to them, which may be a fork."""
+
     def to_device(self) -> str | None:
         """Brings back what can be brought back; returns where the context comes from, None for the device itself."""
         if self._kv_on_host:

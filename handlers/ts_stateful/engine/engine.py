@@ -36,7 +36,9 @@ from ts_stateful.sessions.table import Limits, SessionTable
 
 __all__ = ["Engine"]
 
-_EXPIRY_S = 1.0  # how often the table is looked through, for sessions that were opened since the last time
+_EXPIRY_S = (
+    1.0  # how often the table is looked through, for sessions that were opened since the last time
+)
 _FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need the rest
 
 
@@ -62,6 +64,7 @@ class Engine:
         self._shared = SharedCache[ImageInput | Prefix](config.handler.shared_cache_bytes)
         limits = _limits(model, config, max_sessions)
         self.table: SessionTable[Context] = SessionTable(limits, self._shared, clock)
+        self.num_parameters = model.num_parameters
         self._model = model
         self._clock = clock
         self._expire_at = clock()

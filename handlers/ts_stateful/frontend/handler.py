@@ -35,6 +35,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
     """Sessions behind TorchServe. `dispatcher_factory` takes the arguments of `Dispatcher`."""
 
     dispatcher_factory: Callable[..., Dispatching] = staticmethod(Dispatcher)
+    declares_states = False  # whether the entry point is that of models with recurrent state
 
     def initialize(self, context: Any) -> None:
         """Checks the configuration, finds or starts the engines, and returns when they answer.
@@ -45,6 +46,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         """
         config = load_config(context.model_yaml_config)
         profile = config.frontend.profile
+        self._check_kind(config)
         _check(config)
         check_header_names(profile, os.environ)
         mailbox = AsyncMailbox() if profile is Profile.ASYNC else Inbox()
@@ -61,13 +63,23 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         intake = Intake(
             dispatcher,
             mailbox,
-            RequestParser(profile, names),
+            RequestParser(profile, names, config.state),
             names,
             minting=config.frontend.sequence_batching,
         )
         self._delivery = _delivery(profile, intake, mailbox, config)
         self.initialized = True
         logger.info("model %s: profile %s", context.model_name, profile.value)
+
+    def _check_kind(self, config: Config) -> None:
+        if self.declares_states and config.state is None:
+            raise ConfigError(
+                "model-config.yaml: handler.states: declare the model's inputs, outputs and states"
+            )
+        if config.state is not None and not self.declares_states:
+            raise ConfigError(
+                "model-config.yaml: handler.states: pack the model with state_handler.py as its handler"
+            )
 
     def handle(self, data: Batch, context: Any) -> list[bytes] | Awaitable[list[bytes]]:
         """Answers a batch; in the async profile what is returned is a coroutine."""

@@ -84,12 +84,16 @@ class RowHeaders:
 
     `session_ids` are the different ids that the client sent, `minted_id` is one that TorchServe's frontend made because it
     saw none. `is_describe` is true for the management API alone: a client's own `describe` header comes with a prediction.
+    `starts` and `ends` say what a client of HTTP says of its sequence (over gRPC TorchServe sets the end header every time).
     """
 
     is_http: bool
     is_describe: bool
     session_ids: tuple[str, ...]
     minted_id: str | None
+    content_type: str = ""  # in lower case, without parameters
+    starts: bool = False
+    ends: bool = False
 
     @classmethod
     def read(cls, headers: Mapping[str, Any], names: HeaderNames, *, minting: bool) -> RowHeaders:
@@ -108,7 +112,16 @@ class RowHeaders:
             # A client's header in another case is one that the frontend has overlooked: it then mints an id beside it.
             minted_id = next((value for value in ids if value.startswith(_MINTED_PREFIX)), None)
         session_ids = tuple(value for value in ids if value and value != minted_id)
-        return cls(is_http, is_describe, session_ids, minted_id)
+        types = [value for name, value in texts if name == "content-type"] if is_http else []
+        return cls(
+            is_http,
+            is_describe,
+            session_ids,
+            minted_id,
+            content_type=types[0].partition(";")[0].strip().lower() if types else "",
+            starts=is_http and _is_true(texts, names.starts),
+            ends=is_http and _is_true(texts, names.ends),
+        )
 
     def session_id(self) -> str | None:
         """The id that the client sent.
@@ -121,3 +134,7 @@ class RowHeaders:
                 "two session headers name different sessions", field="session header"
             )
         return self.session_ids[0] if self.session_ids else None
+
+
+def _is_true(texts: list[tuple[str, str]], names: frozenset[str]) -> bool:
+    return any(name in names and value.strip().lower() == "true" for name, value in texts)

@@ -13,11 +13,21 @@ from typing import Any
 
 import msgspec
 
-from ts_stateful.config import Profile
+from ts_stateful.config import Profile, StateConfig
 from ts_stateful.errors import InvalidRequest
 from ts_stateful.events import Submit
 from ts_stateful.frontend.headers import HeaderNames, RowHeaders
-from ts_stateful.protocol import Fork, Hello, Open, Prompt, Request, parse_json, parse_request
+from ts_stateful.frontend.steps import StepReader
+from ts_stateful.protocol import (
+    Fork,
+    Hello,
+    Open,
+    Prompt,
+    Request,
+    Step,
+    parse_json,
+    parse_request,
+)
 from ts_stateful.session_ids import new_session_id, resolve_session_id
 
 __all__ = ["RequestParser"]
@@ -27,18 +37,23 @@ _CURL_HINT = "send the JSON as the body, with -H 'Content-Type: application/json
 
 
 class RequestParser:
-    """Parses rows of one profile. `new_seed` makes a seed for a prompt that samples without one."""
+    """Parses rows of one profile; `settings` are those of a model with recurrent state.
+
+    `new_seed` makes a seed for a prompt that samples without one.
+    """
 
     def __init__(
         self,
         profile: Profile,
         names: HeaderNames,
+        settings: StateConfig | None = None,
         *,
         new_seed: Callable[[], int] = lambda: secrets.randbelow(2**63),
     ) -> None:
         self._profile = profile
         self._names = names
         self._new_seed = new_seed
+        self._steps = StepReader(settings, names) if settings else None
 
     def parse(self, request_id: str, data: Mapping[str, Any], headers: RowHeaders) -> Submit:
         """The request in a row, as an engine takes it.
@@ -46,6 +61,8 @@ class RequestParser:
         Raises:
             StatefulError: it is refused; the error is the answer.
         """
+        if self._steps is not None:
+            return self._parse_step(self._steps, request_id, data, headers)
         key, others = _split(data)
         if not headers.is_http:
             self._refuse_unknown_inputs(others)
@@ -63,6 +80,37 @@ class RequestParser:
             attachments,
             opens=opens,
             pull=pulled and self._profile is Profile.CONTINUOUS,
+        )
+
+    def _parse_step(
+        self, steps: StepReader, request_id: str, data: Mapping[str, Any], headers: RowHeaders
+    ) -> Submit:
+        content = steps.take_apart(data, headers)
+        if content.document is None:
+            _split(data)  # says what is missing
+        if headers.is_http and content.others:
+            name = next(iter(content.others))
+            raise InvalidRequest("not an input that takes raw bytes", field=name[:64])
+        self._refuse_unknown_inputs(content.others)
+        document = _document(content.document)
+        if content.raw and "type" not in document:
+            document = {"type": "step", **document}
+        request = parse_request(document)
+        if not isinstance(request, Step):
+            if content.raw:
+                raise InvalidRequest("raw bytes go with `step` alone", field="type")
+            request, opens = _address(request, headers)
+            return Submit(request_id, request, opens=opens)
+        step, opens = _address(steps.complete(request, headers, content.others), headers)
+        assert isinstance(step, Step)
+        elements = steps.elements(step, content.raw)
+        return Submit(
+            request_id,
+            msgspec.structs.replace(step, inputs=()),
+            tuple(tensor.data for tensor in elements),
+            opens=opens,
+            shapes=tuple(tensor.shape for tensor in elements),
+            raw=content.body_is_raw,
         )
 
     def _completed(self, prompt: Prompt, data: Mapping[str, Any], headers: RowHeaders) -> Prompt:
@@ -119,8 +167,8 @@ def _attachments(others: Mapping[str, Any], key: str) -> tuple[bytes, ...]:
 def _address(request: Request, headers: RowHeaders) -> tuple[Request, bool]:
     """The request with the ids of the sessions that it is about, and whether it opens one."""
     session_id = resolve_session_id(headers.session_id(), request.session_id)
-    opens = isinstance(request, Open | Fork)
-    if session_id is None and isinstance(request, Open | Prompt):
+    opens = isinstance(request, Open | Fork) or (isinstance(request, Step) and request.start)
+    if session_id is None and isinstance(request, Open | Prompt | Step):
         session_id = headers.minted_id or new_session_id()
         opens = True
     if session_id is None and not isinstance(request, Hello):

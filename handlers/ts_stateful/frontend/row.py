@@ -125,7 +125,7 @@ class Row:
         while self._queue:
             event = self._queue.popleft()
             if event.kind is EventKind.LAST:
-                return Response(event.body, False, event.status, _JSON)
+                return Response(event.body, False, event.status, event.content_type or _JSON)
             if event.kind is EventKind.PART and self.streams:
                 return Response(event.body, True)
             self._accepted = event
@@ -155,7 +155,7 @@ class Row:
         retry_after_s = _retry_after_s(last)
         if retry_after_s is not None:
             headers["Retry-After"] = str(retry_after_s)
-        return Response(last.body, None, last.status, _JSON, headers)
+        return Response(last.body, None, last.status, last.content_type or _JSON, headers)
 
     def _first(self, event: Event | None, body: bytes) -> Response:
         headers = {} if event is None else self._names.of_answer(event)

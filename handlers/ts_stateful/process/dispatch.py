@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 from lru import LRU
-from msgspec.structs import asdict
+from msgspec import structs
 
 from ts_stateful.answers import encode
-from ts_stateful.config import Config, HandlerConfig
+from ts_stateful.config import Config, EngineConfig
 from ts_stateful.errors import SessionExists
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.link import EngineLink, Timeouts
 from ts_stateful.process.spec import EngineSpec, runtime_folder
-from ts_stateful.protocol import Fork
+from ts_stateful.protocol import Fork, Step
 
 __all__ = ["Dispatcher", "devices"]
 
@@ -62,7 +62,7 @@ class Dispatcher:
         self._stop = threading.Event()
         frontend_pid = frontend_pid or os.getppid()
         folder = runtime_folder(frontend_pid, model_name, str(model_dir), dict(document))
-        names = devices(config.handler)[: self._max_sessions]
+        names = devices(config.engine)[: self._max_sessions]
         self._links = [
             EngineLink(
                 EngineSpec(
@@ -75,7 +75,7 @@ class Dispatcher:
                     max_sessions=(self._max_sessions + index) // len(names),  # adds up to all
                     document=dict(document),
                 ),
-                Timeouts.of(config.handler),
+                Timeouts.of(config.engine),
                 on_event=on_event,
                 on_attached=partial(self._attached, index),
             )
@@ -113,6 +113,9 @@ class Dispatcher:
             self._fork(message, command.new_session_id, known or best[0])
         elif known is not None and not message.opens:
             known.submit(message)
+        elif isinstance(command, Step) and not message.opens:
+            # The first message of a sequence begins it. One of a sequence that was here does not: it was lost, or has ended.
+            self._try(structs.replace(message, opens=True), best)
         else:
             self._try(message, best)
 
@@ -130,7 +133,7 @@ class Dispatcher:
     def _describe(self, request_id: str) -> None:
         document = {
             "sessions_max": self._max_sessions,
-            **asdict(self._figures()),
+            **structs.asdict(self._figures()),
             "engines": [link.description for link in self._links],
         }
         self._on_event(Event(request_id, EventKind.LAST, encode(document)))
@@ -177,7 +180,7 @@ class Dispatcher:
         return sum((link.figures for link in self._links), Figures())
 
 
-def devices(settings: HandlerConfig) -> list[str]:
+def devices(settings: EngineConfig) -> list[str]:
     """The device of every engine: one engine a GPU, or one on the CPU, unless the configuration says otherwise."""
     num_gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 0
     count = settings.engines if isinstance(settings.engines, int) else max(1, num_gpus)

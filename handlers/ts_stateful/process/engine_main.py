@@ -35,6 +35,7 @@ from ts_stateful.media.load import MediaLoader
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
+from ts_stateful.state.engine import StateEngine, load_engine
 
 __all__ = ["EngineProcess", "main"]
 
@@ -50,7 +51,7 @@ class EngineProcess:
 
     def __init__(self, spec: EngineSpec, config: Config) -> None:
         self._spec = spec
-        self._settings = config.handler
+        self._settings = config.engine
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
@@ -58,18 +59,32 @@ class EngineProcess:
         self._next_watch = 0.0
         self.stopping = False
         self.frontend_gone = False
-        model = load_model(self._settings, Path(spec.model_dir), torch.device(spec.device))
-        _set_threads(self._settings.threads, model.num_parameters)
-        self._engine = Engine(
-            model,
+        self._engine = self._load(config)
+        _set_threads(self._settings.threads, self._engine.num_parameters)
+        self._alone_since = time.monotonic()  # no worker could come while the model was loaded
+
+    def _load(self, config: Config) -> Engine | StateEngine:
+        spec = self._spec
+        folder, device = Path(spec.model_dir), torch.device(spec.device)
+        if config.state is not None:
+            return load_engine(
+                config,
+                folder,
+                device,
+                name=spec.model_name,
+                emit=self._emit,
+                max_sessions=spec.max_sessions,
+            )
+        media = config.handler.media
+        return Engine(
+            load_model(config.handler, folder, device),
             config,
             emit=self._emit,
-            load_images=MediaLoader(self._settings.media, Fetcher(self._settings.media)).load,
-            executor=ThreadPoolExecutor(self._settings.media.workers, "media"),
+            load_images=MediaLoader(media, Fetcher(media)).load,
+            executor=ThreadPoolExecutor(media.workers, "media"),
             post=self._inbox.put,
             max_sessions=spec.max_sessions,
         )
-        self._alone_since = time.monotonic()  # no worker could come while the model was loaded
 
     def serve(self) -> None:
         """Listens, and runs the engine until it is time to end."""

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ts_stateful.answers import encode
-from ts_stateful.config import HandlerConfig
+from ts_stateful.config import EngineConfig
 from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, TooManySessions
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
@@ -44,7 +44,7 @@ class Timeouts:
     heartbeat_s: float
 
     @classmethod
-    def of(cls, settings: HandlerConfig) -> Timeouts:
+    def of(cls, settings: EngineConfig) -> Timeouts:
         """Those of a configuration."""
         return cls(settings.load_timeout_sec, settings.restart_deadline_sec, settings.heartbeat_sec)
 

@@ -57,6 +57,10 @@ class SessionState(Protocol):
         """Drops everything that can be computed again from the record."""
         ...
 
+    def release(self) -> None:
+        """Gives back what it holds: its session has ended."""
+        ...
+
 
 StateT = TypeVar("StateT", bound=SessionState)
 

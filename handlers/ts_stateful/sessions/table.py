@@ -131,12 +131,19 @@ class SessionTable(Generic[StateT]):
         session.last_used = self._clock()
         self._sessions[session.session_id] = session  # moves it to the front of the LRU
 
+    def renew(self, session: Session[StateT]) -> None:
+        """Gives an open session the lifetime of one that is opened now."""
+        session.opened_at = now = self._clock()
+        session.expires_at = now + self._limits.lifetime_s
+        self.touch(session)
+
     def close(self, session: Session[StateT]) -> None:
         """Ends an open session; its id answers `session_closed` for an hour."""
         self._end(session, SessionClosed)
 
     def forget(self, session: Session[StateT]) -> None:
         """Takes back an `open` that failed: the id answers as if it had never existed."""
+        session.state.release()
         del self._sessions[session.session_id]
 
     def expire(self) -> list[Session[StateT]]:
@@ -220,6 +227,7 @@ class SessionTable(Generic[StateT]):
 
     def _end(self, session: Session[StateT], error: type[SessionError]) -> None:
         self._shared.keep(session.state.shared)
+        session.state.release()
         del self._sessions[session.session_id]
         self._ended[session.session_id] = _Ended(self._clock(), error)
 

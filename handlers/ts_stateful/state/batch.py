@@ -1,0 +1,225 @@
+"""Rows of several sequences as one call of the model, and its results as rows again.
+
+Owns stacking, padding, what is told about rows (lengths, masks, controls), and cutting padded results. Knows nothing of
+sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ts_stateful.config import StateConfig
+from ts_stateful.declarations import Control, Declared, Input, Ragged, State
+from ts_stateful.state.pool import model_dim
+from ts_stateful.state.program import torch_dtype
+from ts_stateful.tensors import Elements
+
+__all__ = ["Results", "Row", "Shaper"]
+
+
+class Row(NamedTuple):
+    """One step of one sequence: the inputs that its client sent, and what is told about it.
+
+    `lengths` are those of its states, None for one that does not grow.
+    """
+
+    inputs: Sequence[Elements]
+    lengths: Sequence[int | None]
+    start: bool = False
+    end: bool = False
+
+    def key(self, settings: StateConfig) -> tuple[object, ...]:
+        """Rows whose keys are equal can run in one pass."""
+        sent = [tensor for tensor in settings.inputs if not tensor.is_derived]
+        shapes = [
+            elements.shape if tensor.ragged is Ragged.GROUP else None
+            for tensor, elements in zip(sent, self.inputs, strict=True)
+        ]
+        lengths = [
+            length if state.ragged is Ragged.GROUP else None
+            for state, length in zip(settings.states, self.lengths, strict=True)
+        ]
+        return (*shapes, *lengths)
+
+
+class Results(NamedTuple):
+    """What a pass gave, rows first in every tensor.
+
+    `outputs[i]` is `(rows, ...)` on the host, padded where rows differ; `output_lengths[i]` are the lengths of its rows, None
+    where nothing is padded. `states[i]` is in the model's layout on its device, `state_lengths[i]` as above.
+    """
+
+    outputs: list[Tensor]
+    output_lengths: list[list[int] | None]
+    states: list[Tensor]
+    state_lengths: list[list[int] | None]
+
+
+class Shaper:
+    """Makes the tensors of a pass, for one model on one device."""
+
+    def __init__(self, settings: StateConfig, device: torch.device) -> None:
+        self._settings = settings
+        self._device = device
+
+    def inputs(self, rows: Sequence[Row], num_rows: int) -> list[Tensor]:
+        """The model's inputs for `num_rows` rows, of which those behind `rows` are fillers of zeros."""
+        columns = iter(zip(*(row.inputs for row in rows), strict=True))
+        return [
+            self._told(tensor, rows, num_rows)
+            if tensor.is_derived
+            else self._stacked(tensor, next(columns), num_rows)
+            for tensor in self._settings.inputs
+        ]
+
+    def blanked(self, states: Sequence[Tensor], rows: Sequence[Row]) -> list[Tensor]:
+        """The gathered states with zeros behind the length of every row: what lies there is of former sequences."""
+        blanked = list(states)
+        for number, state in enumerate(self._settings.states):
+            lengths = _lengths_of_states(rows, number)
+            if lengths is None or len(set(lengths)) == 1:
+                continue
+            tensor = blanked[number]
+            mask = self._mask(lengths, tensor.shape[_free(state)], tensor.shape[state.rows_dim])
+            blanked[number] = tensor.masked_fill(_spread(~mask, state, tensor), 0)
+        return blanked
+
+    def results(
+        self, rows: Sequence[Row], outputs: Sequence[Tensor], states: Sequence[Tensor]
+    ) -> Results:
+        """Checks and cuts what the model returned.
+
+        Raises:
+            TypeError: a tensor is not what is declared.
+        """
+        num_rows, settings = len(rows), self._settings
+        all_declared: list[Declared] = [*settings.outputs, *settings.states]
+        for declared, tensor in zip(all_declared, (*outputs, *states), strict=True):
+            _check(declared, tensor, num_rows)
+        on_host = [
+            tensor.movedim(declared.rows_dim, 0)[:num_rows].to("cpu")
+            for declared, tensor in zip(settings.outputs, outputs, strict=True)
+        ]
+        by_name = {
+            declared.name: tensor
+            for declared, tensor in zip(settings.outputs, on_host, strict=True)
+        }
+
+        def lengths(name: str | None) -> list[int] | None:
+            if name is None:
+                return None
+            if name in by_name:
+                return [int(length) for length in by_name[name].tolist()]
+            return _lengths_of_inputs(settings, rows, name)
+
+        return Results(
+            on_host,
+            [lengths(declared.lengths_from) for declared in settings.outputs],
+            [
+                tensor.narrow(declared.rows_dim, 0, num_rows)
+                for declared, tensor in zip(settings.states, states, strict=True)
+            ],
+            [lengths(declared.lengths_from) for declared in settings.states],
+        )
+
+    def _stacked(self, tensor: Input, rows: Sequence[Elements], num_rows: int) -> Tensor:
+        dtype, shapes = torch_dtype(tensor.datatype), {row.shape for row in rows}
+        if len(shapes) == 1:
+            flat = torch.frombuffer(bytearray().join([row.data for row in rows]), dtype=dtype)
+            made = flat.view(len(rows), *rows[0].shape)
+            if num_rows > len(rows):
+                made = torch.cat([made, made.new_zeros(num_rows - len(rows), *rows[0].shape)])
+        else:
+            longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+            made = torch.full((num_rows, *longest), tensor.padding, dtype=dtype)
+            for number, row in enumerate(rows):
+                place = made[number]
+                for dim, size in enumerate(row.shape):
+                    place = place.narrow(dim, 0, size)
+                place.copy_(torch.frombuffer(bytearray(row.data), dtype=dtype).view(row.shape))
+        return made.movedim(0, tensor.rows_dim).to(self._device)
+
+    def _told(self, tensor: Input, rows: Sequence[Row], num_rows: int) -> Tensor:
+        dtype = torch_dtype(tensor.datatype)
+        if tensor.control is not None:
+            flags = [_flag(tensor.control, row) for row in rows]
+            flags += [False] * (num_rows - len(rows))
+            shape = (num_rows, *(1 for _ in tensor.shape))
+            made = torch.tensor(flags).view(shape).expand(num_rows, *tensor.shape)
+            return made.movedim(0, tensor.rows_dim).to(self._device, dtype)
+        name = tensor.lengths_of or tensor.mask_of
+        assert name is not None
+        lengths = _lengths_of_inputs(self._settings, rows, name)
+        if lengths is None:
+            number = [state.name for state in self._settings.states].index(name)
+            lengths = _lengths_of_states(rows, number)
+        assert lengths is not None
+        if tensor.mask_of is not None:
+            return self._mask(lengths, max(lengths), num_rows).to(dtype)
+        lengths = lengths + [0] * (num_rows - len(rows))
+        return torch.tensor(lengths, dtype=dtype, device=self._device)
+
+    def _mask(self, lengths: Sequence[int], longest: int, num_rows: int) -> Tensor:
+        """`(num_rows, longest)`: true within the length of a row."""
+        filled = torch.tensor([*lengths, *[0] * (num_rows - len(lengths))], device=self._device)
+        return torch.arange(longest, device=self._device) < filled.unsqueeze(1)
+
+
+_FLAGS: dict[Control, Callable[[Row], bool]] = {
+    Control.START: lambda row: row.start,
+    Control.END: lambda row: row.end,
+    Control.READY: lambda row: True,
+}
+
+
+def _flag(control: Control, row: Row) -> bool:
+    return _FLAGS[control](row)
+
+
+def _free(tensor: Declared) -> int:
+    assert tensor.free_dim is not None
+    return model_dim(tensor.free_dim, tensor.rows_dim)
+
+
+def _spread(mask: Tensor, state: State, tensor: Tensor) -> Tensor:
+    """A mask `(rows, longest)` in the shape of the state."""
+    if state.rows_dim > _free(state):
+        mask = mask.T
+    shape = [
+        size if dim in (state.rows_dim, _free(state)) else 1
+        for dim, size in enumerate(tensor.shape)
+    ]
+    return mask.reshape(shape)
+
+
+def _lengths_of_inputs(settings: StateConfig, rows: Sequence[Row], name: str) -> list[int] | None:
+    sent = [tensor for tensor in settings.inputs if not tensor.is_derived]
+    for number, tensor in enumerate(sent):
+        if tensor.name == name and tensor.free_dim is not None:
+            return [row.inputs[number].shape[tensor.free_dim] for row in rows]
+    return None
+
+
+def _lengths_of_states(rows: Sequence[Row], number: int) -> list[int] | None:
+    lengths = [row.lengths[number] for row in rows]
+    return None if None in lengths else [length or 0 for length in lengths]
+
+
+def _check(declared: Declared, tensor: Tensor, num_rows: int) -> None:
+    shape = list(tensor.shape)
+    rows_dim = declared.rows_dim
+    rows = shape.pop(rows_dim) if rows_dim < len(shape) else -1
+    fits = len(shape) == len(declared.shape) and all(
+        size in (-1, found) for size, found in zip(declared.shape, shape, strict=True)
+    )
+    if not fits or rows < num_rows or tensor.dtype != torch_dtype(declared.datatype):
+        expected = list(map(str, declared.shape))
+        expected.insert(rows_dim, "rows")
+        raise TypeError(
+            f"{declared.name} is {tensor.dtype} of {list(tensor.shape)} for {num_rows} rows; declared are"
+            f" {declared.datatype.value} and [{', '.join(expected)}]"
+        )

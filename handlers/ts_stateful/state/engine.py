@@ -1,0 +1,189 @@
+"""The engine of models with recurrent state: takes requests, steps all sequences together, answers.
+
+Owns the step and the order of requests. Knows nothing of processes, sockets or TorchServe: it is driven by calls of one thread,
+as the engine of language models is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ts_stateful.answering import Answering
+from ts_stateful.config import Config, StateConfig
+from ts_stateful.defects import defect
+from ts_stateful.errors import OutOfMemory, StatefulError
+from ts_stateful.events import Event, Submit
+from ts_stateful.figures import Figures
+from ts_stateful.sessions.shared import SharedCache
+from ts_stateful.sessions.table import Limits, SessionTable
+from ts_stateful.state.passes import Passes, Stepped
+from ts_stateful.state.pool import Pool, initial_states, slot_bytes
+from ts_stateful.state.program import Program, load_program
+from ts_stateful.state.requests import Requests
+from ts_stateful.state.sequence import SequenceState
+from ts_stateful.state.steps import Answers, Job
+from ts_stateful.state.trial import prove
+
+__all__ = ["StateEngine", "load_engine"]
+
+_EXPIRY_S = 1.0
+_FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need the rest
+
+
+class StateEngine:
+    """Runs one program on one device for the sequences of one table; `emit` takes every event.
+
+    `max_sessions` is this engine's share of those that the configuration allows; None: all.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        config: Config,
+        pool: Pool,
+        device: torch.device,
+        *,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+        utc: Callable[[], float] = time.time,
+        max_sessions: int | None = None,
+    ) -> None:
+        assert config.state is not None
+        self.num_parameters = program.num_parameters
+        self._settings = config.state
+        self._pool = pool
+        self._clock = clock
+        self._expire_at = clock()
+        self._num_steps = 0
+        frontend = config.frontend
+        limits = Limits(
+            max_sessions=max_sessions or frontend.max_sessions,
+            idle_s=frontend.idle_s,
+            lifetime_s=frontend.lifetime_s,
+            host_bytes=config.state.host_cache_bytes or 2**63,
+        )
+        self.table: SessionTable[SequenceState] = SessionTable(limits, SharedCache(0), clock)
+        self._answering = Answering(emit, clock, utc)
+        self._passes = Passes(program, config.state, pool, device)
+        self._answers = Answers(config.state, program.name, self._answering)
+        self._requests = Requests(
+            config, program.name, self.table, pool, self._answering, self._answers, clock
+        )
+
+    def submit(self, message: Submit) -> None:
+        """Takes a request; every request gets exactly one terminal event, now or later."""
+        try:
+            self._requests.handle(message)
+        except StatefulError as error:
+            self._answering.refuse(message.request_id, error, message.command.session_id)
+        except Exception as error:  # the boundary: a defect fails the request that met it
+            kind = type(message.command).__name__
+            self._answering.refuse(message.request_id, defect(error, f"taking {kind}"))
+
+    def drop(self, request_id: str) -> None:
+        """The client of this request is gone. Its step runs all the same: the next ones of its sequence build on it."""
+
+    def set_away(self, away: bool) -> None:
+        """Says whether the worker is away, which makes no difference to steps."""
+
+    def tick(self) -> None:
+        """Expires what is due by the clock."""
+        now = self._clock()
+        if now >= self._expire_at:
+            self.table.expire()
+            due = self.table.next_deadline()
+            self._expire_at = now + _EXPIRY_S if due is None else min(due, now + _EXPIRY_S)
+
+    def next_deadline(self) -> float:
+        """The clock's time at which `tick` has something to do."""
+        return self._expire_at
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+        return len(self._requests) > 0
+
+    def step(self) -> None:
+        """One pass for all sequences whose next steps can run together, the longest waiting one among them."""
+        for job, stepped in self._run(self._requests.next_jobs()):
+            if stepped.error is not None:
+                self._requests.fail(job, stepped.error)
+            else:
+                self._num_steps += 1
+                self._requests.finish(job, stepped)
+
+    def figures(self) -> Figures:
+        """What this engine holds and has done."""
+        return Figures(
+            sessions_open=len(self.table),
+            turns_in_progress=len(self._requests),
+            device_bytes=self.table.device_bytes,
+            host_bytes=self.table.host_bytes,
+            steps_done=self._num_steps,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold between any two calls."""
+        self.table.check_integrity()
+        self._pool.check_integrity()
+        held = [session.state.slot for session in self.table if session.state.has_slot]
+        assert len(set(held)) == len(held)
+        assert len(held) + self._pool.num_free == self._pool.max_slots
+
+    def _run(self, jobs: list[Job]) -> list[tuple[Job, Stepped]]:
+        """The outcome of a pass. A job that makes it fail is refused, and the others run without it."""
+        if not jobs:
+            return []
+        try:
+            rows = [job.row for job in jobs]
+            stepped = self._passes.run(rows, [job.session.state.slot for job in jobs])
+        except torch.AcceleratorError:
+            raise  # the device is poisoned: the process must die, and its supervisor starts another
+        except Exception as error:
+            if len(jobs) > 1:
+                return [pair for job in jobs for pair in self._run([job])]
+            if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+                reason: StatefulError = OutOfMemory("the device has no memory left for this step")
+            else:
+                reason = defect(error, "a step")
+            self._requests.fail(jobs[0], reason)
+            return []
+        return list(zip(jobs, stepped, strict=True))
+
+
+def load_engine(
+    config: Config,
+    model_dir: Path,
+    device: torch.device,
+    *,
+    name: str,
+    emit: Callable[[Event], None],
+    max_sessions: int | None = None,
+) -> StateEngine:
+    """The engine for a configuration, its program proved; `name` is the model's in answers.
+
+    Raises:
+        ConfigError: the program or a file cannot be loaded, or does not do what is declared.
+    """
+    settings = config.state
+    assert settings is not None
+    program = load_program(settings, model_dir, device, name)
+    initial = initial_states(settings.states, model_dir)
+    prove(program, settings, initial, device)
+    most = max_sessions or config.frontend.max_sessions
+    pool = Pool(settings.states, initial, device, _max_slots(settings, device, most))
+    return StateEngine(program, config, pool, device, emit=emit, max_sessions=max_sessions)
+
+
+def _max_slots(settings: StateConfig, device: torch.device, max_sessions: int) -> int:
+    """Slots that fit the device's budget, at least one; no more than there may be sessions."""
+    budget = settings.device_cache_bytes
+    if budget is None and device.type == "cuda":
+        budget = int(_FREE_SHARE * torch.cuda.mem_get_info(device)[0])
+    if budget is None:
+        return max_sessions
+    return max(1, min(max_sessions, budget // max(1, slot_bytes(settings.states))))

@@ -1,0 +1,143 @@
+"""A step of a sequence on its way: who asked for it, and how it is answered.
+
+Owns the documents of steps. Knows nothing of when one runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from ts_stateful.answering import Answering
+from ts_stateful.config import StateConfig
+from ts_stateful.declarations import Datatype, Output, Raw
+from ts_stateful.protocol import Step
+from ts_stateful.sessions.session import Session
+from ts_stateful.state.batch import Row
+from ts_stateful.state.sequence import SequenceState
+from ts_stateful.tensors import Elements, write_text
+
+__all__ = ["Answers", "Job"]
+
+_PCM16_SCALE = 32768.0
+_CONTENT_TYPES = {
+    Raw.TEXT: "text/plain",
+    Raw.PCM16: "application/octet-stream",
+    Raw.BYTES: "application/octet-stream",
+}
+
+
+@dataclass(eq=False)
+class Job:
+    """One step that was asked for; `request_ids` are all who wait for it."""
+
+    session: Session[SequenceState]
+    step: Step
+    inputs: list[Elements]
+    raw: bool
+    opens: bool
+    request_ids: list[str] = field(default_factory=list)
+
+    @property
+    def begins(self) -> bool:
+        """Whether this is the first step of its sequence, as things stand."""
+        return self.step.start or not self.session.state.num_steps
+
+    @property
+    def row(self) -> Row:
+        """What the model gets."""
+        return Row(self.inputs, self.session.state.lengths, start=self.begins, end=self.step.end)
+
+
+class TensorAnswer(Struct, frozen=True):
+    """One output, of one row; NaN and infinities become null, as JSON has none."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: Any
+
+
+class StepAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer to `step`."""
+
+    model_name: str
+    session_id: str
+    turn: int
+    outputs: list[TensorAnswer]
+    id: str | None = None
+    closed: bool = False
+
+
+class Answers:
+    """Answers steps."""
+
+    def __init__(self, settings: StateConfig, model_name: str, answering: Answering) -> None:
+        self._settings = settings
+        self._model_name = model_name
+        self._answering = answering
+        self._raw = next((index for index, o in enumerate(settings.outputs) if o.raw), None)
+
+    def send(self, job: Job, outputs: Sequence[Tensor], opened_until: int | None) -> None:
+        """To all who wait: the outputs, and that the step is done."""
+        session, step = job.session, job.step
+        fields: dict[str, Any] = {"session_id": session.session_id, "opened_until": opened_until}
+        if step.end:
+            fields |= {"closed": True, "opened_until": None}
+        body, content_type = self._body(job, outputs)
+        session.state.last_answer = None if job.raw else body
+        for request_id in job.request_ids:
+            self._answering.send(request_id, body, content_type=content_type, **fields)
+
+    def replay(self, request_id: str, session: Session[SequenceState], body: bytes) -> None:
+        """The answer of the last step once more."""
+        document = msgspec.json.decode(body) | {"replayed": True}
+        self._answering.answer(request_id, document, session_id=session.session_id)
+
+    def _body(self, job: Job, outputs: Sequence[Tensor]) -> tuple[bytes, str | None]:
+        if job.raw and self._raw is not None:
+            declared = self._settings.outputs[self._raw]
+            assert declared.raw is not None
+            return _raw_body(declared, outputs[self._raw]), _CONTENT_TYPES[declared.raw]
+        asked = {output.name for output in job.step.outputs}
+        document = StepAnswer(
+            model_name=self._model_name,
+            session_id=job.session.session_id,
+            turn=job.session.state.num_steps,
+            outputs=[
+                TensorAnswer(
+                    declared.name,
+                    _datatype(declared),
+                    tensor.shape,
+                    tensor.reshape(-1).tolist(),
+                )
+                for declared, tensor in zip(self._settings.outputs, outputs, strict=True)
+                if (declared.name in asked if asked else not declared.hidden)
+            ],
+            id=job.step.id,
+            closed=job.step.end,
+        )
+        return msgspec.json.encode(document), None
+
+
+def _datatype(declared: Output) -> str:
+    # No format that clients read has BF16; its elements are those of FP32.
+    datatype = Datatype.FP32 if declared.datatype is Datatype.BF16 else declared.datatype
+    return str(datatype.value)
+
+
+def _raw_body(declared: Output, tensor: Tensor) -> bytes:
+    if declared.raw is Raw.TEXT:
+        return write_text(tensor.reshape(-1).tolist())
+    if declared.raw is Raw.PCM16 and tensor.is_floating_point():
+        scaled = (tensor.float() * _PCM16_SCALE).round().clamp(-_PCM16_SCALE, _PCM16_SCALE - 1)
+        tensor = scaled.to(torch.int16)
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    return tensor.contiguous().numpy().tobytes()

@@ -1,0 +1,147 @@
+"""Whether a program does what is declared, tried when it is loaded.
+
+Owns the proof that sequences cannot disturb each other: what a row gets must not depend on the rows beside it, nor, where rows
+are padded, on how far. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ts_stateful.config import ConfigError, StateConfig
+from ts_stateful.declarations import Input, Ragged
+from ts_stateful.state.batch import Row
+from ts_stateful.state.passes import Passes, Stepped
+from ts_stateful.state.pool import Pool
+from ts_stateful.state.program import Program, torch_dtype
+from ts_stateful.tensors import Elements
+
+__all__ = ["prove"]
+
+logger = logging.getLogger(__name__)
+
+_LENGTHS = (
+    4,
+    16,
+    64,
+    160,
+    400,
+    1600,
+    16000,
+)  # of inputs with a free dimension, until the model takes one
+_NUM_STEPS = 3
+_TOLERANCE = 1e-3  # relative to the largest element; a different order of sums is no dependence
+
+
+def prove(
+    program: Program, settings: StateConfig, initial: Sequence[Tensor], device: torch.device
+) -> None:
+    """Steps two made-up sequences alone and together.
+
+    Raises:
+        ConfigError: the program cannot be called so, or gives a row something else when another one is beside it.
+    """
+    free = [t for t in settings.inputs if t.free_dim is not None and not t.is_derived]
+    padded = any(tensor.ragged is Ragged.PAD for tensor in free)
+    trouble: Exception | None = None
+    for length in _LENGTHS if free else (1,):
+        lengths = (length, length + length // 2 if padded else length)
+        try:
+            alone = [_stepped(program, settings, initial, device, [n], lengths) for n in (0, 1)]
+            beside = _stepped(program, settings, initial, device, [0, 1], lengths)
+        except Exception as error:  # whatever a user's program raises
+            trouble = error
+            continue
+        _compare(settings, [steps[0] for steps in alone], beside)
+        return
+    if not free:
+        raise ConfigError(
+            f"handler.model {settings.model!r} cannot be called as declared: {trouble}"
+        ) from trouble
+    logger.warning(
+        "%s took none of the lengths %s: whether rows are independent was not tried (%s)",
+        settings.model,
+        _LENGTHS,
+        trouble,
+    )
+
+
+def _stepped(
+    program: Program,
+    settings: StateConfig,
+    initial: Sequence[Tensor],
+    device: torch.device,
+    numbers: Sequence[int],
+    lengths: Sequence[int],
+) -> list[list[Stepped]]:
+    """Per sequence, what its steps gave."""
+    pool = Pool(settings.states, initial, device, len(numbers))
+    passes = Passes(program, settings, pool, device)
+    slots = [pool.take() for _ in numbers]
+    kept = [pool.initial_lengths() for _ in numbers]
+    steps: list[list[Stepped]] = [[] for _ in numbers]
+    for step in range(_NUM_STEPS):
+        rows = [
+            Row(_made_up(settings, number, step, lengths[number]), kept[place], start=step == 0)
+            for place, number in enumerate(numbers)
+        ]
+        for place, stepped in enumerate(passes.run(rows, slots)):
+            steps[place].append(stepped)
+            if stepped.error is None:
+                kept[place] = stepped.lengths
+    return steps
+
+
+def _made_up(settings: StateConfig, number: int, step: int, length: int) -> list[Elements]:
+    random = torch.Generator().manual_seed(100 * number + step)
+    return [
+        _elements(tensor, length, random) for tensor in settings.inputs if not tensor.is_derived
+    ]
+
+
+def _elements(tensor: Input, length: int, random: torch.Generator) -> Elements:
+    shape = tuple(length if size < 0 else size for size in tensor.shape)
+    dtype = torch_dtype(tensor.datatype)
+    if dtype.is_floating_point:
+        made = torch.randn(shape, generator=random).to(dtype)
+    else:  # 0 and 1 are in the range of most that is counted
+        made = torch.randint(0, 2, shape, generator=random).to(dtype)
+    return Elements(made.numpy().tobytes(), shape)
+
+
+def _compare(
+    settings: StateConfig, alone: Sequence[Sequence[Stepped]], beside: Sequence[Sequence[Stepped]]
+) -> None:
+    for mine, other in zip(alone, beside, strict=True):
+        for a, b in zip(mine, other, strict=True):
+            if a.lengths != b.lengths:
+                raise _dependent(settings, "the lengths of its states")
+            for declared, x, y in zip(settings.outputs, a.outputs, b.outputs, strict=True):
+                if not _close(x, y):
+                    raise _dependent(settings, declared.name)
+
+
+def _dependent(settings: StateConfig, what: str) -> ConfigError:
+    padded = any(tensor.ragged is Ragged.PAD for tensor in settings.inputs)
+    padded = padded or any(state.ragged is Ragged.PAD for state in settings.states)
+    cure = "; let it see lengthsOf or maskOf what is padded, or declare `ragged: group`"
+    return ConfigError(
+        f"handler.model {settings.model!r}: {what} of one sequence depends on another one in the same pass"
+        f"{cure if padded else ''}"
+    )
+
+
+def _close(x: Tensor, y: Tensor) -> bool:
+    if x.shape != y.shape:
+        return False
+    if not x.is_floating_point():
+        return torch.equal(x, y)
+    scale = float(x.abs().max()) if x.numel() else 0.0
+    if not math.isfinite(scale):
+        return torch.equal(x.isfinite(), y.isfinite())
+    return bool(torch.allclose(x.double(), y.double(), rtol=0, atol=_TOLERANCE * max(scale, 1e-6)))
