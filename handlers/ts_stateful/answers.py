@@ -5,6 +5,9 @@ Owns the names of answer fields; knows nothing of how an answer comes about. The
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 from msgspec import Struct
 
@@ -17,6 +20,8 @@ __all__ = [
     "Rewound",
     "ServerLimits",
     "SessionInfo",
+    "StepAnswer",
+    "TensorAnswer",
     "Timing",
     "TokenDetails",
     "TurnAnswer",
@@ -127,6 +132,34 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     host_bytes: int
     running: bool  # a turn is in progress
     waiting: int  # prompts behind it
+
+
+class TensorAnswer(Struct, frozen=True):
+    """One output of a step. `data` are its elements in the order of C; NaN and infinities become null, as JSON has none."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: list[Any]
+
+    def tolist(self) -> Any:
+        """The elements, nested by the shape; without a dimension the only one."""
+        nested = self.data
+        for size in reversed(self.shape[1:]):
+            nested = [nested[at : at + size] for at in range(0, len(nested), size)]
+        return nested if self.shape else nested[0]
+
+
+class StepAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer to `step`; `turn` counts the steps of the sequence, and `closed` says that this was the last."""
+
+    model_name: str
+    session_id: str
+    turn: int
+    outputs: list[TensorAnswer]
+    id: str | None = None
+    closed: bool = False
+    replayed: bool = False
 
 
 class ServerLimits(Struct, frozen=True, kw_only=True):

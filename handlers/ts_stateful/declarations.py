@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -26,8 +26,9 @@ __all__ = [
 ]
 
 _Name = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
-_Dim = Literal[-1] | Annotated[int, Meta(ge=1)]
+_Dim = Annotated[int, Meta(ge=-1)]  # not 0, which `check` refuses
 _Count = Annotated[int, Meta(ge=1)]
+_TAKEN = {"data", "body", "rpc"}  # of forms and gRPC inputs
 
 
 class Datatype(enum.Enum):
@@ -151,6 +152,8 @@ def check(inputs: Sequence[Input], outputs: Sequence[Output], states: Sequence[S
             path = f"handler.{kind}[{index}]"
             if tensor.name in names[:index]:
                 raise ValueError(f"{path}.name: {tensor.name} is declared twice")
+            if 0 in tensor.shape:
+                raise ValueError(f"{path}.shape: no dimension may be 0")
             if sum(size < 0 for size in tensor.shape) > 1:
                 raise ValueError(f"{path}.shape: only one dimension may be free (-1)")
             if tensor.rows_dim > len(tensor.shape):
@@ -170,6 +173,8 @@ def _check_inputs(inputs: Sequence[Input], states: Sequence[State]) -> None:
         raise ValueError("handler.inputs: a body that is no JSON can be only one of them (raw)")
     for index, tensor in enumerate(inputs):
         path = f"handler.inputs[{index}]"
+        if tensor.name in _TAKEN:
+            raise ValueError(f"{path}.name: {tensor.name} names another part of a request")
         of = tensor.lengths_of or tensor.mask_of
         if bool(tensor.lengths_of) + bool(tensor.mask_of) + bool(tensor.control) > 1:
             raise ValueError(f"{path}: only one of lengthsOf, maskOf and control")

@@ -20,8 +20,8 @@ from ts_stateful.client import (
     RequestTooLarge,
     ServerRefused,
     ServerUnreachable,
+    calls_grpc,
     connect,
-    rpc,
 )
 from ts_stateful.errors import SessionNotFound
 from ts_stateful.pb import inference_pb2
@@ -277,9 +277,9 @@ def test_grpcs_is_spoken(certificate: tuple[Path, Path]) -> None:
 def test_a_refusal_inside_a_stream_is_read() -> None:
     """TorchServe without a free sequence sends an empty message with a status, and nothing more."""
     refused = inference_pb2.PredictionResponse(status=status_pb2.Status(code=13, message="full"))
-    call = rpc._Call(_Responses([inference_pb2.PredictionResponse(), refused]), lambda: None, 0)
+    call = calls_grpc.Call(_Responses([inference_pb2.PredictionResponse(), refused]), lambda: None, 0)
     with pytest.raises(ServerRefused, match="full") as caught:
-        list(rpc._messages(call, stall_s=30))
+        list(calls_grpc.messages(call, stall_s=30))
     assert caught.value.retryable
 
 

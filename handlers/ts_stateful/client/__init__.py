@@ -26,6 +26,7 @@ from ts_stateful.client.reply import Reply
 from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.client.server import Server, connect
 from ts_stateful.client.session import PromptOptions, Session
+from ts_stateful.client.steps import StepReply, Steps
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -41,6 +42,8 @@ __all__ = [
     "ServerRefused",
     "ServerUnreachable",
     "Session",
+    "StepReply",
+    "Steps",
     "StreamStalled",
     "connect",
 ]

@@ -6,7 +6,7 @@ numbered, so that a repeated one is recognised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ts_stateful.client.documents import parse
@@ -45,9 +45,10 @@ class Calls:
         answer: type[Answer],
         timeout_s: float | None = None,
         *,
+        raw: Mapping[str, bytes] | None = None,
         applied: tuple[type[StatefulError], Callable[[], Answer]] | None = None,
     ) -> Answer:
-        """The answer to a request.
+        """The answer to a request; `raw` are inputs of a step that are sent as they are.
 
         `applied` names the error which, after a failed attempt, says that the failed one was applied all the same, and how the
         lost answer is made up.
@@ -59,7 +60,7 @@ class Calls:
         attempts = self.attempts(timeout_s)
         while True:
             try:
-                body = self.transport.call(command, attempts.deadline.remaining_s())
+                body = self.transport.call(command, attempts.deadline.remaining_s(), raw)
                 return parse(body, answer)
             except (ClientError, StatefulError) as error:
                 if applied is not None and attempts.num_failures and isinstance(error, applied[0]):

@@ -49,14 +49,16 @@ class HttpTransport:
         self._url = url
         self._session_header = session_header
         self._http = httpx.Client(
-            headers={**headers, "Content-Type": "application/json"},
+            headers=headers,
             verify=tls,
             trust_env=through_proxy,
         )
 
-    def call(self, command: Command, timeout_s: float) -> bytes:
+    def call(
+        self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
+    ) -> bytes:
         """The answer's body; see `Transport.call`."""
-        request = self._request(command, timeout_s, timeout_s)
+        request = self._request(command, timeout_s, timeout_s, raw)
         with self._errors(DeadlineExceeded(f"no answer within {timeout_s:g} s")):
             response = self._http.send(request)
         if not response.is_success:
@@ -86,12 +88,31 @@ class HttpTransport:
         """Closes all connections."""
         self._http.close()
 
-    def _request(self, command: Command, timeout_s: float, read_s: float) -> httpx.Request:
+    def pipeline(self, session_id: str, timeout_s: float) -> None:
+        """There is none: HTTP has one answer for one request."""
+
+    def _request(
+        self,
+        command: Command,
+        timeout_s: float,
+        read_s: float,
+        raw: Mapping[str, bytes] | None = None,
+    ) -> httpx.Request:
         body = encode(command)
-        check_size(len(body), self.max_body_bytes)
+        check_size(len(body) + sum(map(len, (raw or {}).values())), self.max_body_bytes)
         headers = {self._session_header: command.session_id} if command.session_id else {}
         connect_s = min(timeout_s, _CONNECT_TIMEOUT_S)
         timeout = httpx.Timeout(timeout_s, connect=connect_s, read=read_s)
+        if raw:
+            # A form: the JSON in a part named `data`, the bytes in parts named like the inputs.
+            files = {"data": (None, body, "application/json")}
+            files |= {
+                name: (None, value, "application/octet-stream") for name, value in raw.items()
+            }
+            return self._http.build_request(
+                "POST", self._url, files=files, headers=headers, timeout=timeout
+            )
+        headers["Content-Type"] = "application/json"
         return self._http.build_request(
             "POST", self._url, content=body, headers=headers, timeout=timeout
         )

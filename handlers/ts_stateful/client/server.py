@@ -15,6 +15,7 @@ from ts_stateful.client.documents import MAX_BODY_BYTES
 from ts_stateful.client.images import ImageSource, wire_images
 from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.client.session import Session
+from ts_stateful.client.steps import Steps
 from ts_stateful.client.transport import Transport
 from ts_stateful.errors import SessionExists
 from ts_stateful.protocol import Hello, Open
@@ -124,6 +125,20 @@ class Server:
         session = self._session(check_session_id(session_id))
         session.info(timeout_s)
         return session
+
+    def steps(self, session_id: str | None = None, *, resume: bool = False) -> Steps:
+        """A sequence of a model with recurrent state. It begins with its first step: nothing is sent yet.
+
+        Without a `session_id` it gets a new one of 128 random bits. `resume` goes on with the open sequence of that id, where
+        otherwise a new one takes its place.
+
+        Raises:
+            SessionError: there is none to go on with.
+        """
+        if session_id is None:
+            return Steps(self._calls, new_session_id(), num_steps=0)
+        name = check_session_id(session_id)
+        return Steps(self._calls, name, num_steps=self._session(name).info().turns if resume else 0)
 
     def _session(self, session_id: str) -> Session:
         return Session(self._calls, session_id, opened=None, num_turns=None)

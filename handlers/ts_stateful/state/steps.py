@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 import torch
-from msgspec import Struct
 from torch import Tensor
 
 from ts_stateful.answering import Answering
+from ts_stateful.answers import StepAnswer, TensorAnswer, encode
 from ts_stateful.config import StateConfig
 from ts_stateful.declarations import Datatype, Output, Raw
 from ts_stateful.protocol import Step
@@ -53,26 +53,6 @@ class Job:
     def row(self) -> Row:
         """What the model gets."""
         return Row(self.inputs, self.session.state.lengths, start=self.begins, end=self.step.end)
-
-
-class TensorAnswer(Struct, frozen=True):
-    """One output, of one row; NaN and infinities become null, as JSON has none."""
-
-    name: str
-    datatype: str
-    shape: Sequence[int]
-    data: Any
-
-
-class StepAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Answer to `step`."""
-
-    model_name: str
-    session_id: str
-    turn: int
-    outputs: list[TensorAnswer]
-    id: str | None = None
-    closed: bool = False
 
 
 class Answers:
@@ -123,7 +103,7 @@ class Answers:
             id=job.step.id,
             closed=job.step.end,
         )
-        return msgspec.json.encode(document), None
+        return encode(document), None
 
 
 def _datatype(declared: Output) -> str:
