@@ -25,6 +25,7 @@ ANSWERS = (
     answers.Closed,
     answers.SessionInfo,
     answers.HelloAnswer,
+    answers.StepAnswer,
 )
 
 

@@ -108,14 +108,15 @@ class Passes:
         self, slots: Sequence[int], new: Sequence[Tensor], errors: Sequence[ContextTooLong | None]
     ) -> None:
         good = [row for row, error in enumerate(errors) if error is None]
+        if not good:
+            return
         if len(good) < len(slots):
             slots = [slots[row] for row in good]
             new = [
                 tensor.index_select(state.rows_dim, torch.tensor(good, device=tensor.device))
                 for state, tensor in zip(self._settings.states, new, strict=True)
             ]
-        if good:
-            self._pool.scatter(slots, new)
+        self._pool.scatter(slots, new)
 
     def _outputs(self, results: Results, num_rows: int) -> list[list[Tensor]]:
         """Per output, per row, cut to its length."""

@@ -1,0 +1,124 @@
+"""An engine of a model with recurrent state, driven by hand: no process, no server, a clock that stands still."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from tests.support.harness import Clock
+from ts_stateful.config import Config, FrontendConfig, StateConfig, load_config
+from ts_stateful.events import Event, Submit
+from ts_stateful.protocol import Request, Step
+from ts_stateful.state.engine import StateEngine
+from ts_stateful.state.pool import Pool
+from ts_stateful.state.program import Program
+from ts_stateful.tensors import Elements, read_inputs
+
+__all__ = ["StateHarness", "state_settings"]
+
+CPU = torch.device("cpu")
+
+
+def state_settings(**handler: Any) -> StateConfig:
+    """A declaration, as it is written in YAML; the model itself is given apart."""
+    config = load_config({"handler": {"model": "none", **handler}})
+    assert config.state is not None
+    return config.state
+
+
+class StateHarness:
+    """Submits requests, runs passes, and keeps what was answered. `num_calls` counts calls of the model."""
+
+    def __init__(
+        self,
+        module: Callable[..., Any],
+        settings: StateConfig,
+        *,
+        initial: Sequence[Tensor] | None = None,
+        max_slots: int = 64,
+        **frontend: Any,
+    ) -> None:
+        self.clock = Clock()
+        self.events: dict[str, Event] = {}
+        self.num_calls = 0
+        self.settings = settings
+        keys = {"max_num_sequence": 64, "max_sequence_job_queue_size": 64, **frontend}
+        config = Config(frontend=FrontendConfig(**keys), state=settings)
+
+        def counted(*tensors: Tensor) -> Any:
+            self.num_calls += 1
+            return module(*tensors)
+
+        if initial is None:
+            initial = [
+                torch.zeros([max(0, size) for size in state.shape]).unsqueeze(state.rows_dim)
+                for state in settings.states
+            ]
+        pool = Pool(settings.states, initial, CPU, max_slots)
+        parameters = module.parameters() if isinstance(module, nn.Module) else ()
+        count = sum(weight.numel() for weight in parameters)
+        program = Program(counted, settings, name="model", num_parameters=count)
+        self.engine = StateEngine(
+            program,
+            config,
+            pool,
+            CPU,
+            emit=self._take,
+            clock=self.clock,
+            utc=lambda: 1_700_000_000.0 + self.clock(),
+        )
+        self._num_requests = 0
+
+    def submit(self, command: Request, *, opens: bool | None = None, raw: bool = False) -> str:
+        """Hands in a request as a worker does; the id by which its answer is found. A session that nobody knows is opened."""
+        self._num_requests += 1
+        request_id = f"request-{self._num_requests}"
+        elements: list[Elements] = []
+        if isinstance(command, Step):
+            declared = [tensor for tensor in self.settings.inputs if not tensor.is_derived]
+            elements = read_inputs(declared, command.inputs, {})
+            known = any(session.session_id == command.session_id for session in self.engine.table)
+            opens = not known if opens is None else opens
+            command = msgspec.structs.replace(command, inputs=())
+        self.engine.submit(
+            Submit(
+                request_id,
+                command,
+                tuple(tensor.data for tensor in elements),
+                opens=bool(opens),
+                shapes=tuple(tensor.shape for tensor in elements),
+                raw=raw,
+            )
+        )
+        self.engine.check_integrity()
+        return request_id
+
+    def run(self) -> None:
+        """Runs passes until nothing waits."""
+        while self.engine.busy:
+            self.engine.step()
+            self.engine.check_integrity()
+
+    def ask(self, command: Request, **options: Any) -> dict[str, Any]:
+        """The answer to a request."""
+        request_id = self.submit(command, **options)
+        self.run()
+        return self.answer(request_id)
+
+    def answer(self, request_id: str) -> dict[str, Any]:
+        """The document that a request was answered with."""
+        document: dict[str, Any] = json.loads(self.events[request_id].body)
+        return document
+
+    def code(self, request_id: str) -> str:
+        """The code of the error that a request was answered with."""
+        return str(self.answer(request_id)["error"]["code"])
+
+    def _take(self, event: Event) -> None:
+        assert event.request_id not in self.events, "answered twice"
+        self.events[event.request_id] = event
