@@ -91,6 +91,39 @@ def test_logits_and_states_are_those_of_the_stock_layers(name: str, threads: int
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("name", FAMILY)
+def test_short_prompts_are_those_of_the_stock_layers(name: str, threads: int) -> None:
+    """Several tokens of some sessions beside single ones of others; logits are made only where they are wanted."""
+    model = BUILDERS[name]()
+    fused = fused_of(model)
+    stock = sessions(model, 4)
+    own = [kv.copy(kv.length) for kv in stock]
+    keep = [6, 7, 12]
+    for counts in ((7, 1, 5, 1), (1, 9, 1, 4)):
+        logits = []
+        for caches in (stock, own):
+            spans = [Span(kv, kv.length, n) for kv, n in zip(caches, counts, strict=True)]
+            for span in spans:
+                span.kv.reserve(span.stop)
+            ids = [5 + 3 * index % 200 for index in range(sum(counts))]
+            if caches is stock:
+                logits.append(model.forward(ids, spans, None, keep))
+                continue
+            places = [[i for span in spans for i in range(span.start, span.stop)]]
+            found = fused(Rows(ids, torch.tensor(places), spans, keep))
+            assert found is not None
+            logits.append(found)
+            for span in spans:
+                span.kv.length = span.stop
+        torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
+    for one, other in zip(stock, own, strict=True):
+        for part, counterpart in zip(one.states, other.states, strict=True):
+            torch.testing.assert_close(
+                counterpart[:, : other.length], part[:, : one.length], rtol=1e-4, atol=1e-4
+            )
+
+
+@torch.inference_mode()
 def test_a_long_history_is_shared_out_among_threads(threads: int) -> None:
     """One session alone, whose tokens are read in several parts."""
     model = llama()
@@ -182,6 +215,12 @@ def test_more_rows_than_it_is_good_for_are_left_to_the_network() -> None:
     spans = [Span(kv, kv.length, 1)] * 65
     assert fused(Rows([1] * 65, torch.full((1, 65), kv.length), spans)) is None
     assert fused(Rows([1] * 64, torch.full((1, 64), kv.length), spans[:64])) is not None
+    start = kv.length
+    kv.reserve(start + 33)
+    for count in (32, 33):
+        places = torch.arange(start, start + count)[None]
+        made = fused(Rows([1] * count, places, [Span(kv, start, count)]))
+        assert (made is None) is (count > 32)
 
 
 def test_layers_that_differ_are_found_out() -> None:

@@ -13,15 +13,20 @@ LAYOUT = KVLayout((LayerShape(2, 8, 8), LayerShape(2, 8, 8)), torch.float32)
 
 
 def step(rows: Rows, seen: int | None = None, shift: int = 0) -> Tensor:
-    """Writes a state for every row; its logits are sums of what the last `seen` tokens of the row have."""
+    """Writes a state for every token; its logits are sums of what the last `seen` tokens up to it have."""
     logits = []
-    for token, span in zip(rows.ids, rows.spans, strict=True):
+    ids = iter(rows.ids)
+    for span in rows.spans:
         kv = span.kv
-        for part in kv.states:
-            part[:, span.start + shift] = token / 100
+        for position in range(span.start, span.stop):
+            token = next(ids)
+            for part in kv.states:
+                part[:, position + shift] = token / 100
+            first = 0 if seen is None else max(0, position + 1 - seen)
+            logits.append(
+                torch.stack([part[:, first : position + 1].sum() for part in kv.states])
+            )
         kv.length = span.stop
-        first = 0 if seen is None else max(0, span.stop - seen)
-        logits.append(torch.stack([part[:, first : span.stop].sum() for part in kv.states]))
     return torch.stack(logits)
 
 

@@ -35,6 +35,7 @@ _TRIAL = (
     (1, 1),
 )  # tokens of the sequences that are tried side by side, in two passes
 _ROWS_TRIAL = (70, 1), (2, 2), (9, 1), (1, 1)  # the same for kernels, which read many tokens at once
+_FEW_TOKENS = 256  # for more there is no other way
 _TOLERANCE = {
     torch.float32: 1e-3,
     torch.float16: 2e-2,
@@ -54,7 +55,7 @@ class Forward:
         self._takes_positions = "position_ids" in accepts  # models with ALiBi do not
         self.rope_index = getattr(network.base_model, "get_rope_index", None)
         self._mask = unused_mask(network.device)
-        self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for steps of single tokens
+        self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for steps of few tokens
         self.windows: list[int | None] = []  # of the layers' attention, as they have asked for it
         self.stock_attention = self._text_config._attn_implementation
         self.flat = False
@@ -76,11 +77,12 @@ class Forward:
         """
         positions = self._text_positions(spans) if positions is None else positions
         logits = None
-        if self._shortcut and not inputs and all(span.num_tokens == 1 for span in spans):
+        if self._shortcut and not inputs and len(ids) <= _FEW_TOKENS:
             for span in spans:
                 span.kv.reserve(span.stop)
-            logits = self._shortcut(Rows(ids, positions, spans))
-        whole = logits is not None or not self._keeps_logits  # or only those of the tokens to keep
+            some = keep if len(keep) < len(ids) else None
+            logits = self._shortcut(Rows(ids, positions, spans, some))
+        whole = logits is None and not self._keeps_logits  # or only those of the tokens to keep
         if logits is None:
             device = self._network.device
             self._cache.begin(spans, flat=self.flat)
@@ -141,9 +143,9 @@ class Forward:
 
     @torch.inference_mode()
     def use_shortcut(self, shortcut: Callable[[Rows], Tensor | None]) -> str:
-        """Computes steps of single tokens by it from now on, if it computes what the model does; else returns the reason.
+        """Computes steps of few tokens by it from now on, if it computes what the model does; else returns the reason.
 
-        It gets rows that have room, and returns their logits `(rows, vocabulary)`, or None where the model is to be called.
+        It gets rows that have room, and returns the logits to keep, or None where the model is to be called.
         """
         assert self.flat
         assert self._shortcut is None

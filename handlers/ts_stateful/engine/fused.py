@@ -1,4 +1,4 @@
-"""Steps of one token for each of some sessions, with all decoder layers computed in one call on a CPU.
+"""Steps of few tokens, with all decoder layers computed in one call on a CPU.
 
 A stock decoder layer is some thirty operators, and around each a CPU does more than the operator is worth when there are few
 rows: `cpu_layer.h` does what is between embeddings and the last norm in one call, on the weights where they lie. Embeddings,
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 _WORD: Final = ctypes.c_int64
 _ADDRESS: Final = ctypes.c_void_p
+# Every token reads all of its session's states by itself. Of a longer piece of a prompt, behind a history of 3,000 tokens, torch's
+# operators read them sooner together.
+_MOST_IN_PROMPTS: Final = 32
 _LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -73,7 +76,7 @@ def find_fused(
 
 
 class FusedLayers:
-    """The logits of steps of single tokens, from a stock network's own weights, which must stay where they are.
+    """The logits of steps of few tokens, from a stock network's own weights, which must stay where they are.
 
     `windows` are the layers' attention windows in tokens, None for all. Used by one thread.
 
@@ -102,14 +105,19 @@ class FusedLayers:
         self._scratch = torch.empty(0)
 
     def __call__(self, rows: Rows) -> Tensor | None:
-        """The logits `(rows, vocabulary)`; None where the stock network must be called: too many rows, or hooks."""
-        if len(rows.ids) > self._most_rows or any(self._hooks):
+        """The logits behind the tokens to keep; None where the stock network must be called: too many tokens, or hooks."""
+        count = len(rows.ids)
+        most = self._most_rows if count == len(rows.spans) else _MOST_IN_PROMPTS
+        if count > most or any(self._hooks):
             return None
-        table = Table.of(rows.spans)
+        table = Table.of(rows.spans, all_rows=True)
         hidden = self._decoder.embeddings(torch.tensor([rows.ids]))
         cos, sin = self._decoder.rotary(hidden, position_ids=rows.positions)
         self._decode(hidden, cos.contiguous(), sin.contiguous(), table)
-        logits: Tensor = self._decoder.head(self._decoder.norm(hidden)[0])
+        hidden = hidden[0]
+        if rows.keep is not None and len(rows.keep) < len(hidden):
+            hidden = hidden[torch.tensor(rows.keep)]
+        logits: Tensor = self._decoder.head(self._decoder.norm(hidden))
         return logits
 
     def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:

@@ -105,11 +105,12 @@ class DecodeGraphs:
         """The logits of a step, for the caller to keep; None if it is not captured. The states must have room."""
         count = len(rows.ids)
         size = next((size for size in self.sizes if size >= count), None)
-        if size is None:
+        if size is None or count > len(rows.spans):
             return None
         graph = self._graphs[size]
         graph.inputs.fill(self._padded(rows, size))
-        return graph.replay()[:count].clone()
+        logits = graph.replay()[:count]
+        return logits.clone() if rows.keep is None else logits[upload(rows.keep, logits.device)]
 
     @torch.inference_mode()
     def prepare(self, one: Rows, other: Rows) -> None:

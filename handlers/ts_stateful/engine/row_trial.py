@@ -1,12 +1,14 @@
-"""Whether another way of computing steps of single tokens computes what a model computes.
+"""Whether another way of computing steps of few tokens computes what a model computes.
 
-Owns the steps that are tried: sessions of many lengths side by side and one alone, behind random states, and beyond the layers'
-windows; logits must agree, and so must all states afterwards. Knows nothing of how either way computes.
+Owns the steps that are tried: sessions of many lengths side by side and one alone, with one token each or some with several,
+behind random states, and beyond the layers' windows; logits must agree, and so must all states afterwards. Knows nothing of how
+either way computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Final
 
 import torch
@@ -18,6 +20,14 @@ from ts_stateful.engine.spans import Rows, Span
 __all__ = ["difference"]
 
 _STARTS: Final = (0, 1, 37, 130, 600)  # tokens of the sessions that are tried
+# Which sessions take part in a step, and how many tokens they have, in turns.
+_STEPS: Final[tuple[tuple[slice, Sequence[int]], ...]] = (
+    (slice(None), (1,)),
+    (slice(None, None, -1), (1,)),
+    (slice(-1, None), (1,)),
+    (slice(None), (5, 1, 2)),
+    (slice(-1, None), (9,)),
+)
 _FARTHEST: Final = 4096  # tokens: a longer window would take too much memory to try
 _TOLERANCE: Final = 1e-4  # of the largest number
 
@@ -33,11 +43,12 @@ def difference(
     beyond = {window + 3 for window in windows if window and window <= _FARTHEST}
     ours = _random_states(layout, [*_STARTS, *sorted(beyond)])
     theirs = [kv.copy(kv.length) for kv in ours]
-    for chosen in (slice(None), slice(None, None, -1), slice(-1, None)):
-        expected = model(_rows(ours[chosen], vocab_size))
-        found = other(_rows(theirs[chosen], vocab_size))
-        for kv in theirs[chosen]:
-            kv.length += 1
+    for chosen, counts in _STEPS:
+        expected = model(_rows(ours[chosen], counts, vocab_size))
+        rows = _rows(theirs[chosen], counts, vocab_size)
+        found = other(rows)
+        for span in rows.spans:
+            span.kv.length = span.stop
         if found is None:
             return "it is not computed at all"
         apart = _apart(found, expected)
@@ -64,13 +75,14 @@ def _random_states(layout: KVLayout, lengths: Sequence[int]) -> list[KVCache]:
     return caches
 
 
-def _rows(caches: Sequence[KVCache], vocab_size: int) -> Rows:
-    """One token more for each."""
-    for kv in caches:
-        kv.reserve(kv.length + 1)
-    ids = [(3 + 7 * (index + kv.length)) % vocab_size for index, kv in enumerate(caches)]
-    positions = torch.tensor([[kv.length for kv in caches]])
-    return Rows(ids, positions, [Span(kv, kv.length, 1) for kv in caches])
+def _rows(caches: Sequence[KVCache], counts: Sequence[int], vocab_size: int) -> Rows:
+    """The next tokens of each: as many as `counts` says, in turns."""
+    spans = [Span(kv, kv.length, count) for kv, count in zip(caches, cycle(counts), strict=False)]
+    for span in spans:
+        span.kv.reserve(span.stop)
+    places = [position for span in spans for position in range(span.start, span.stop)]
+    ids = [(3 + 7 * (index + position)) % vocab_size for index, position in enumerate(places)]
+    return Rows(ids, torch.tensor([places]), spans)
 
 
 def _apart(found: Tensor, expected: Tensor) -> str:

@@ -34,16 +34,22 @@ class Span(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A step of one token for each session. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host."""
+    """A step of few tokens. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host.
+
+    `keep` are the tokens behind which logits are wanted; None: all.
+    """
 
     ids: list[int]
     positions: Tensor
     spans: Sequence[Span]
+    keep: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Where every new token of a step belongs, as kernels read it. A *row* is a token that is alone in its span.
+    """Where every new token of a step belongs, as kernels read it.
+
+    A *row* is a token whose attention is computed by itself: one that is alone in its span, or every one.
 
     `buffer` is int64, of one dimension, so that one copy brings everything to a device. In it lie, behind one another:
 
@@ -62,11 +68,12 @@ class Table:
     num_spans: int
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> Table:
-        """The table of these spans, on the host."""
+    def of(cls, spans: Sequence[Span], *, all_rows: bool = False) -> Table:
+        """The table of these spans, on the host; with `all_rows` every token is a row."""
         counts = [span.num_tokens for span in spans]
         ends = itertools.accumulate(counts)
         rows = [end - 1 for end, count in zip(ends, counts, strict=True) if count == 1]
+        rows = list(range(sum(counts))) if all_rows else rows
         numbers = [
             *(index for index, count in enumerate(counts) for _ in range(count)),
             *(position for span in spans for position in range(span.start, span.stop)),
