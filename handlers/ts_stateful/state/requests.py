@@ -1,6 +1,6 @@
 """Requests against the engine of a model with recurrent state: what each type asks for.
 
-Owns the order of steps within a sequence, which of them run next, and where a sequence begins and ends. Knows nothing of the
+Owns the order of steps within a sequence, and where a sequence begins and ends. Knows nothing of the
 model.
 """
 
@@ -25,6 +25,7 @@ from ts_stateful.events import Submit
 from ts_stateful.protocol import Close, Fork, Hello, Info, Open, Step
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
+from ts_stateful.state.line import Line
 from ts_stateful.state.passes import Stepped
 from ts_stateful.state.pool import Pool
 from ts_stateful.state.reports import hello, info
@@ -60,13 +61,11 @@ class Requests:
         self._answering = answering
         self._answers = answers
         self._clock = clock
-        self._ready: dict[
-            str, Job
-        ] = {}  # the first job of every sequence that has one, in their order
+        self._line = Line(self._settings, table, pool)
 
     def __len__(self) -> int:
         """Sequences with a step that waits."""
-        return len(self._ready)
+        return len(self._line)
 
     def handle(self, message: Submit) -> None:
         """Takes a request of a client."""
@@ -91,24 +90,8 @@ class Requests:
             )
 
     def next_jobs(self) -> list[Job]:
-        """The jobs of the next pass, each with a slot: the one that has waited longest, and those that can run with it."""
-        jobs: list[Job] = []
-        key: object = None
-        most = min(self._settings.max_rows, self._pool.max_slots)
-        for job in list(self._ready.values()):
-            number = job.session.state.num_steps + 1
-            if job.step.turn not in (None, number):
-                self.fail(job, _gap(job.step.turn, number))
-                continue
-            found = job.row.key(self._settings)
-            if not jobs:
-                key = found
-            if found == key:
-                jobs.append(job)
-            if len(jobs) == most:
-                break
-        self._give_slots(jobs)
-        return jobs
+        """The jobs of the next pass, each with a slot."""
+        return self._line.next_jobs()
 
     def finish(self, job: Job, stepped: Stepped) -> None:
         """The step has run, and its sequence goes on from there."""
@@ -250,7 +233,7 @@ class Requests:
         self._answering.answer(request_id, answer, session_id=session.session_id)
 
     def _refuse_waiting(self, session: _Session, error: StatefulError) -> None:
-        self._ready.pop(session.session_id, None)
+        self._line.remove(session)
         for job in session.work:
             for request_id in job.request_ids:
                 self._answering.refuse(request_id, error, session.session_id)
@@ -260,7 +243,7 @@ class Requests:
         """Closes a sequence behind its last step; what waits there belongs to the next one of this id."""
         waiting = list(session.work)
         session.work.clear()
-        self._ready.pop(session.session_id, None)
+        self._line.remove(session)
         self._table.close(session)
         if not waiting:
             return
@@ -275,31 +258,22 @@ class Requests:
         work = job.session.work
         assert work[0] is job
         work.popleft()
-        del self._ready[job.session.session_id]
+        self._line.remove(job.session)
         self._advance(job.session)
 
     def _advance(self, session: _Session) -> None:
-        """The first job of a session waits for the next pass, behind those of the others."""
-        if not session.work or session.session_id in self._ready:
+        """The first job of a session waits for the next pass, unless it does not fit behind the last one."""
+        if not session.work or session in self._line:
             return
         job = session.work[0]
-        self._ready[session.session_id] = job
-        if job.step.start and session.state.num_steps:
-            session.state.begin_anew()
+        state = session.state
+        if job.step.start and state.num_steps:
+            state.begin_anew()
             self._table.renew(session)
-
-    def _give_slots(self, jobs: list[Job]) -> None:
-        """Slots for all of these: free ones, else those of idle sessions, else of others, least recently used first."""
-        missing = [job.session.state for job in jobs if not job.session.state.has_slot]
-        excess = len(missing) - self._pool.num_free
-        if excess > 0:
-            running = {id(job.session) for job in jobs}
-            held = [s for s in self._table if s.state.has_slot and id(s) not in running]
-            held.reverse()  # the table begins with those used last
-            for session in sorted(held, key=lambda s: s.busy)[:excess]:
-                session.state.to_host()
-        for state in missing:
-            state.to_device()
+        self._line.add(job)
+        number = state.num_steps + 1
+        if job.step.turn not in (None, number):
+            self.fail(job, _gap(job.step.turn, number))
 
 
 def _gap(asked: int | None, number: int) -> TurnGap:

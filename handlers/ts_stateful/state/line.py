@@ -1,0 +1,73 @@
+"""Which steps run next, and in which slots.
+
+Owns the order among sequences: a pass takes the step that has waited longest, and those that can run beside it. Knows nothing
+of requests or answers.
+"""
+
+from __future__ import annotations
+
+from ts_stateful.config import StateConfig
+from ts_stateful.sessions.session import Session
+from ts_stateful.sessions.table import SessionTable
+from ts_stateful.state.pool import Pool
+from ts_stateful.state.sequence import SequenceState
+from ts_stateful.state.steps import Job
+
+__all__ = ["Line"]
+
+
+class Line:
+    """The next step of every sequence that has one, those that have waited longest first."""
+
+    def __init__(
+        self, settings: StateConfig, table: SessionTable[SequenceState], pool: Pool
+    ) -> None:
+        self._settings = settings
+        self._table = table
+        self._pool = pool
+        self._jobs: dict[str, Job] = {}
+
+    def __len__(self) -> int:
+        """Sequences with a step that waits."""
+        return len(self._jobs)
+
+    def __contains__(self, session: Session[SequenceState]) -> bool:
+        return session.session_id in self._jobs
+
+    def add(self, job: Job) -> None:
+        """Takes the next step of a sequence that has none here."""
+        assert job.session not in self
+        self._jobs[job.session.session_id] = job
+
+    def remove(self, session: Session[SequenceState]) -> None:
+        """Lets go of a sequence's step, if it has one here."""
+        self._jobs.pop(session.session_id, None)
+
+    def next_jobs(self) -> list[Job]:
+        """The jobs of the next pass, each with a slot; they stay in line until they are removed."""
+        jobs: list[Job] = []
+        key: object = None
+        most = min(self._settings.max_rows, self._pool.max_slots)
+        for job in self._jobs.values():
+            found = job.row.key(self._settings)
+            if not jobs:
+                key = found
+            if found == key:
+                jobs.append(job)
+            if len(jobs) == most:
+                break
+        self._give_slots(jobs)
+        return jobs
+
+    def _give_slots(self, jobs: list[Job]) -> None:
+        """Slots for all of these: free ones, else those of idle sessions, else of others, least recently used first."""
+        missing = [job.session.state for job in jobs if not job.session.state.has_slot]
+        excess = len(missing) - self._pool.num_free
+        if excess > 0:
+            running = {id(job.session) for job in jobs}
+            held = [s for s in self._table if s.state.has_slot and id(s) not in running]
+            held.reverse()  # the table begins with those used last
+            for session in sorted(held, key=lambda s: s.busy)[:excess]:
+                session.state.to_host()
+        for state in missing:
+            state.to_device()
