@@ -102,6 +102,7 @@ class Input(Declared, frozen=True, kw_only=True):
     """`handler.inputs[i]`: what clients send, or what is told about it (`lengths_of`, `mask_of`, `control`)."""
 
     raw: Raw | None = None
+    max: _Count | None = None  # of its free dimension, in one step
     ragged: Ragged = Ragged.GROUP
     padding: float = 0.0
     lengths_of: str | None = None  # of another input, or of a growing state: (rows,)
@@ -178,6 +179,8 @@ def _check_inputs(inputs: Sequence[Input], states: Sequence[State]) -> None:
         of = tensor.lengths_of or tensor.mask_of
         if bool(tensor.lengths_of) + bool(tensor.mask_of) + bool(tensor.control) > 1:
             raise ValueError(f"{path}: only one of lengthsOf, maskOf and control")
+        if tensor.max is not None and tensor.name not in free:
+            raise ValueError(f"{path}.max: clients send no {tensor.name} of different lengths")
         if tensor.is_derived and tensor.raw:
             raise ValueError(f"{path}.raw: no client sends {tensor.name}")
         if of is not None and of not in free:

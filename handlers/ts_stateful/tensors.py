@@ -157,7 +157,7 @@ def _fitted(
     """The shape of the row, where `shape` may have a leading 1 for it; data without a shape of its own may be flat."""
     for candidate in (tuple(shape), tuple(shape[1:]) if shape[:1] == (1,) else None):
         if candidate is not None and _matches(declared.shape, candidate):
-            return candidate
+            return _bounded(declared, candidate, path)
     if array.ndim == 1 and tuple(shape) == array.shape:
         return _shape_of(declared, array.size, path)
     raise InvalidRequest(f"must be {list(declared.shape)}, as declared", field=path)
@@ -177,7 +177,16 @@ def _shape_of(declared: Input, count: int, path: str) -> tuple[int, ...]:
         raise InvalidRequest(
             f"{count} elements do not fill the shape {list(declared.shape)}", field=path
         )
-    return tuple(num_units if size < 0 else size for size in declared.shape)
+    return _bounded(
+        declared, tuple(num_units if size < 0 else size for size in declared.shape), path
+    )
+
+
+def _bounded(declared: Input, shape: tuple[int, ...], path: str) -> tuple[int, ...]:
+    length = 0 if declared.free_dim is None else shape[declared.free_dim]
+    if declared.max is not None and length > declared.max:
+        raise InvalidRequest(f"{length} are too many for one step: at most {declared.max}", field=path)
+    return shape
 
 
 assert sys.byteorder == "little", "elements travel between processes as they are"

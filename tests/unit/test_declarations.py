@@ -41,6 +41,7 @@ def test_a_good_one_is_taken() -> None:
         ("inputs.0", {"name": "lengths"}, "handler.inputs[1].name"),
         ("inputs.0", {"name": "data"}, "handler.inputs[0].name"),
         ("inputs.0", {"shape": [-1, -1]}, "handler.inputs[0].shape"),
+        ("inputs.1", {"max": 3}, "handler.inputs[1].max"),
         ("inputs.0", {"rowsDim": 3}, "handler.inputs[0].rowsDim"),
         ("inputs.0", {"datatype": "BF16"}, "handler.inputs[0].datatype"),
         ("inputs.0", {"raw": "pcm16", "datatype": "BOOL"}, "handler.inputs[0].raw"),

@@ -68,6 +68,8 @@ def test_data_may_be_flat_or_nested_and_say_its_shape_or_not() -> None:
         ({"shape": [1], "datatype": "UINT8"}, [-1], {}, "inputs[0].data"),
         ({"shape": [1], "datatype": "BOOL"}, [2], {}, "inputs[0].data"),
         ({"shape": [1]}, [1], {"datatype": "FP64"}, "inputs[0].datatype"),
+        ({"shape": [-1], "max": 2}, [1, 2, 3], {}, "inputs[0].shape"),
+        ({"shape": [-1, 1], "max": 2}, [1, 2, 3], {}, "inputs[0].shape"),
     ],
 )
 def test_what_is_not_as_declared_is_named(
