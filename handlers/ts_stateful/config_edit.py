@@ -41,9 +41,11 @@ def edited(
     if profile is Profile.ASYNC:
         result["batchSize"] = 1  # a larger batch hangs in this mode
     if profile is Profile.SEQUENCE:
-        # Every open session holds a place in the batch: one more than there are places would wait for ever.
+        # Every open session holds a place in the batch: one more than there are places would wait for ever. One place stays
+        # free, or what TorchServe does beside the sessions would have no thread while all of them are open.
         batch_size = int(result.get("batchSize", 1))
-        result["maxNumSequence"] = min(int(result.get("maxNumSequence") or batch_size), batch_size)
+        sessions = min(int(result.get("maxNumSequence") or batch_size), batch_size)
+        result["maxNumSequence"], result["batchSize"] = sessions, max(batch_size, sessions + 1)
         result.setdefault("sequenceMaxIdleMSec", 600_000)
     return result
 

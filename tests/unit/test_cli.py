@@ -92,7 +92,7 @@ def test_wrong_usage_is_status_two(run: Run, capsys: pytest.CaptureFixture[str])
         assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("command", ["", "chat", "prompt", "info", "check"])
+@pytest.mark.parametrize("command", ["", "chat", "prompt", "info", "check", "plan"])
 def test_help_teaches_by_example(
     run: Run, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +124,9 @@ def test_check_finds_what_is_wrong(
 ) -> None:
     """`check` passes the shipped configuration, and fails one that would hang, with the cure."""
     assert main(["check", str(repository / "model-config.yaml")]) == 0
-    assert capsys.readouterr().out.endswith("ok\n")
+    out = capsys.readouterr().out
+    assert "holds: 256 sessions on an engine per device" in out
+    assert out.endswith("ok\n")
     config = tmp_path / "model-config.yaml"
     config.write_text("continuousBatching: true\nminWorkers: 2\nmaxWorkers: 2\n")
     assert main(["check", str(config)]) == 1

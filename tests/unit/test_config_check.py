@@ -1,4 +1,7 @@
-"""config_check: what would hang, leak or lose is refused with a cure; what would be slow is warned about."""
+"""config_check: what would hang, leak or lose is refused with a cure; what would be slow is warned about.
+
+What it says about capacity is in test_config_check_capacity.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _GOOD: dict[str, Any] = {
 _SEQUENCE: dict[str, Any] = {
     **{key: value for key, value in _GOOD.items() if key != "continuousBatching"},
     "sequenceBatching": True,
-    "maxNumSequence": 64,
+    "maxNumSequence": 63,
     "sequenceMaxIdleMSec": 600_000,
 }
 _ASYNC: dict[str, Any] = {
@@ -75,6 +78,8 @@ def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
         ),
         (_SEQUENCE, {"maxWorkers": 4}, ("error", "maxWorkers")),
         (_SEQUENCE, {"maxNumSequence": 65}, ("error", "maxNumSequence")),
+        (_SEQUENCE, {"maxNumSequence": 64}, ("warning", "batchSize")),
+        (_SEQUENCE, {"maxNumSequence": 0}, ("error", "maxNumSequence")),
         (_SEQUENCE, {"sequenceMaxIdleMSec": 0}, ("error", "sequenceMaxIdleMSec")),
         (
             _SEQUENCE,
@@ -86,7 +91,7 @@ def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
         (_GOOD, {"handler": {"deviceCacheBytes": 2000}}, ("warning", "handler.deviceCacheBytes")),
         (
             _GOOD,
-            {"handler": {"deviceCacheBytes": 4 << 30, "hostCacheBytes": 1 << 30}},
+            {"handler": {"device": "cpu", "hostCacheBytes": 1 << 30}},
             ("warning", "handler.hostCacheBytes"),
         ),
         (_GOOD, {"handler": {"contextLength": 128}}, ("warning", "handler.prefillChunk")),

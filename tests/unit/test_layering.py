@@ -28,11 +28,12 @@ _MAY_IMPORT: dict[str, set[str]] = {
     # The top: commands, and what they are made of.
     "config_check": set(),
     "config_edit": {"config_check"},
+    "plan": {"config_check"},
     "java": set(),
     "ports": set(),
     "torchserve": {"java", "ports"},
     "serve": {"java", "ports", "torchserve"},
-    "cli": {"client", "config_check", "pb"},
+    "cli": {"client", "config_check", "pb", "plan"},
 }
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
 _MAY_IMPORT_TORCH = {"engine", "state", "process"}  # process: counts devices, runs an engine
@@ -145,7 +146,9 @@ def test_every_module_says_what_it_owns(module: str) -> None:
     assert ast.get_docstring(tree), f"{module} has no docstring"
 
 
-@pytest.mark.parametrize("part", ["sessions", "store", "client", "cli", "serve", "config_check"])
+@pytest.mark.parametrize(
+    "part", ["sessions", "store", "client", "cli", "serve", "config_check", "plan"]
+)
 def test_torch_is_not_loaded_by_the_way(part: str) -> None:
     """Importing these loads no torch through something else either."""
     names = [

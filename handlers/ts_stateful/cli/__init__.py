@@ -1,6 +1,6 @@
-"""The `ts-stateful` command: talk to a server, ask about it, check a configuration.
+"""The `ts-stateful` command: talk to a server, ask about it, plan and check a configuration.
 
-Owns the command line alone; what it does is done by the client and by `config_check`.
+Owns the command line alone; what it does is done by the client, by `plan` and by `config_check`.
 """
 
 import os

@@ -14,8 +14,11 @@ from typing import Any, TextIO, cast
 
 import msgspec
 
+from ts_stateful.capacity import ModelUnknown
 from ts_stateful.cli.chat import Chat
+from ts_stateful.cli.check import check
 from ts_stateful.cli.parser import build_parser
+from ts_stateful.cli.plan import plan
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client import (
     MAX_BODY_BYTES,
@@ -26,7 +29,9 @@ from ts_stateful.client import (
     Session,
     connect,
 )
+from ts_stateful.config import ConfigError
 from ts_stateful.errors import StatefulError
+from ts_stateful.plan import PlanRefused
 
 __all__ = ["main"]
 
@@ -35,10 +40,14 @@ _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status. Usage errors and `--help` raise `SystemExit`, as argparse does."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = build_parser().parse_args(arguments)
     try:
         if options.command == "check":
-            return _check(options)
+            return _OK if check(options.file, options.model) else _FAILED
+        if options.command == "plan":
+            plan(options, arguments)
+            return _OK
         return _talk(options)
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -52,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.message)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (ConfigError, ModelUnknown, PlanRefused) as error:
+        return _fail(str(error))
     except ValueError as error:  # of the URL
         return _fail(str(error), _USAGE)
 
@@ -151,24 +162,6 @@ def _print_fields(terminal: Terminal, document: dict[str, Any], indent: str = ""
             _print_fields(terminal, value, indent + "  ")
         else:
             terminal.line(f"{indent}{name}: {value}")
-
-
-def _check(options: argparse.Namespace) -> int:
-    try:
-        # Part of the server, which a machine with only the client does not have.
-        from ts_stateful.config_check import check_file  # noqa: PLC0415
-    except ImportError as error:
-        return _fail(
-            f"{error}; `check` needs the server: pip install 'torchserve-stateful[server]'"
-        )
-    findings = check_file(options.file)
-    for finding in findings:
-        _say(sys.stdout, f"{finding.severity}: {finding.key}: {finding.message}")
-        _say(sys.stdout, f"  cure: {finding.cure}")
-    if any(finding.severity == "error" for finding in findings):
-        return _FAILED
-    _say(sys.stdout, "ok")
-    return _OK
 
 
 def _fail(message: str, status: int = _FAILED) -> int:

@@ -9,6 +9,8 @@ import argparse
 import os
 from pathlib import Path
 
+from ts_stateful.cli import plan_options
+
 __all__ = ["DEFAULT_URL", "build_parser"]
 
 DEFAULT_URL = "grpc://127.0.0.1:7070"
@@ -24,6 +26,7 @@ examples:
   ts-stateful prompt "What color is the circle?" --image examples/shapes/scene.png
   ts-stateful prompt "Describe it" --image https://example.com/cat.jpg --url http://127.0.0.1:8080 --json
   ts-stateful info
+  ts-stateful plan --sessions 500 --gpus 4 --gpu-memory 80GiB --model /models/llava-1.5-7b-hf > model-config.yaml
   ts-stateful check model-config.yaml
 
 exit status: 0 done, 1 failed (the reason is on standard error), 2 wrong usage, 130 interrupted.
@@ -56,10 +59,13 @@ examples:
   ts-stateful info 0123456789abcdef0123456789abcdef --json
 """
 _CHECK_EPILOG = """\
-Finds what would make TorchServe hang, leak or lose sessions, without a server. Needs the extra `server`.
+Finds what would make TorchServe hang, leak or lose sessions, without a server: errors, with status 1. Warnings are about what
+would be slow, risky or too small. Then it says what the configuration holds: sessions, requests, and bytes where they are
+known: of models with states, and with --model. `ts-stateful plan` makes a configuration for so many sessions.
 
-example:
+examples:
   ts-stateful check model-config.yaml
+  ts-stateful check model-config.yaml --model /models/llava-1.5-7b-hf
 """
 
 
@@ -99,6 +105,9 @@ def build_parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="print one JSON document")
     check = add("check", "check a configuration of TorchServe and the handler", _CHECK_EPILOG)
     check.add_argument("file", type=Path, help="a model-config.yaml")
+    check.add_argument("--model", help="its language model: a folder, a config.json, or a hub id")
+    plan = add("plan", "print a configuration for so many sessions", plan_options.EPILOG)
+    plan_options.add_options(plan)
     return parser
 
 

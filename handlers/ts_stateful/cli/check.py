@@ -1,0 +1,38 @@
+"""`ts-stateful check`: what is wrong with a configuration, and what it holds.
+
+Owns how findings are printed; the rules are `config_check`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ts_stateful.cli.models import find_model
+from ts_stateful.cli.terminal import Terminal
+from ts_stateful.config import load_config
+from ts_stateful.config_check import Finding, check_file, read_document, summary
+
+__all__ = ["check"]
+
+
+def check(path: Path, model_name: str | None) -> bool:
+    """Prints the findings of a file, and what it holds if it works; returns whether it does.
+
+    Raises:
+        ModelUnknown: the sizes of the model are asked for and cannot be told.
+    """
+    terminal = Terminal(sys.stdout)
+    model = find_model(model_name) if model_name is not None else None
+    findings = check_file(path, model)
+    for finding in findings:
+        terminal.line(f"{finding.severity}: {finding.key}: {finding.message}")
+        terminal.line(f"  cure: {finding.cure}")
+    if any(finding.severity == "error" for finding in findings):
+        return False
+    document = read_document(path)
+    if not isinstance(document, Finding):
+        for line in summary(load_config(document), model):
+            terminal.line(f"holds: {line}")
+    terminal.line("ok")
+    return True
