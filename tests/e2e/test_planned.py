@@ -1,0 +1,81 @@
+"""A file that `ts-stateful plan` prints, served as it is, holds the sessions that were asked for, more than the device does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
+from tests.e2e.speak import DIALOGUE, Speaker, error_of
+from ts_stateful.torchserve import TorchServe
+
+Speak = Callable[[TorchServe], Speaker]
+
+NUM_SESSIONS = 20
+# Two gibibytes for TorchServe, the weights, and room for a few sessions of 128 tokens.
+MEMORY = (2 << 30) + 7_500_000
+
+
+@pytest.fixture(scope="module", params=["continuous", "sequence"])
+def planned(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[TorchServe, Path]]:
+    """A server with the planned configuration of a profile."""
+    folder = tmp_path_factory.mktemp("plan")
+    model = ROOT / "examples" / "shapes" / "model"
+    options = f"--sessions {NUM_SESSIONS} --memory {MEMORY} --tokens 128 --profile {request.param}"
+    done = subprocess.run(
+        [sys.executable, "-m", "ts_stateful.cli", "plan", *options.split(), "--model", str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not all sessions fit" in done.stderr
+    config = folder / "model-config.yaml"
+    config.write_text(done.stdout)
+    log = log_path(f"plan-{request.param}")
+    log.unlink(missing_ok=True)
+    with TorchServe(
+        pack(folder / "archive", "--config", str(config)),
+        config=ROOT / "config.properties",
+        log_config=ROOT / "log4j2.xml",
+        log_file=log,
+        start_timeout_s=START_TIMEOUT_S,
+    ) as server:
+        yield server, config
+
+
+def test_a_planned_server_holds_what_was_asked(
+    planned: tuple[TorchServe, Path], speak: Speak
+) -> None:
+    """All sessions can be open and go on, of which as many stay on the device as was planned, and not one more is opened."""
+    server, config = planned
+    speaker = speak(server)
+    names = [speaker.open() for _ in range(NUM_SESSIONS)]
+    for question, answer in DIALOGUE[:2]:
+        for name in names:
+            asked = speaker.ask({"prompt": question, "max_new_tokens": 8}, session=name)
+            assert asked["text"] == answer
+    found = [speaker.ask({"type": "info"}, session=name)["residency"] for name in names]
+    stay = _told_to_stay(config)
+    assert 0 < stay < NUM_SESSIONS
+    assert stay <= found.count("device") < NUM_SESSIONS
+    refused = speaker.post({"type": "open"})
+    if refused.status_code == 429:
+        assert error_of(refused.json()) == ("too_many_sessions", 429)
+    else:  # by TorchServe itself, in the sequence profile
+        assert refused.status_code == 503
+
+
+def _told_to_stay(config: Path) -> int:
+    """What the comment beside the budget says."""
+    comments = " ".join(config.read_text().replace("#", " ").split())
+    number = comments.rpartition(" of them stay.")[0].rpartition(" ")[2]
+    assert yaml.safe_load(config.read_text())["handler"]["deviceCacheBytes"] > 1 << 20
+    return int(number)
