@@ -17,15 +17,15 @@ _MAX_BYTES = 1 << 50
 
 EPILOG = """\
 Prints a model-config.yaml that `ts-stateful check` passes, with the arithmetic beside every number. What the hardware does not
-hold is said on standard error: sessions are never refused because a device is full, they leave it and come back with their next
-turn, from host memory (--memory) or by computing their history again. What cannot work is refused, with what would. No model is
-loaded, and neither a GPU nor torch is needed.
+hold is said on standard error: sessions leave a full device and come back with their next turn, from host memory (--memory) or,
+of language models, by computing their history again. What cannot work is refused, with what would. No model is loaded, and
+neither a GPU nor torch is needed. docs/capacity.md explains the arithmetic.
 
 what it counts:
   language models     layers x KV heads x (key + value width) x bytes of the dtype = bytes of a token, from config.json;
                       x tokens of a session, and the embeddings of its images, which stay while it is open
   models with state   the declared states, growing ones at their `max`
-  a device            (its memory - weights - 1 GiB for CUDA) x 80 %; the rest is for activations
+  a device            (memory - weights - 1 GiB for CUDA, or 2 GiB for TorchServe on a CPU) x 80 %; the rest is for activations
   a sequence profile  a place in the batch for every session that is open, or has been within --idle minutes
 
 examples:
