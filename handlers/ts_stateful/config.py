@@ -164,7 +164,7 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def max_sessions(self) -> int:
-        """Sessions open at the same time (unset: TorchServe's own default, workers times batch size)."""
+        """Sessions open at the same time (unset: workers times batch size)."""
         return self.max_num_sequence or max(1, self.min_workers) * self.batch_size
 
 

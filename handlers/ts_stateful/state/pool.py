@@ -75,7 +75,7 @@ def _initial(state: State, model_dir: Path) -> Tensor:
 
 
 class Pool:
-    """Slots for at most `max_slots` sequences; grows by doubling.
+    """Slots for at most `max_slots` sequences; in a CPU's memory it grows by doubling.
 
     A growing state has room for all of its `max` in every slot. How much of it a sequence uses is the sequence's to know.
     """
@@ -94,7 +94,8 @@ class Pool:
         self._free: list[int] = []
         self._num_slots = 0
         self._tensors = [self._room(state, 0) for state in states]
-        self._grow(min(_FIRST_SLOTS, max_slots))
+        # On a GPU the old and the new room would not fit beside each other when it grows for the last time.
+        self._grow(max_slots if device.type == "cuda" else min(_FIRST_SLOTS, max_slots))
 
     @property
     def slot_bytes(self) -> int:
