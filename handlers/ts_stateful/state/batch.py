@@ -18,7 +18,7 @@ from ts_stateful.state.pool import model_dim
 from ts_stateful.state.program import torch_dtype
 from ts_stateful.tensors import Elements
 
-__all__ = ["Results", "Row", "Shaper"]
+__all__ = ["Grouping", "Results", "Row", "Shaper"]
 
 
 class Row(NamedTuple):
@@ -32,18 +32,18 @@ class Row(NamedTuple):
     start: bool = False
     end: bool = False
 
-    def key(self, settings: StateConfig) -> tuple[object, ...]:
-        """Rows whose keys are equal can run in one pass."""
-        sent = [tensor for tensor in settings.inputs if not tensor.is_derived]
-        shapes = [
-            elements.shape if tensor.ragged is Ragged.GROUP else None
-            for tensor, elements in zip(sent, self.inputs, strict=True)
-        ]
-        lengths = [
-            length if state.ragged is Ragged.GROUP else None
-            for state, length in zip(settings.states, self.lengths, strict=True)
-        ]
-        return (*shapes, *lengths)
+
+class Grouping:
+    """Which rows can run in one pass: those with equal keys."""
+
+    def __init__(self, settings: StateConfig) -> None:
+        self._inputs = _grouped([tensor for tensor in settings.inputs if not tensor.is_derived])
+        self._states = _grouped(settings.states)
+
+    def key(self, inputs: Sequence[Elements], lengths: Sequence[int | None]) -> tuple[object, ...]:
+        """Of a row; see `Row`."""
+        shapes = [inputs[number].shape for number in self._inputs]
+        return (*shapes, *[lengths[number] for number in self._states])
 
 
 class Results(NamedTuple):
@@ -178,6 +178,15 @@ _FLAGS: dict[Control, Callable[[Row], bool]] = {
 
 def _flag(control: Control, row: Row) -> bool:
     return _FLAGS[control](row)
+
+
+def _grouped(tensors: Sequence[Input | State]) -> list[int]:
+    """The numbers of those that must be equally long in all rows of a pass."""
+    return [
+        number
+        for number, tensor in enumerate(tensors)
+        if tensor.free_dim is not None and tensor.ragged is Ragged.GROUP
+    ]
 
 
 def _free(tensor: Declared) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ts_stateful.config import StateConfig
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
+from ts_stateful.state.batch import Grouping
 from ts_stateful.state.pool import Pool
 from ts_stateful.state.sequence import SequenceState
 from ts_stateful.state.steps import Job
@@ -22,7 +23,8 @@ class Line:
     def __init__(
         self, settings: StateConfig, table: SessionTable[SequenceState], pool: Pool
     ) -> None:
-        self._settings = settings
+        self._max_rows = settings.max_rows
+        self._grouping = Grouping(settings)
         self._table = table
         self._pool = pool
         self._jobs: dict[str, Job] = {}
@@ -47,9 +49,9 @@ class Line:
         """The jobs of the next pass, each with a slot; they stay in line until they are removed."""
         jobs: list[Job] = []
         key: object = None
-        most = min(self._settings.max_rows, self._pool.max_slots)
+        most = min(self._max_rows, self._pool.max_slots)
         for job in self._jobs.values():
-            found = job.row.key(self._settings)
+            found = self._grouping.key(job.inputs, job.session.state.lengths)
             if not jobs:
                 key = found
             if found == key:
