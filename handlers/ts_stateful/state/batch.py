@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ts_stateful.config import StateConfig
 from ts_stateful.declarations import Control, Declared, Input, Ragged, State
+from ts_stateful.state.column import Column
 from ts_stateful.state.pool import model_dim
 from ts_stateful.state.program import torch_dtype
 from ts_stateful.tensors import Elements
@@ -47,14 +48,13 @@ class Grouping:
 
 
 class Results(NamedTuple):
-    """What a pass gave, rows first in every tensor.
+    """What a pass gave.
 
-    `outputs[i]` is `(rows, ...)` on the host, padded where rows differ; `output_lengths[i]` are the lengths of its rows, None
-    where nothing is padded. `states[i]` is in the model's layout on its device, `state_lengths[i]` as above.
+    `states[i]` is in the model's layout on its device; `state_lengths[i]` are the lengths of its rows, None where nothing is
+    padded.
     """
 
-    outputs: list[Tensor]
-    output_lengths: list[list[int] | None]
+    outputs: list[Column]
     states: list[Tensor]
     state_lengths: list[list[int] | None]
 
@@ -117,8 +117,10 @@ class Shaper:
             return _lengths_of_inputs(settings, rows, name)
 
         return Results(
-            on_host,
-            [lengths(declared.lengths_from) for declared in settings.outputs],
+            [
+                Column(tensor, declared.free_dim, lengths(declared.lengths_from))
+                for declared, tensor in zip(settings.outputs, on_host, strict=True)
+            ],
             [
                 tensor.narrow(declared.rows_dim, 0, num_rows)
                 for declared, tensor in zip(settings.states, states, strict=True)

@@ -16,6 +16,7 @@ from ts_stateful.config import StateConfig
 from ts_stateful.declarations import WhenFull
 from ts_stateful.errors import ContextTooLong
 from ts_stateful.state.batch import Results, Row, Shaper
+from ts_stateful.state.column import Column
 from ts_stateful.state.pool import Pool, model_dim
 from ts_stateful.state.program import Program
 
@@ -23,11 +24,11 @@ __all__ = ["Passes", "Stepped"]
 
 
 class Stepped(NamedTuple):
-    """What a pass did for one row: the outputs `(…)` of that row on the host, and the new lengths of its states; or why its
-    states stay as they were."""
+    """What a pass did for row `row` of its `outputs`: the new lengths of its states, or why these stay as they were."""
 
-    outputs: list[Tensor]
-    lengths: list[int | None]
+    outputs: Sequence[Column]
+    row: int
+    lengths: Sequence[int | None]
     error: ContextTooLong | None = None
 
 
@@ -43,7 +44,7 @@ class Passes:
         self._shaper = Shaper(settings, device)
 
     def run(self, rows: Sequence[Row], slots: Sequence[int]) -> list[Stepped]:
-        """Steps the sequences in these slots, whose rows must have the same `Row.key`.
+        """Steps the sequences in these slots, whose rows must have the same key (see `Grouping`).
 
         Rows that begin (`Row.start`) begin with the initial states. Raises what the model raises; no state has changed then.
         """
@@ -62,27 +63,30 @@ class Passes:
 
     def _commit(self, rows: Sequence[Row], slots: Sequence[int], results: Results) -> list[Stepped]:
         grown = [self._grown(number, results, len(rows)) for number in range(len(results.states))]
-        errors = [
-            next(
-                (
-                    ContextTooLong(f"the state {state.name} may not grow beyond {state.max}")
-                    for state, (_, lengths) in zip(self._settings.states, grown, strict=True)
-                    if lengths is not None and lengths[row] > (state.max or 0)
-                ),
-                None,
-            )
-            for row in range(len(rows))
-        ]
+        errors = self._errors([lengths for _, lengths in grown], len(rows))
         self._scatter(slots, [tensor for tensor, _ in grown], errors)
-        outputs = self._outputs(results, len(rows))
-        return [
-            Stepped(
-                [column[row] for column in outputs],
-                [None if lengths is None else lengths[row] for _, lengths in grown],
-                errors[row],
-            )
-            for row in range(len(rows))
+        kept: list[Sequence[int | None]] = [
+            [None] * len(rows) if lengths is None else lengths for _, lengths in grown
         ]
+        return [
+            Stepped(results.outputs, row, lengths, error)
+            for row, (lengths, error) in enumerate(
+                zip(zip(*kept, strict=True), errors, strict=True)
+            )
+        ]
+
+    def _errors(
+        self, lengths: Sequence[list[int] | None], num_rows: int
+    ) -> list[ContextTooLong | None]:
+        """Per row, the first state that would grow too long."""
+        errors: list[ContextTooLong | None] = [None] * num_rows
+        for state, of_rows in zip(self._settings.states, lengths, strict=True):
+            for row, length in enumerate(of_rows or ()):
+                if length > (state.max or 0) and errors[row] is None:
+                    errors[row] = ContextTooLong(
+                        f"the state {state.name} may not grow beyond {state.max}"
+                    )
+        return errors
 
     def _grown(
         self, number: int, results: Results, num_rows: int
@@ -117,21 +121,6 @@ class Passes:
                 for state, tensor in zip(self._settings.states, new, strict=True)
             ]
         self._pool.scatter(slots, new)
-
-    def _outputs(self, results: Results, num_rows: int) -> list[list[Tensor]]:
-        """Per output, per row, cut to its length."""
-        columns = []
-        for declared, tensor, lengths in zip(
-            self._settings.outputs, results.outputs, results.output_lengths, strict=True
-        ):
-            rows = list(tensor.unbind(0)) if num_rows else []
-            if lengths is not None and declared.free_dim is not None:
-                dim = declared.free_dim
-                rows = [
-                    row.narrow(dim, 0, length) for row, length in zip(rows, lengths, strict=True)
-                ]
-            columns.append(rows)
-        return columns
 
 
 def _last(row: Tensor, dim: int, length: int, most: int) -> Tensor:

@@ -103,7 +103,7 @@ class Requests:
         self._leave(job)
         if job.step.end:
             self._end(session)
-        self._answers.send(job, stepped.outputs, until)
+        self._answers.send(job, stepped, until)
 
     def fail(self, job: Job, error: StatefulError) -> None:
         """The step is refused: its sequence stands where the last one has left it."""

@@ -26,7 +26,7 @@ class SequenceState:
         self._kept: Kept | None = None
         self.last_answer: bytes | None = None  # of the last step, without who asked
         self.num_steps = 0
-        self.lengths: list[int | None] = pool.initial_lengths()
+        self.lengths: Sequence[int | None] = pool.initial_lengths()
 
     @property
     def residency(self) -> Residency:

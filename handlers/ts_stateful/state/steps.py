@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import torch
@@ -20,6 +19,7 @@ from ts_stateful.declarations import Datatype, Output, Raw
 from ts_stateful.protocol import Step
 from ts_stateful.sessions.session import Session
 from ts_stateful.state.batch import Row
+from ts_stateful.state.passes import Stepped
 from ts_stateful.state.sequence import SequenceState
 from ts_stateful.tensors import Elements, write_text
 
@@ -63,47 +63,54 @@ class Answers:
         self._model_name = model_name
         self._answering = answering
         self._raw = next((index for index, o in enumerate(settings.outputs) if o.raw), None)
+        self._names = [(output.name, _datatype(output)) for output in settings.outputs]
+        self._shown = [index for index, o in enumerate(settings.outputs) if not o.hidden]
 
-    def send(self, job: Job, outputs: Sequence[Tensor], opened_until: int | None) -> None:
+    def send(self, job: Job, stepped: Stepped, opened_until: int | None) -> None:
         """To all who wait: the outputs, and that the step is done."""
-        session, step = job.session, job.step
-        fields: dict[str, Any] = {"session_id": session.session_id, "opened_until": opened_until}
-        if step.end:
-            fields |= {"closed": True, "opened_until": None}
-        body, content_type = self._body(job, outputs)
+        session, closed = job.session, job.step.end
+        body, content_type = self._body(job, stepped)
         session.state.last_answer = None if job.raw else body
         for request_id in job.request_ids:
-            self._answering.send(request_id, body, content_type=content_type, **fields)
+            self._answering.send(
+                request_id,
+                body,
+                content_type=content_type,
+                session_id=session.session_id,
+                opened_until=None if closed else opened_until,
+                closed=closed,
+            )
 
     def replay(self, request_id: str, session: Session[SequenceState], body: bytes) -> None:
         """The answer of the last step once more."""
         document = msgspec.json.decode(body) | {"replayed": True}
         self._answering.answer(request_id, document, session_id=session.session_id)
 
-    def _body(self, job: Job, outputs: Sequence[Tensor]) -> tuple[bytes, str | None]:
+    def _body(self, job: Job, stepped: Stepped) -> tuple[bytes, str | None]:
         if job.raw and self._raw is not None:
             declared = self._settings.outputs[self._raw]
             assert declared.raw is not None
-            return _raw_body(declared, outputs[self._raw]), _CONTENT_TYPES[declared.raw]
-        asked = {output.name for output in job.step.outputs}
+            tensor = stepped.outputs[self._raw].tensor(stepped.row)
+            return _raw_body(declared, tensor), _CONTENT_TYPES[declared.raw]
         document = StepAnswer(
             model_name=self._model_name,
             session_id=job.session.session_id,
             turn=job.session.state.num_steps,
             outputs=[
-                TensorAnswer(
-                    declared.name,
-                    _datatype(declared),
-                    tensor.shape,
-                    tensor.reshape(-1).tolist(),
-                )
-                for declared, tensor in zip(self._settings.outputs, outputs, strict=True)
-                if (declared.name in asked if asked else not declared.hidden)
+                TensorAnswer(*self._names[number], *stepped.outputs[number].elements(stepped.row))
+                for number in self._asked(job.step)
             ],
             id=job.step.id,
             closed=job.step.end,
         )
         return encode(document), None
+
+    def _asked(self, step: Step) -> Sequence[int]:
+        """The numbers of the outputs that go into the answer."""
+        if not step.outputs:
+            return self._shown
+        names = {output.name for output in step.outputs}
+        return [number for number, (name, _) in enumerate(self._names) if name in names]
 
 
 def _datatype(declared: Output) -> str:

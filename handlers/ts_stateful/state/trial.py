@@ -83,7 +83,7 @@ def _stepped(
     pool = Pool(settings.states, initial, device, len(numbers))
     passes = Passes(program, settings, pool, device)
     slots = [pool.take() for _ in numbers]
-    kept = [pool.initial_lengths() for _ in numbers]
+    kept: list[Sequence[int | None]] = [pool.initial_lengths() for _ in numbers]
     steps: list[list[Stepped]] = [[] for _ in numbers]
     for step in range(_NUM_STEPS):
         rows = [
@@ -122,7 +122,7 @@ def _compare(
             if a.lengths != b.lengths:
                 raise _dependent(settings, "the lengths of its states")
             for declared, x, y in zip(settings.outputs, a.outputs, b.outputs, strict=True):
-                if not _close(x, y):
+                if not _close(x.tensor(a.row), y.tensor(b.row)):
                     raise _dependent(settings, declared.name)
 
 
