@@ -8,6 +8,8 @@ import pytest
 
 from tests.e2e.server import profile_server
 from tests.e2e.speak import Innocent, Speaker
+from tests.e2e.state_server import StateModels
+from tests.e2e.steps import WAYS, Lines
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
@@ -45,6 +47,29 @@ def async_server(
 ) -> Iterator[TorchServe]:
     """The same in the async profile."""
     yield from _shared(Profile.ASYNC, tmp_path_factory, pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def state_models(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[StateModels]:
+    """TorchServe with models with recurrent state, in all profiles."""
+    with StateModels(tmp_path_factory.mktemp("state")) as models:
+        pytestconfig.stash.setdefault(_running, {})["state_models"] = models.server
+        yield models
+
+
+@pytest.fixture
+def lines(state_models: StateModels) -> Iterator[Lines]:
+    """Makes clients of the ledger."""
+    with Lines(state_models) as lines:
+        yield lines
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    """Every way to speak to the ledger in turn."""
+    return str(request.param)
 
 
 @pytest.fixture

@@ -22,10 +22,11 @@ SHAPES_MODEL = ROOT / "examples" / "shapes" / "model"
 START_TIMEOUT_S = 240.0  # on a busy machine; within the time limit of the first test that asks for a server
 
 
-def pack(output: Path, *arguments: str, model: Path | str = SHAPES_MODEL) -> Path:
-    """Runs archive.sh; returns the archive."""
+def pack(output: Path, *arguments: str, model: Path | str | None = SHAPES_MODEL) -> Path:
+    """Runs archive.sh; returns the archive. Without a model the arguments say what is packed."""
+    named = [] if model is None else ["--model", str(model)]
     done = subprocess.run(
-        [str(ROOT / "archive.sh"), "--model", str(model), "--output", str(output), *arguments],
+        [str(ROOT / "archive.sh"), *named, "--output", str(output), *arguments],
         env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
         text=True,

@@ -1,0 +1,114 @@
+"""One TorchServe for all models with recurrent state: each is packed and registered when a test first asks for it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from safetensors.torch import save_file
+from torch import tensor
+
+from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
+from ts_stateful.process.spec import EngineSpec
+from ts_stateful.torchserve import TorchServe
+
+__all__ = ["BALANCE", "StateModels"]
+
+MODELS = ROOT / "tests" / "support" / "state_models"
+EXAMPLES = ROOT / "examples"
+BALANCE = 1000  # what the account of every sequence of `ledger` begins with; it comes from a file
+
+# The frontend of TorchServe itself forgets a sequence that is idle, and has only two places for sequences.
+_NARROW: dict[str, Any] = {"batchSize": 3, "maxNumSequence": 2, "sequenceMaxIdleMSec": 2000}
+# Every id that was ever used keeps a place in TorchServe's sequence batch until it is idle for long enough.
+_WIDE: dict[str, Any] = {"batchSize": 193, "maxNumSequence": 192}
+
+
+class StateModels:
+    """The models under `tests/support/state_models` and `examples`, in the profiles that tests want them in.
+
+    A context manager: entering starts TorchServe with the counter of the examples.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.gate = folder / "gate"  # see `Ledger`
+        self.held = folder / "gate.held"
+        self._folder = folder
+        self._store = folder / "store"
+        self._registered = {"counter"}
+        log = log_path("state")
+        log.unlink(missing_ok=True)
+        self.server = TorchServe(
+            self._packed("counter", EXAMPLES / "counter"),
+            config=ROOT / "config.properties",
+            log_config=ROOT / "log4j2.xml",
+            name="counter",
+            log_file=log,
+            environ={"TS_ENABLE_MODEL_API": "true"},
+            start_timeout_s=START_TIMEOUT_S,
+        )
+
+    def __enter__(self) -> StateModels:
+        self.server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.unlink(missing_ok=True)
+        self.server.stop()
+
+    def named(self, name: str) -> str:
+        """The model of that name, which is served from now on: `ledger-sequence` is `ledger` in the sequence profile."""
+        if name not in self._registered:
+            self.pack(name)
+            answer = httpx.post(
+                f"{self.server.management_url}/models",
+                params={"url": f"{name}.mar", "initial_workers": 1, "synchronous": "true"},
+                timeout=START_TIMEOUT_S,
+                trust_env=False,
+            )
+            assert answer.status_code == 200, f"{answer.text}\n{self.server.log_tail()}"
+            self._registered.add(name)
+        return name
+
+    def pack(self, name: str) -> Path:
+        """The archive of a model, in the model store."""
+        model, _, variant = name.partition("-")
+        if model not in ("ledger", "meter"):
+            return self._packed(name, EXAMPLES / model)
+        document = yaml.safe_load((MODELS / f"{model}.yaml").read_text())
+        folder = self._folder / name
+        (folder / "model").mkdir(parents=True)
+        shutil.copy(MODELS / f"{model}.py", folder / "model")
+        if model == "ledger":
+            document["handler"]["arguments"] = {"gate": str(self.gate)}
+            save_file({"balance": tensor([BALANCE])}, folder / "model" / "initial.safetensors")
+        if variant == "narrow":
+            document |= {"sequenceBatching": True, **_NARROW}
+        elif variant == "sequence":
+            document |= {"sequenceBatching": True, **_WIDE}
+        elif variant:
+            document |= {"batchSize": 1, "asyncCommunication": True}
+        else:
+            document |= {"continuousBatching": True}
+        (folder / "model-config.yaml").write_text(yaml.safe_dump(document))
+        return self._packed(name, folder)
+
+    def kill_engine(self, name: str) -> None:
+        """Ends the engine process of one model, as the kernel would."""
+        for process in self.server.engines():
+            if EngineSpec.load(Path(process.cmdline()[-1])).model_name == name:
+                process.kill()
+
+    def worker_pid(self, name: str) -> int:
+        """The process of TorchServe's worker for one model."""
+        answer = httpx.get(f"{self.server.management_url}/models/{name}", trust_env=False)
+        ((worker,),) = [description["workers"] for description in answer.json()]
+        return int(worker["pid"])
+
+    def _packed(self, name: str, folder: Path) -> Path:
+        config, files = folder / "model-config.yaml", folder / "model"
+        arguments = ["--name", name, "--config", str(config), "--files", str(files)]
+        return pack(self._store, *arguments, model=None)

@@ -1,0 +1,1 @@
+"""Models with recurrent state that the tests serve, and their declarations."""
