@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 from typing import Any
 
 import pytest
 
-from tests.e2e.speak import error_of, eventually
+from tests.e2e.speak import HEADER, error_of, eventually
 from tests.e2e.state_server import StateModels
 from tests.e2e.steps import END, START, Document, Line, Lines, number, post, sum_of, value
-from tests.support.state_models.ledger import UNLUCKY
+from tests.support.state_models.ledger import HOLD, UNLUCKY
 
 MOST = 12  # numbers that the ledger remembers of a sequence
 
@@ -75,6 +77,32 @@ def test_a_step_that_fails_leaves_the_state_as_it_was(line: Line) -> None:
         assert "bad luck" not in failed["error"]["message"]
     answer = line.ask(number(2))
     assert (sum_of(answer), answer["turn"], value(answer, "numbers")) == (3, 2, [1, 2])
+
+
+def test_steps_sent_ahead_go_on_behind_one_that_fails(lines: Lines) -> None:
+    """On a stream, where they were on their way already; END is not said by a step that fails."""
+    line = lines.stream()
+    for step in (number(1), number(UNLUCKY, **END), number(2), number(UNLUCKY), number(3, **END)):
+        line.send(step)
+    answers = [line.receive() for _ in range(5)]
+    assert [sum_of(answers[index]) for index in (0, 2, 4)] == [1, 3, 6]
+    assert [error_of(answers[index]) for index in (1, 3)] == [("internal", 500)] * 2
+    assert answers[4]["turn"] == 3
+
+
+def test_a_step_runs_although_its_client_has_gone(state_models: StateModels, lines: Lines) -> None:
+    """The next ones of its sequence build on it; with its number it can be asked for again."""
+    line, server = lines("http"), state_models.server
+    state_models.held.unlink(missing_ok=True)
+    state_models.gate.touch()
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports.http)
+    headers = {HEADER: line.session, "Content-Type": "application/json"}
+    connection.request("POST", "/predictions/ledger", json.dumps(number(HOLD)).encode(), headers)
+    eventually(state_models.held.exists)
+    connection.close()
+    state_models.gate.unlink()
+    assert sum_of(line.ask(number(5))) == HOLD + 5
+    assert line.ask({"type": "info"})["turns"] == 2
 
 
 def test_a_sequence_whose_beginning_fails_has_none(line: Line) -> None:

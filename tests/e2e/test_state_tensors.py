@@ -91,3 +91,16 @@ def test_what_is_hidden_is_given_on_request_alone(meters: list[HttpLine]) -> Non
     assert "window_lengths" not in names
     answer = meters[0].ask({**step, "outputs": [{"name": "window_lengths"}]})
     assert value(answer, "window_lengths") == [4]
+
+
+def test_hello_tells_what_the_model_takes_and_gives(meters: list[HttpLine]) -> None:
+    """What clients send and get, under the names of the Open Inference Protocol."""
+    hello = meters[0].ask({"type": "hello"})
+    assert hello["inputs"] == [{"name": "samples", "datatype": "FP32", "shape": [-1]}]
+    assert [tensor["name"] for tensor in hello["outputs"]] == [
+        "loudest",
+        "halves",
+        "window",
+        "rows",
+    ]
+    assert (hello["profile"], hello["limits"]["max_sessions"]) == ("continuous", 8)
