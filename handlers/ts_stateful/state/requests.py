@@ -126,7 +126,7 @@ class Requests:
         job = Job(
             session,
             command,
-            [Elements(*pair) for pair in zip(message.attachments, message.shapes, strict=True)],
+            list(map(Elements, message.attachments, message.shapes)),
             raw=message.raw,
             opens=opens,
             request_ids=[message.request_id],
@@ -265,8 +265,7 @@ class Requests:
         """The first job of a session waits for the next pass, unless it does not fit behind the last one."""
         if not session.work or session in self._line:
             return
-        job = session.work[0]
-        state = session.state
+        job, state = session.work[0], session.state
         if job.step.start and state.num_steps:
             state.begin_anew()
             self._table.renew(session)

@@ -33,7 +33,7 @@ _CONTENT_TYPES = {
 }
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """One step that was asked for; `request_ids` are all who wait for it."""
 
@@ -45,14 +45,12 @@ class Job:
     request_ids: list[str] = field(default_factory=list)
 
     @property
-    def begins(self) -> bool:
-        """Whether this is the first step of its sequence, as things stand."""
-        return self.step.start or not self.session.state.num_steps
-
-    @property
     def row(self) -> Row:
-        """What the model gets."""
-        return Row(self.inputs, self.session.state.lengths, start=self.begins, end=self.step.end)
+        """What the model gets, as things stand: a sequence without a step begins with this one."""
+        state = self.session.state
+        return Row(
+            self.inputs, state.lengths, self.step.start or not state.num_steps, self.step.end
+        )
 
 
 class Answers:
