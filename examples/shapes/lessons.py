@@ -49,7 +49,7 @@ MIX: Final[Mapping[Ask, float]] = {
     Ask.COLOR: 2,
     Ask.WHICH: 2,
     Ask.EXISTS: 1,
-    Ask.IT: 6,
+    Ask.IT: 8,
     Ask.AND: 3,
     Ask.ASKED: 1.5,
 }
@@ -153,9 +153,11 @@ class Writer:
     ) -> Batch:
         """One transcript for each scene, with the habits of varied users."""
         rows = []
+        instructed = rng.random() < 0.3  # all of a batch or none: one long row would pad all others
         for scene, questions in zip(scenes, dialogues, strict=True):
             texts = [_vary(rng, question.text) for question in questions]
-            system, image_first = _system_prompt(rng), rng.random() < 0.9
+            system = _system_prompt(rng) if instructed else None
+            image_first = rng.random() < 0.9
             rows.append(self.transcript(texts, answers(scene, questions), system, image_first))
         length = max(len(ids) for ids, _ in rows)
         (pad,) = self.ids(PAD)
@@ -196,11 +198,7 @@ def _vary(rng: random.Random, text: str) -> str:
             return text
 
 
-def _system_prompt(rng: random.Random) -> str | None:
-    match rng.randrange(10):
-        case 0 | 1:
-            return rng.choice(SYSTEM_PROMPTS)
-        case 2:
-            return " ".join([UNKNOWN] * rng.randint(1, 30))
-        case _:
-            return None
+def _system_prompt(rng: random.Random) -> str:
+    if rng.random() < 0.7:
+        return rng.choice(SYSTEM_PROMPTS)
+    return " ".join([UNKNOWN] * rng.randint(1, 30))
