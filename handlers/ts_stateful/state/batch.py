@@ -76,6 +76,11 @@ class Shaper:
             for tensor in self._settings.inputs
         ]
 
+    def longest(self, rows: Sequence[Row]) -> list[int | None]:
+        """How much is needed of each state: as much as the longest row has, None of one that does not grow."""
+        lengths = [_lengths_of_states(rows, number) for number in range(len(self._settings.states))]
+        return [None if of_rows is None else max(of_rows) for of_rows in lengths]
+
     def blanked(self, states: Sequence[Tensor], rows: Sequence[Row]) -> list[Tensor]:
         """The gathered states with zeros behind the length of every row: what lies there is of former sequences."""
         blanked = list(states)
@@ -101,7 +106,7 @@ class Shaper:
         for declared, tensor in zip(all_declared, (*outputs, *states), strict=True):
             _check(declared, tensor, num_rows)
         on_host = [
-            tensor.movedim(declared.rows_dim, 0)[:num_rows].to("cpu")
+            _rows_first(_without_fillers(tensor, declared, num_rows), declared).to("cpu")
             for declared, tensor in zip(settings.outputs, outputs, strict=True)
         ]
         by_name = {
@@ -122,7 +127,7 @@ class Shaper:
                 for declared, tensor in zip(settings.outputs, on_host, strict=True)
             ],
             [
-                tensor.narrow(declared.rows_dim, 0, num_rows)
+                _without_fillers(tensor, declared, num_rows)
                 for declared, tensor in zip(settings.states, states, strict=True)
             ],
             [lengths(declared.lengths_from) for declared in settings.states],
@@ -143,7 +148,9 @@ class Shaper:
                 for dim, size in enumerate(row.shape):
                     place = place.narrow(dim, 0, size)
                 place.copy_(torch.frombuffer(bytearray(row.data), dtype=dtype).view(row.shape))
-        return made.movedim(0, tensor.rows_dim).to(self._device)
+        if tensor.rows_dim:
+            made = made.movedim(0, tensor.rows_dim)
+        return made.to(self._device)
 
     def _told(self, tensor: Input, rows: Sequence[Row], num_rows: int) -> Tensor:
         dtype = torch_dtype(tensor.datatype)
@@ -196,6 +203,15 @@ def _free(tensor: Declared) -> int:
     return model_dim(tensor.free_dim, tensor.rows_dim)
 
 
+def _without_fillers(tensor: Tensor, declared: Declared, num_rows: int) -> Tensor:
+    dim = declared.rows_dim
+    return tensor if tensor.shape[dim] == num_rows else tensor.narrow(dim, 0, num_rows)
+
+
+def _rows_first(tensor: Tensor, declared: Declared) -> Tensor:
+    return tensor.movedim(declared.rows_dim, 0) if declared.rows_dim else tensor
+
+
 def _spread(mask: Tensor, state: State, tensor: Tensor) -> Tensor:
     """A mask `(rows, longest)` in the shape of the state."""
     if state.rows_dim > _free(state):
@@ -216,8 +232,9 @@ def _lengths_of_inputs(settings: StateConfig, rows: Sequence[Row], name: str) ->
 
 
 def _lengths_of_states(rows: Sequence[Row], number: int) -> list[int] | None:
-    lengths = [row.lengths[number] for row in rows]
-    return None if None in lengths else [length or 0 for length in lengths]
+    if rows[0].lengths[number] is None:
+        return None  # the state does not grow
+    return [row.lengths[number] or 0 for row in rows]
 
 
 def _check(declared: Declared, tensor: Tensor, num_rows: int) -> None:

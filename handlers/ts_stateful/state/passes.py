@@ -52,19 +52,16 @@ class Passes:
         if fresh:
             self._pool.reset(fresh)
         num_rows = self._settings.max_rows if self._settings.fixed_rows else len(rows)
-        taken = [*slots, *[slots[-1]] * (num_rows - len(slots))]
-        longest = [
-            None if None in lengths else max(length or 0 for length in lengths)
-            for lengths in zip(*(row.lengths for row in rows), strict=True)
-        ]
-        states = self._shaper.blanked(self._pool.gather(taken, longest), rows)
+        index = self._pool.index([*slots, *[slots[-1]] * (num_rows - len(slots))])
+        gathered = self._pool.gather(index, self._shaper.longest(rows))
+        states = self._shaper.blanked(gathered, rows)
         outputs, new = self._program(self._shaper.inputs(rows, num_rows), states)
-        return self._commit(rows, slots, self._shaper.results(rows, outputs, new))
+        return self._commit(rows, index, self._shaper.results(rows, outputs, new))
 
-    def _commit(self, rows: Sequence[Row], slots: Sequence[int], results: Results) -> list[Stepped]:
+    def _commit(self, rows: Sequence[Row], index: Tensor, results: Results) -> list[Stepped]:
         grown = [self._grown(number, results, len(rows)) for number in range(len(results.states))]
         errors = self._errors([lengths for _, lengths in grown], len(rows))
-        self._scatter(slots, [tensor for tensor, _ in grown], errors)
+        self._scatter(index, [tensor for tensor, _ in grown], errors)
         kept: list[Sequence[int | None]] = [
             [None] * len(rows) if lengths is None else lengths for _, lengths in grown
         ]
@@ -109,18 +106,20 @@ class Passes:
         return tensor.narrow(dim, 0, min(tensor.shape[dim], state.max)), lengths
 
     def _scatter(
-        self, slots: Sequence[int], new: Sequence[Tensor], errors: Sequence[ContextTooLong | None]
+        self, index: Tensor, new: Sequence[Tensor], errors: Sequence[ContextTooLong | None]
     ) -> None:
+        """Keeps the new states of the rows without an error; behind them `index` may name fillers."""
         good = [row for row, error in enumerate(errors) if error is None]
         if not good:
             return
-        if len(good) < len(slots):
-            slots = [slots[row] for row in good]
+        if len(good) < len(index):
+            rows = torch.tensor(good, device=index.device)
+            index = index[rows]
             new = [
-                tensor.index_select(state.rows_dim, torch.tensor(good, device=tensor.device))
+                tensor.index_select(state.rows_dim, rows)
                 for state, tensor in zip(self._settings.states, new, strict=True)
             ]
-        self._pool.scatter(slots, new)
+        self._pool.scatter(index, new)
 
 
 def _last(row: Tensor, dim: int, length: int, most: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +93,7 @@ class Pool:
         self._initial = [tensor.to(device) for tensor in initial]
         self._device = device
         self.max_slots = max_slots
-        self._free: list[int] = []
+        self._free: list[int] = []  # a heap
         self._num_slots = 0
         self._tensors = [self._room(state, 0) for state in states]
         # On a GPU the old and the new room would not fit beside each other when it grows for the last time.
@@ -117,25 +118,26 @@ class Pool:
         """A free slot, the lowest of those that are there; there must be one (`num_free`)."""
         if not self._free:
             self._grow(min(2 * self._num_slots, self.max_slots))
-        return self._free.pop()
+        return heappop(self._free)
 
     def free(self, slot: int) -> None:
         """Gives a slot back."""
-        assert slot not in self._free
-        self._free.append(slot)
-        self._free.sort(reverse=True)
+        heappush(self._free, slot)
 
-    def gather(self, slots: Sequence[int], lengths: Sequence[int | None]) -> list[Tensor]:
+    def index(self, slots: Sequence[int]) -> Tensor:
+        """These slots as `gather` and `scatter` take them."""
+        # torch.tensor reads a list element by element, ten times as slowly.
+        return torch.frombuffer(array("q", slots), dtype=torch.int64).to(self._device)
+
+    def gather(self, index: Tensor, lengths: Sequence[int | None]) -> list[Tensor]:
         """Copies of the states in these slots as the model takes them; of a growing state the first `lengths[i]`."""
-        index = self._index(slots)
         return [
             self._part(number, length).index_select(self._states[number].rows_dim, index)
             for number, length in enumerate(lengths)
         ]
 
-    def scatter(self, slots: Sequence[int], new: Sequence[Tensor]) -> None:
+    def scatter(self, index: Tensor, new: Sequence[Tensor]) -> None:
         """Writes the states of as many rows as there are slots; of a growing state what there is, from its beginning."""
-        index = self._index(slots)
         for number, tensor in enumerate(new):
             state = self._states[number]
             length = None if state.free_dim is None else tensor.shape[_free(state)]
@@ -145,7 +147,7 @@ class Pool:
         """Writes what a sequence begins with."""
         rows = len(slots)
         self.scatter(
-            slots,
+            self.index(slots),
             [
                 tensor.repeat_interleave(rows, state.rows_dim)
                 for tensor, state in zip(self._initial, self._states, strict=True)
@@ -161,21 +163,17 @@ class Pool:
 
     def keep(self, slot: int, lengths: Sequence[int | None]) -> Kept:
         """A copy in host memory."""
-        return Kept([tensor.to("cpu") for tensor in self.gather([slot], lengths)])
+        return Kept([tensor.to("cpu") for tensor in self.gather(self.index([slot]), lengths)])
 
     def restore(self, slot: int, kept: Kept) -> None:
         """Writes what `keep` gave into a slot."""
-        self.scatter([slot], [tensor.to(self._device) for tensor in kept.tensors])
+        self.scatter(self.index([slot]), [tensor.to(self._device) for tensor in kept.tensors])
 
     def check_integrity(self) -> None:
         """Asserts what must hold between any two calls."""
         assert len(set(self._free)) == len(self._free)
         assert all(0 <= slot < self._num_slots for slot in self._free)
         assert self._num_slots <= self.max_slots
-
-    def _index(self, slots: Sequence[int]) -> Tensor:
-        # torch.tensor reads a list element by element, ten times as slowly.
-        return torch.frombuffer(array("q", slots), dtype=torch.int64).to(self._device)
 
     def _part(self, number: int, length: int | None) -> Tensor:
         tensor, state = self._tensors[number], self._states[number]
@@ -187,7 +185,8 @@ class Pool:
             new = self._room(state, num_slots)
             new.narrow(state.rows_dim, 0, self._num_slots).copy_(old)
             self._tensors[number] = new
-        self._free = sorted([*self._free, *range(self._num_slots, num_slots)], reverse=True)
+        self._free = [*self._free, *range(self._num_slots, num_slots)]
+        heapify(self._free)
         self._num_slots = num_slots
 
     def _room(self, state: State, num_slots: int) -> Tensor:
