@@ -129,6 +129,14 @@ def test_a_step_may_be_sent_again(line: Line) -> None:
     assert sum_of(line.ask(number(3, turn=3))) == 6
 
 
+def test_a_number_that_skips_ahead_begins_nothing(line: Line) -> None:
+    """Neither a sequence nor anything that would count as one."""
+    line.ask(number(1, **END))
+    assert error_of(line.ask(number(1, turn=2))) == ("turn_gap", 409)
+    assert error_of(line.ask({"type": "info"})) == ("session_closed", 410)
+    assert sum_of(line.ask(number(5, turn=1))) == 5
+
+
 def test_the_names_of_tritons_clients_mean_the_same(line: Line) -> None:
     """`parameters` with `sequence_id`, `sequence_start` and `sequence_end`; `id` comes back."""
     named = {"sequence_id": line.session}

@@ -156,6 +156,8 @@ class Requests:
         except SessionNotFound as error:
             if not (command.start or message.opens):
                 raise SessionNotFound(error.message + _AGAIN, field=error.field) from None
+        if command.turn not in (None, 1):
+            raise _gap(command.turn, 1)
         assert session_id is not None
         return self._new_session(session_id), True
 
