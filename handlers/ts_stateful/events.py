@@ -52,9 +52,10 @@ class EventKind(enum.Enum):
 class Event(Struct, frozen=True, tag="event"):
     """Engine to worker: something about a request. Every request gets exactly one `LAST`.
 
-    `body` is one JSON document (empty for `ACCEPTED`), or a raw answer of the type `content_type`. `session_id` is the session that a request was about, or has opened.
-    `opened_until` (Unix seconds, UTC) is set on every event of a request that opened a session, `closed` on the answer to
-    `close`: both become session headers over HTTP. `num_chars` counts the characters of the reply in `body`.
+    `body` is one JSON document (empty for `ACCEPTED`), or a raw answer of the type `content_type`. `session_id` is the session
+    that a request was about, or has opened. `opened_until` (Unix seconds, UTC) is set on every event of a request that opened a
+    session, `closed` on the answer to `close`: both become session headers over HTTP. `num_chars` counts the characters of the
+    reply in `body`.
     """
 
     request_id: str

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 _WORD: Final = ctypes.c_int64
 _ADDRESS: Final = ctypes.c_void_p
-# Every token reads all of its session's states by itself. Of a longer piece of a prompt, behind a history of 3,000 tokens, torch's
-# operators read them sooner together.
+# Every token reads all of its session's states by itself. For a longer piece of a prompt, behind a history of 3,000 tokens,
+# torch's operators read them sooner together.
 _MOST_IN_PROMPTS: Final = 32
 _LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 
