@@ -17,18 +17,18 @@ from ts_stateful.declarations import Control, Declared, Input, Ragged, State
 from ts_stateful.state.column import Column
 from ts_stateful.state.pool import model_dim
 from ts_stateful.state.program import torch_dtype
-from ts_stateful.tensors import Elements
 
 __all__ = ["Grouping", "Results", "Row", "Shaper"]
 
 
 class Row(NamedTuple):
-    """One step of one sequence: the inputs that its client sent, and what is told about it.
+    """One step of one sequence: the elements and the shapes of the inputs that its client sent, and what is told about it.
 
     `lengths` are those of its states, None for one that does not grow.
     """
 
-    inputs: Sequence[Elements]
+    inputs: Sequence[bytes]
+    shapes: Sequence[tuple[int, ...]]
     lengths: Sequence[int | None]
     start: bool = False
     end: bool = False
@@ -41,10 +41,12 @@ class Grouping:
         self._inputs = _grouped([tensor for tensor in settings.inputs if not tensor.is_derived])
         self._states = _grouped(settings.states)
 
-    def key(self, inputs: Sequence[Elements], lengths: Sequence[int | None]) -> tuple[object, ...]:
+    def key(
+        self, shapes: Sequence[tuple[int, ...]], lengths: Sequence[int | None]
+    ) -> tuple[object, ...]:
         """Of a row; see `Row`."""
-        shapes = [inputs[number].shape for number in self._inputs]
-        return (*shapes, *[lengths[number] for number in self._states])
+        grouped = [shapes[number] for number in self._inputs]
+        return (*grouped, *[lengths[number] for number in self._states])
 
 
 class Results(NamedTuple):
@@ -68,11 +70,13 @@ class Shaper:
 
     def inputs(self, rows: Sequence[Row], num_rows: int) -> list[Tensor]:
         """The model's inputs for `num_rows` rows, of which those behind `rows` are fillers of zeros."""
-        columns = iter(zip(*(row.inputs for row in rows), strict=True))
+        inputs = zip(*[row.inputs for row in rows], strict=True)
+        shapes = zip(*[row.shapes for row in rows], strict=True)
+        sent = zip(inputs, shapes, strict=True)
         return [
             self._told(tensor, rows, num_rows)
             if tensor.is_derived
-            else self._stacked(tensor, next(columns), num_rows)
+            else self._stacked(tensor, *next(sent), num_rows)
             for tensor in self._settings.inputs
         ]
 
@@ -133,21 +137,27 @@ class Shaper:
             [lengths(declared.lengths_from) for declared in settings.states],
         )
 
-    def _stacked(self, tensor: Input, rows: Sequence[Elements], num_rows: int) -> Tensor:
-        dtype, shapes = torch_dtype(tensor.datatype), {row.shape for row in rows}
-        if len(shapes) == 1:
-            flat = torch.frombuffer(bytearray().join([row.data for row in rows]), dtype=dtype)
-            made = flat.view(len(rows), *rows[0].shape)
+    def _stacked(
+        self,
+        tensor: Input,
+        rows: Sequence[bytes],
+        shapes: Sequence[tuple[int, ...]],
+        num_rows: int,
+    ) -> Tensor:
+        dtype, different = torch_dtype(tensor.datatype), set(shapes)
+        if len(different) == 1:
+            flat = torch.frombuffer(bytearray().join(rows), dtype=dtype)
+            made = flat.view(len(rows), *shapes[0])
             if num_rows > len(rows):
-                made = torch.cat([made, made.new_zeros(num_rows - len(rows), *rows[0].shape)])
+                made = torch.cat([made, made.new_zeros(num_rows - len(rows), *shapes[0])])
         else:
-            longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+            longest = [max(sizes) for sizes in zip(*different, strict=True)]
             made = torch.full((num_rows, *longest), tensor.padding, dtype=dtype)
-            for number, row in enumerate(rows):
+            for number, (row, shape) in enumerate(zip(rows, shapes, strict=True)):
                 place = made[number]
-                for dim, size in enumerate(row.shape):
+                for dim, size in enumerate(shape):
                     place = place.narrow(dim, 0, size)
-                place.copy_(torch.frombuffer(bytearray(row.data), dtype=dtype).view(row.shape))
+                place.copy_(torch.frombuffer(bytearray(row), dtype=dtype).view(shape))
         if tensor.rows_dim:
             made = made.movedim(0, tensor.rows_dim)
         return made.to(self._device)
@@ -227,7 +237,7 @@ def _lengths_of_inputs(settings: StateConfig, rows: Sequence[Row], name: str) ->
     sent = [tensor for tensor in settings.inputs if not tensor.is_derived]
     for number, tensor in enumerate(sent):
         if tensor.name == name and tensor.free_dim is not None:
-            return [row.inputs[number].shape[tensor.free_dim] for row in rows]
+            return [row.shapes[number][tensor.free_dim] for row in rows]
     return None
 
 

@@ -38,8 +38,9 @@ class Line:
 
     def add(self, job: Job) -> None:
         """Takes the next step of a sequence that has none here."""
-        assert job.session not in self
-        self._jobs[job.session.session_id] = job
+        session_id = job.session.session_id
+        assert session_id not in self._jobs
+        self._jobs[session_id] = job
 
     def remove(self, session: Session[SequenceState]) -> None:
         """Lets go of a sequence's step, if it has one here."""
@@ -51,7 +52,7 @@ class Line:
         key: object = None
         most = min(self._max_rows, self._pool.max_slots)
         for job in self._jobs.values():
-            found = self._grouping.key(job.inputs, job.session.state.lengths)
+            found = self._grouping.key(job.shapes, job.session.state.lengths)
             if not jobs:
                 key = found
             if found == key:

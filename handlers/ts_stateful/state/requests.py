@@ -31,7 +31,6 @@ from ts_stateful.state.pool import Pool
 from ts_stateful.state.reports import hello, info
 from ts_stateful.state.sequence import SequenceState
 from ts_stateful.state.steps import Answers, Job
-from ts_stateful.tensors import Elements
 
 __all__ = ["Requests"]
 
@@ -108,6 +107,7 @@ class Requests:
     def fail(self, job: Job, error: StatefulError) -> None:
         """The step is refused: its sequence stands where the last one has left it."""
         session = job.session
+        self._table.touch(session)
         self._leave(job)
         for request_id in job.request_ids:
             self._answering.refuse(request_id, error, session.session_id)
@@ -126,7 +126,8 @@ class Requests:
         job = Job(
             session,
             command,
-            list(map(Elements, message.attachments, message.shapes)),
+            message.attachments,
+            message.shapes,
             raw=message.raw,
             opens=opens,
             request_ids=[message.request_id],
@@ -140,7 +141,6 @@ class Requests:
                 retry_after_s=0.1,
             )
         session.work.append(job)
-        self._table.touch(session)
         self._advance(session)
 
     def _session_of(self, message: Submit, command: Step) -> tuple[_Session, bool]:

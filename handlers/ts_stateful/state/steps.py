@@ -21,7 +21,7 @@ from ts_stateful.sessions.session import Session
 from ts_stateful.state.batch import Row
 from ts_stateful.state.passes import Stepped
 from ts_stateful.state.sequence import SequenceState
-from ts_stateful.tensors import Elements, write_text
+from ts_stateful.tensors import write_text
 
 __all__ = ["Answers", "Job"]
 
@@ -39,7 +39,8 @@ class Job:
 
     session: Session[SequenceState]
     step: Step
-    inputs: list[Elements]
+    inputs: Sequence[bytes]
+    shapes: Sequence[tuple[int, ...]]
     raw: bool
     opens: bool
     request_ids: list[str] = field(default_factory=list)
@@ -48,9 +49,8 @@ class Job:
     def row(self) -> Row:
         """What the model gets, as things stand: a sequence without a step begins with this one."""
         state = self.session.state
-        return Row(
-            self.inputs, state.lengths, self.step.start or not state.num_steps, self.step.end
-        )
+        begins = self.step.start or not state.num_steps
+        return Row(self.inputs, self.shapes, state.lengths, begins, self.step.end)
 
 
 class Answers:
@@ -96,7 +96,7 @@ class Answers:
             turn=job.session.state.num_steps,
             outputs=[
                 TensorAnswer(*self._names[number], *stepped.outputs[number].elements(stepped.row))
-                for number in self._asked(job.step)
+                for number in (self._asked(job.step) if job.step.outputs else self._shown)
             ],
             id=job.step.id,
             closed=job.step.end,
@@ -104,9 +104,7 @@ class Answers:
         return encode(document), None
 
     def _asked(self, step: Step) -> Sequence[int]:
-        """The numbers of the outputs that go into the answer."""
-        if not step.outputs:
-            return self._shown
+        """The numbers of the outputs that it names."""
         names = {output.name for output in step.outputs}
         return [number for number, (name, _) in enumerate(self._names) if name in names]
 

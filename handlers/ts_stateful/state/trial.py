@@ -86,10 +86,11 @@ def _stepped(
     kept: list[Sequence[int | None]] = [pool.initial_lengths() for _ in numbers]
     steps: list[list[Stepped]] = [[] for _ in numbers]
     for step in range(_NUM_STEPS):
-        rows = [
-            Row(_made_up(settings, number, step, lengths[number]), kept[place], start=step == 0)
-            for place, number in enumerate(numbers)
-        ]
+        rows = []
+        for place, number in enumerate(numbers):
+            made_up = _made_up(settings, number, step, lengths[number])
+            data, shapes = zip(*made_up, strict=True)
+            rows.append(Row(data, shapes, kept[place], start=step == 0))
         for place, stepped in enumerate(passes.run(rows, slots)):
             steps[place].append(stepped)
             if stepped.error is None:
