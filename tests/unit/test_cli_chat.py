@@ -166,6 +166,8 @@ class _Pty:
             stderr=slave,
             env={**os.environ, "PYTHONPATH": str(_HANDLERS), "TERM": "dumb"},
             start_new_session=True,
+            # Whoever runs the tests in the background may have them ignore Ctrl-C, which is inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(slave)
 
@@ -176,24 +178,9 @@ class _Pty:
     def expect(self, text: str) -> None:
         """Reads until the text has been seen; it counts as read then."""
         while text not in self.seen:
-            assert self._read(60), self.seen
+            assert select.select([self.master], [], [], 60)[0], self.seen
+            self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
         self.seen = self.seen.partition(text)[2]
-
-    def interrupt_until(self, text: str) -> None:
-        """Presses Ctrl-C until the text is seen: once, but a key that is pressed inside of gRPC's own code can be lost."""
-        for _ in range(6):
-            os.killpg(self.process.pid, signal.SIGINT)
-            while text not in self.seen and self._read(5):
-                pass
-            if text in self.seen:
-                break
-        self.expect(text)
-
-    def _read(self, timeout_s: float) -> bool:
-        if not select.select([self.master], [], [], timeout_s)[0]:
-            return False
-        self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
-        return True
 
     def close(self) -> None:
         """Ends it, if it has not ended."""
@@ -216,7 +203,8 @@ def test_chat_on_a_terminal(url: str, fake: FakeSessions) -> None:
         terminal.type("Wait\n")
         while len(fake.of_kind("continue")) < 2 or fake.faults["continue"]:
             select.select([], [], [], 0.01)
-        terminal.interrupt_until("cancelled]")
+        os.killpg(terminal.process.pid, signal.SIGINT)
+        terminal.expect("cancelled]")
         terminal.expect("> ")
         terminal.type("\x04")
         assert terminal.process.wait(30) == 0

@@ -91,6 +91,7 @@ class Schedules(RuleBasedStateMachine):
         self.harness.pump()
         if session is not None:
             self.asked[request] = Asked(name, session, max_new_tokens)
+            self._settle()  # it may be refused at once, for want of memory
         else:
             assert self._code(request) in ("session_not_found", "session_closed", "session_expired")
 
