@@ -194,14 +194,16 @@ def _explained(options: argparse.Namespace, late: str) -> Iterator[None]:
     except grpc.RpcError as error:
         code = error.code()
         details = str(error.details() or "").partition("\n")[0] or "TorchServe does not say why"
+        # Where the model is another one, TorchServe fails, and drops the connection before it can say so now and then.
+        failed = code is grpc.StatusCode.UNKNOWN or "GOAWAY" in details
+        if failed and options.command is infer_stream2:
+            raise CallFailed(_NOT_SEQUENCE) from None
         if code is grpc.StatusCode.UNAVAILABLE:
             raise CallFailed(
                 f"nobody answers at {options.host}: is TorchServe running? {details}"
             ) from None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise CallFailed(f"no answer within {options.timeout:g} s: {late}") from None
-        if code is grpc.StatusCode.UNKNOWN and options.command is infer_stream2:
-            raise CallFailed(_NOT_SEQUENCE) from None
         if options.command in (register, unregister) and "API" in details:
             details = f"{details}\n{_NO_MODEL_API}"
         raise CallFailed(f"{code.name}: {details}") from None
