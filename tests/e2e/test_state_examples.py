@@ -144,3 +144,14 @@ def test_the_forecaster_needs_its_state(state_models: StateModels, transport: st
     found = re.search(r"with the state ([\d.]+), without it ([\d.]+)", done.stdout)
     assert found is not None
     assert 3 * float(found[1]) < float(found[2])
+
+
+def test_the_forecasters_page_runs(state_models: StateModels) -> None:
+    """Its curl lines: two steps of one sequence, of which the second is the last."""
+    state_models.named("lstm")
+    (script,) = blocks("sh", ROOT / "examples" / "lstm" / "README.md")
+    done = run("bash", "-c", f"set -euo pipefail\n{script}", server=state_models.server)
+    assert done.returncode == 0, done.stderr
+    answers = re.findall(r'"turn": ?(\d).*?"name": ?"forecast"', done.stdout)
+    assert answers == ["1", "2"]
+    assert re.search(r'"closed": ?true', done.stdout)
