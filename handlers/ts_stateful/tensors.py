@@ -108,7 +108,10 @@ def write_text(values: Sequence[float]) -> bytes:
 
 def _from_text(declared: Input, body: bytes) -> np.ndarray[Any, Any]:
     try:
-        words = body.decode("ascii").replace(",", " ").split()
+        text = body.decode("ascii")
+        if "_" in text:  # which Python takes, and nobody means
+            raise ValueError
+        words = text.replace(",", " ").split()
         whole = numpy_dtype(declared.datatype).kind in "biu"
         numbers = [int(word) if whole else float(word) for word in words]
     except ValueError:

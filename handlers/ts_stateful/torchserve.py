@@ -34,6 +34,7 @@ _POLL_S = 0.1
 _STOP_S = 20.0  # after SIGTERM; then SIGKILL
 _ENGINES_STOP_S = 10.0
 _TAIL_LINES = 60
+_LOAD_FAILED = ("Load model failed", "Failed to load model")
 
 
 class ServerFailed(RuntimeError):
@@ -225,7 +226,7 @@ class TorchServe:
                 file = stack.enter_context(self.log_file.open("a", encoding="utf-8"))
             for line in process.stdout:
                 self._tail.append(line)
-                self._load_failed = self._load_failed or "Load model failed" in line
+                self._load_failed = self._load_failed or any(text in line for text in _LOAD_FAILED)
                 for sink in (file, self._echo):
                     if sink is not None:
                         sink.write(line)

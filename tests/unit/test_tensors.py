@@ -115,6 +115,7 @@ def test_raw_bodies(fields: dict[str, Any], body: bytes, expected: list[float]) 
         ({"raw": "text", "shape": [1], "datatype": "INT64"}, b"1.5"),
         ({"raw": "text", "shape": [1]}, b"one"),
         ({"raw": "text", "shape": [1]}, b"nan"),
+        ({"raw": "text", "shape": [1]}, b"1_000"),
         ({"raw": "text", "shape": [1]}, b"1 2"),
         ({"raw": "text", "shape": [1]}, "\N{FULLWIDTH DIGIT ONE}".encode()),
         ({"raw": "text", "shape": [1], "datatype": "INT64"}, b"9" * 30),

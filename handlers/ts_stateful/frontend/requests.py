@@ -87,7 +87,7 @@ class RequestParser:
     ) -> Submit:
         content = steps.take_apart(data, headers)
         if content.document is None:
-            _split(data)  # says what is missing
+            _split(data, steps.hint)  # says what is missing
         if headers.is_http and content.others:
             name = next(iter(content.others))
             raise InvalidRequest("not an input that takes raw bytes", field=name[:64])
@@ -131,13 +131,13 @@ class RequestParser:
             raise InvalidRequest("unknown input; the JSON goes into `data`", field=unknown[:64])
 
 
-def _split(data: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The key of the JSON, and everything else."""
+def _split(data: Mapping[str, Any], hint: str = _CURL_HINT) -> tuple[str, dict[str, Any]]:
+    """The key of the JSON, and everything else; `hint` says how to send it."""
     if not data:
-        raise InvalidRequest(f"the request has no body; {_CURL_HINT}")
+        raise InvalidRequest(f"the request has no body; {hint}")
     key = next((name for name in ("data", "body") if name in data), None)
     if key is None:
-        raise InvalidRequest(f"a form without a part named `data`; {_CURL_HINT}")
+        raise InvalidRequest(f"a form without a part named `data`; {hint}")
     return key, {name: value for name, value in data.items() if name != key}
 
 

@@ -41,6 +41,15 @@ class StepReader:
         self._raw = next((tensor for tensor in self._declared if tensor.raw), None)
         self._names = names
 
+    @property
+    def hint(self) -> str:
+        """How a body is sent with curl."""
+        json_hint = "send the JSON as the body, with -H 'Content-Type: application/json'"
+        if self._raw is None:
+            return json_hint
+        kind = "text/plain" if self._raw.raw is Raw.TEXT else "application/octet-stream"
+        return f"{json_hint}, or {self._raw.name} alone with -H 'Content-Type: {kind}'"
+
     def take_apart(self, data: Mapping[str, Any], headers: RowHeaders) -> Content:
         """Finds the JSON and the raw input in what TorchServe hands over."""
         others = dict(data)

@@ -78,6 +78,7 @@ class Dispatcher:
                 Timeouts.of(config.engine),
                 on_event=on_event,
                 on_attached=partial(self._attached, index),
+                on_free=self._forget,
             )
             for index, device in enumerate(names)
         ]
@@ -169,6 +170,9 @@ class Dispatcher:
     def _attached(self, index: int, session_ids: tuple[str, ...]) -> None:
         for session_id in session_ids:
             self._by_session[session_id] = self._links[index]
+
+    def _forget(self, session_id: str) -> None:
+        self._by_session.pop(session_id, None)
 
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_S):

@@ -26,6 +26,7 @@ from ts_stateful.process.channel import Channel
 from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.supervisor import EngineDied, Supervisor
+from ts_stateful.protocol import Step
 
 __all__ = ["EngineLink", "Timeouts"]
 
@@ -59,7 +60,11 @@ class _InFlight:
 
 
 class EngineLink:
-    """One engine, as the worker sees it. `on_attached` gets the ids of its sessions whenever a connection is made."""
+    """One engine, as the worker sees it.
+
+    `on_attached` gets the ids of its sessions whenever a connection is made, `on_free` an id whose next step begins a sequence:
+    the last one has ended there, or could not be begun.
+    """
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class EngineLink:
         *,
         on_event: Callable[[Event], None],
         on_attached: Callable[[tuple[str, ...]], None],
+        on_free: Callable[[str], None] = lambda session_id: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
@@ -75,6 +81,7 @@ class EngineLink:
         self._timeouts = timeouts
         self._on_event = on_event
         self._on_attached = on_attached
+        self._on_free = on_free
         self._clock = clock
         self._lock = threading.RLock()
         self._in_flight: dict[str, _InFlight] = {}
@@ -211,9 +218,13 @@ class EngineLink:
                 if request is None:
                     return
                 request.num_chars += message.num_chars
+                not_opened = request.message.opens and message.status != 200
                 if message.kind is EventKind.LAST:
                     del self._in_flight[message.request_id]
-                    self.num_sessions -= request.message.opens and message.status != 200
+                    self.num_sessions -= not_opened
+            command = request.message.command
+            if isinstance(command, Step) and command.session_id and (not_opened or message.closed):
+                self._on_free(command.session_id)
             if message.status == TooManySessions.status and request.on_full is not None:
                 request.on_full()
             else:
