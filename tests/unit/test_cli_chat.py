@@ -153,6 +153,15 @@ def test_a_terminal_gets_no_control_characters() -> None:
     assert file.getvalue() == "a\x1b]0;title\x07\tb\nnote\n"
 
 
+# Whoever runs the tests in the background may have them ignore Ctrl-C, which is inherited.
+_COMMAND = """\
+import signal, sys
+from ts_stateful.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main())
+"""
+
+
 class _Pty:
     """The command on a terminal of its own."""
 
@@ -160,14 +169,12 @@ class _Pty:
         self.master, slave = pty.openpty()
         self.seen = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ts_stateful.cli", *arguments],
+            [sys.executable, "-c", _COMMAND, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             env={**os.environ, "PYTHONPATH": str(_HANDLERS), "TERM": "dumb"},
             start_new_session=True,
-            # Whoever runs the tests in the background may have them ignore Ctrl-C, which is inherited.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(slave)
 
