@@ -16,7 +16,7 @@ from benchmarks.progress import Progress
 from benchmarks.ratios import ratios_of
 from benchmarks.rig import Rig
 from benchmarks.servers import ROOT
-from benchmarks.stages import decode, llama, many, memory, opening, pause, ttft
+from benchmarks.stages import decode, llama, many, memory, opening, pause, steps, ttft
 
 __all__ = ["main"]
 
@@ -27,6 +27,7 @@ _STAGES: dict[str, ModuleType] = {
     "memory": memory,
     "many": many,
     "pause": pause,
+    "steps": steps,
     "llama": llama,
 }
 _EPILOG = """\
@@ -37,6 +38,7 @@ stages:
   memory  memory of idle sessions
   many    512 open sessions, 8 active
   pause   the longest pause of a stream during somebody else's long prefill
+  steps   steps of a recurrent model, beside the engine alone, the bare forward and the published pattern
   llama   beside llama.cpp's server on the same weights; needs --llama-server
 
 examples:

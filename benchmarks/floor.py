@@ -1,4 +1,4 @@
-"""The floor: the bare forward passes of stock `transformers` on kept caches, in a process of their own.
+"""The floor: the bare forward passes of stock `transformers` on kept caches.
 
 Owns what a pass is and how it is timed; no server, no sampling but the largest logit, no text. Every pass is timed with both
 caches that stock users have (`DynamicCache` copies what it holds with every step, `StaticCache` masks its spare room); the
@@ -7,10 +7,8 @@ faster one is the floor. Caches are filled before the clock starts.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, DynamicCache, StaticCache
 from transformers.utils.logging import disable_progress_bar
 
-__all__ = ["Floor", "FloorProcess"]
+__all__ = ["Floor"]
 
 _WARM_UPS = 2
 
@@ -98,44 +96,6 @@ class Floor:
             values = self._values[layer, :, :, :history].repeat(num_rows, 1, 1, 1)
             made.update(keys, values, layer)
         return made
-
-
-class FloorProcess:
-    """A `Floor` in a process of its own; a context manager. Idle while servers are measured."""
-
-    def __init__(self, model: Path, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, model, threads), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def measure(self, name: str, *arguments: int | str) -> float:
-        """What the method `name` of `Floor` returns, in milliseconds."""
-        self._pipe.send((name, arguments))
-        answer = self._pipe.recv()
-        assert isinstance(answer, float)
-        return answer
-
-    def __enter__(self) -> FloorProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pipe.close()
-        self._process.join(timeout=10)
-        if self._process.is_alive():
-            self._process.kill()
-
-
-def _serve(pipe: Connection, model: Path, threads: int) -> None:
-    floor = Floor(model, threads)
-    while True:
-        try:
-            name, arguments = pipe.recv()
-        except EOFError:
-            return
-        measure: Callable[..., float] = getattr(floor, name)
-        pipe.send(measure(*arguments))
 
 
 def _timed_ms(work: Callable[[], object]) -> float:

@@ -7,8 +7,10 @@ from typing import Final
 __all__ = [
     "ASYNC_GRPC",
     "ASYNC_HTTP",
+    "BARE",
     "CACHES",
     "DECODE",
+    "ENGINE",
     "FIRST_OPEN",
     "GRPC",
     "HTTP",
@@ -17,10 +19,16 @@ __all__ = [
     "LLAMA_TTFT",
     "MANY",
     "MEMORY",
+    "OPEN_STEP",
     "PAUSE",
     "PROBE",
+    "PUBLISHED",
     "RECOMPUTE",
     "REPEATED_OPEN",
+    "STEPS",
+    "STEP_MEDIAN",
+    "STEP_P99",
+    "STREAMS",
     "TEXT_HTTP",
     "TTFT",
     "TURNS",
@@ -35,6 +43,10 @@ ASYNC_GRPC: Final = "grpc, async"
 RECOMPUTE: Final = "recompute"
 TEXT_HTTP: Final = "http, text model"
 LLAMA: Final = "llama.cpp"
+ENGINE: Final = "engine alone"
+BARE: Final = "bare forward"
+STREAMS: Final = "grpc, sequence profile"
+PUBLISHED: Final = "published pattern"
 
 # The caches that the floor is measured with.
 CACHES: Final = ("dynamic", "static")
@@ -50,6 +62,10 @@ MANY: Final = "many"
 PAUSE: Final = "pause"
 LLAMA_TTFT: Final = "llama ttft"
 LLAMA_DECODE: Final = "llama decode"
+STEPS: Final = "steps"
+STEP_MEDIAN: Final = "step, median"
+STEP_P99: Final = "step, 99th percentile"
+OPEN_STEP: Final = "step, by open sequences"
 PROBE: Final = "probe"  # of the machine itself
 
 

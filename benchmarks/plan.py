@@ -46,6 +46,15 @@ class Plan(Struct, frozen=True, kw_only=True):
     pause_prompt: int = 2000
     pause_rounds: int = 3
 
+    step_widths: tuple[int, ...] = (1, 8, 32, 128)
+    step_open: tuple[int, ...] = (8, 128, 1000)
+    step_active: int = 8  # of those
+    step_bare_s: float = 0.25  # what one sample takes: of the engine alone and of bare passes,
+    step_s: float = 0.8  # through TorchServe
+    step_warm_s: float = 4.0
+    step_rounds: int = 5
+    steps_s: float = 50.0
+
     llama_widths: tuple[int, ...] = (1, 8, 16)
     llama_rounds: int = 4
     llama_s: float = 100.0
@@ -64,6 +73,10 @@ QUICK: Final = Plan(
     many_sessions=128,
     many_rounds=2,
     pause_rounds=1,
+    step_bare_s=0.05,
+    step_s=0.3,
+    step_warm_s=0.5,
+    step_rounds=1,
     llama_rounds=1,
     at_least=1,
 )

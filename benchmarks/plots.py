@@ -17,15 +17,20 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from benchmarks.names import (
     ASYNC_GRPC,
     ASYNC_HTTP,
+    BARE,
     CACHES,
     DECODE,
+    ENGINE,
     GRPC,
     HTTP,
     LLAMA,
     LLAMA_DECODE,
     LLAMA_TTFT,
     MEMORY,
+    PUBLISHED,
     RECOMPUTE,
+    STEPS,
+    STREAMS,
     TEXT_HTTP,
     TTFT,
     TURNS,
@@ -45,6 +50,10 @@ _LOOKS: Final[dict[str, dict[str, Any]]] = {
     ASYNC_GRPC: {"color": "#3ddbd9", "marker": "s", "markerfacecolor": "white", "label": "gRPC, async profile"},
     RECOMPUTE: {"color": "#da1e28", "marker": "^", "label": "recompute every turn"},
     TEXT_HTTP: {"color": "#0f62fe", "marker": "o", "label": "HTTP, text model"},
+    BARE: {"color": "#6b7280", "linestyle": "--", "marker": "", "label": "floor: bare batched forward"},
+    ENGINE: {"color": "#8a3ffc", "marker": "o", "label": "engine alone"},
+    STREAMS: {"color": "#009d9a", "marker": "s", "label": "through TorchServe (gRPC, sequence profile)"},
+    PUBLISHED: {"color": "#da1e28", "marker": "^", "label": "published pattern through TorchServe"},
     LLAMA: {"color": "#f1620e", "marker": "D", "label": "llama.cpp, f32"},
 }  # fmt: skip
 _STYLE: Final[dict[Any, Any]] = {
@@ -77,6 +86,7 @@ def draw(samples: Samples, folder: Path, caption: str) -> list[Path]:
             ("ttft", TTFT, _ttft),
             ("decode", DECODE, _decode),
             ("memory", MEMORY, _memory),
+            ("steps", STEPS, _steps),
             ("llama", LLAMA_DECODE, _llama),
         ):
             if any(sample.measure == needs for sample in samples.all):
@@ -136,6 +146,21 @@ def _memory(samples: Samples, figure: Figure) -> None:
     axes.legend(loc="upper left", fontsize=9)
 
 
+def _steps(samples: Samples, figure: Figure) -> None:
+    axes = figure.subplots()
+    axes.set_title("Steps of a recurrent model, one frame each")
+    _lines(axes, samples, STEPS, (BARE, ENGINE, STREAMS, PUBLISHED))
+    _doubling_axis(axes)
+    axes.set_xticks(sorted({sample.x for sample in samples.all if sample.measure == STEPS}))
+    axes.set_xlabel("sequences that step at the same time")
+    axes.set_yscale("log")
+    axes.set_ylabel("steps a second")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.legend(loc="upper left", fontsize=9)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * 4)  # room for the legend
+
+
 def _llama(samples: Samples, figure: Figure) -> None:
     left, right = figure.subplots(1, 2)
     left.set_title("Time to first token")
@@ -180,10 +205,14 @@ def _history_axis(axes: Axes, samples: Samples, measure: str) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def _stream_axis(axes: Axes) -> None:
+def _doubling_axis(axes: Axes) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _stream_axis(axes: Axes) -> None:
+    _doubling_axis(axes)
     axes.set_xlabel("concurrent streams")
     axes.set_ylabel("tokens a second")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from benchmarks.names import (
+    BARE,
     CACHES,
     DECODE,
+    ENGINE,
     FIRST_OPEN,
     GRPC,
     HTTP,
@@ -20,8 +22,12 @@ from benchmarks.names import (
     LLAMA_TTFT,
     MANY,
     MEMORY,
+    OPEN_STEP,
+    PUBLISHED,
     RECOMPUTE,
     REPEATED_OPEN,
+    STEPS,
+    STREAMS,
     TEXT_HTTP,
     TTFT,
     TURNS,
@@ -105,6 +111,17 @@ def _many_over_few(samples: Samples) -> float | None:
     return _quotient(many, few)
 
 
+def _frontend_share(samples: Samples) -> float | None:
+    """Of the time between two answers through TorchServe, what the engine alone would not take."""
+    of_engine = _between(STEPS, 128, STREAMS, ENGINE)(samples)
+    return None if of_engine is None else 1 - of_engine
+
+
+def _thousand_open(samples: Samples) -> float | None:
+    costs = (samples.median(OPEN_STEP, ENGINE, num_open) for num_open in (1000, 128))
+    return _quotient(*costs)
+
+
 RATIOS: Sequence[Ratio] = (
     *(
         Ratio(
@@ -174,6 +191,37 @@ RATIOS: Sequence[Ratio] = (
         1.2,
         "time to first token of 8 prompts at once with 512 open sessions, over the same with 8",
         _many_over_few,
+    ),
+    *(
+        Ratio(
+            f"steps_{width}_engine_over_floor",
+            "at least",
+            target,
+            f"recurrent model: steps of {width} sequences by the engine alone, over bare batched forward passes",
+            _between(STEPS, width, ENGINE, BARE),
+        )
+        for width, target in ((1, 0.5), (8, 0.5), (32, 0.5), (128, 0.7))
+    ),
+    Ratio(
+        "steps_128_speedup_over_published",
+        "at least",
+        1,
+        "recurrent model: steps of 128 sequences through TorchServe, over those of the published pattern",
+        _between(STEPS, 128, STREAMS, PUBLISHED),
+    ),
+    Ratio(
+        "steps_128_frontend_share",
+        "at most",
+        1,
+        "recurrent model: the part of a step's time through TorchServe that the engine alone does not take (128 sequences)",
+        _frontend_share,
+    ),
+    Ratio(
+        "step_cost_1000_open_over_128",
+        "at most",
+        1.2,
+        "recurrent model: what a step costs the engine with 1,000 open sequences, 8 of them active, over that with 128",
+        _thousand_open,
     ),
     *(
         Ratio(

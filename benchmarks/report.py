@@ -19,9 +19,13 @@ from benchmarks.names import (
     LLAMA_TTFT,
     MANY,
     MEMORY,
+    OPEN_STEP,
     PAUSE,
     PROBE,
     REPEATED_OPEN,
+    STEP_MEDIAN,
+    STEP_P99,
+    STEPS,
     TTFT,
     TURNS,
 )
@@ -38,7 +42,9 @@ that pushes. *floor* is the bare forward pass of stock `transformers` in a proce
 `DynamicCache` and on `StaticCache`; ratios take the faster one. *recompute* is a TorchServe handler that keeps the image's
 tensor and computes everything else again in every turn, one turn at a time. Histories grow by 24 tokens with every prompt and
 are the mean of those that were measured. `decode` counts while all streams run; `turns` from sending the prompts to the end of
-the last reply.
+the last reply. *engine alone* is this package's engine of recurrent models, *bare forward* its model on kept states, both in
+one process with one thread; *published pattern* is a TorchServe handler that keeps states by sequence id in a dictionary and
+runs the rows of a batch one by one. A sequence sends a step when the one before is answered.
 """
 _TITLES = {
     TTFT: "Time to first token of a 20-token prompt, by tokens of history",
@@ -49,6 +55,10 @@ _TITLES = {
     MEMORY: "Memory, by open sessions",
     MANY: "Time to first token of active sessions, by open sessions",
     PAUSE: "Longest pause of a stream, by tokens of somebody else's prompt",
+    STEPS: "Recurrent model: steps a second, by sequences that step at the same time",
+    STEP_MEDIAN: "Recurrent model: median of a step's latency, by sequences that step at the same time",
+    STEP_P99: "Recurrent model: 99th percentile of a step's latency, by sequences that step at the same time",
+    OPEN_STEP: "Recurrent model: what a step costs the engine, 8 sequences active, by open sequences",
     LLAMA_TTFT: "Text model: time to first token, by tokens of history",
     LLAMA_DECODE: "Text model: decode throughput, by concurrent streams",
 }
@@ -136,7 +146,7 @@ def _measure_table(rows: Sequence[tuple[tuple[str, str, int, str], Spread]]) -> 
 
 def _cell(spread: Spread, unit: str) -> str:
     scale, shown = (1e6, "MB") if unit == "bytes" else (1.0, unit)
-    digits = 1 if unit == "ms" and spread.median < 100 else 0
+    digits = 0 if unit != "ms" or spread.median >= 100 else 1 if spread.median >= 10 else 2
     median, low, high = (
         f"{value / scale:,.{digits}f}" for value in (spread.median, spread.low, spread.high)
     )

@@ -10,18 +10,21 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks.bare_steps import BareSteps
 from benchmarks.clients.conversation import Client
 from benchmarks.clients.llama import LlamaClient
 from benchmarks.clients.recompute import RecomputeClient
 from benchmarks.clients.stateful import GrpcClient, HttpClient
-from benchmarks.floor import FloorProcess
+from benchmarks.floor import Floor
 from benchmarks.gguf_export import export
 from benchmarks.inputs import Inputs
 from benchmarks.llama_server import LlamaServer
 from benchmarks.model import build
 from benchmarks.names import ASYNC_GRPC, ASYNC_HTTP, GRPC, HTTP, LLAMA, RECOMPUTE, TEXT_HTTP
+from benchmarks.own_process import OwnProcess
 from benchmarks.plan import Plan
 from benchmarks.progress import Progress
+from benchmarks.recurrent import build as build_recurrent
 from benchmarks.samples import Samples
 from benchmarks.servers import recompute_server, stateful_server
 from ts_stateful.torchserve import TorchServe
@@ -63,9 +66,19 @@ class Rig:
         return build(self.folder / "model")
 
     @cached_property
-    def floor(self) -> FloorProcess:
-        """The bare forward passes."""
-        return self._stack.enter_context(FloorProcess(self.models[0], self.threads))
+    def floor(self) -> OwnProcess:
+        """The bare forward passes: a `Floor`."""
+        return self._stack.enter_context(OwnProcess(Floor, self.models[0], self.threads))
+
+    @cached_property
+    def recurrent(self) -> Path:
+        """The folder of the recurrent model."""
+        return build_recurrent(self.folder / "recurrent")
+
+    @cached_property
+    def bare_steps(self) -> OwnProcess:
+        """Steps without a server: a `BareSteps`."""
+        return self._stack.enter_context(OwnProcess(BareSteps, self.recurrent))
 
     @cached_property
     def llama_server(self) -> LlamaServer:

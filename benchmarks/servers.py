@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import yaml
 
+from benchmarks.recurrent import HANDLER
 from ts_stateful.torchserve import TorchServe
 
-__all__ = ["ROOT", "recompute_server", "stateful_server"]
+__all__ = ["ROOT", "published_server", "recompute_server", "stateful_server", "steps_server"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _MAX_SESSIONS = 1024
@@ -35,6 +36,23 @@ def stateful_server(
     return _server(name, folder)
 
 
+def steps_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe:
+    """This package's server for the recurrent model in the folder `model`, in the sequence profile; not started yet."""
+    name = "steps"
+    config = _written(_sequences(num_sequences), folder / f"{name}.yaml")
+    command = [str(ROOT / "archive.sh"), "--name", name, "--config", str(config)]
+    _run([*command, "--files", str(model), "--output", str(folder)])
+    return _server(name, folder)
+
+
+def published_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe:
+    """The baseline of steps, with the same configuration; not started yet."""
+    name = "published"
+    config = _written(_sequences(num_sequences), folder / f"{name}.yaml")
+    _pack(name, config, folder, "--extra-files", str(model))
+    return _server(name, folder)
+
+
 def recompute_server(model: Path, *, threads: int, folder: Path) -> TorchServe:
     """The baseline; not started yet."""
     name = "recompute"
@@ -46,12 +64,31 @@ def recompute_server(model: Path, *, threads: int, folder: Path) -> TorchServe:
         "handler": {"model": str(model), "threads": threads},
     }
     config = _written(document, folder / f"{name}.yaml")
+    _pack(name, config, folder)
+    return _server(name, folder)
+
+
+def _sequences(count: int) -> dict[str, Any]:
+    """TorchServe batches sequences: at most one step of each in a batch, and a place for all of them."""
+    return {
+        "minWorkers": 1,
+        "maxWorkers": 1,
+        "sequenceBatching": True,
+        "batchSize": count + 1,
+        "maxNumSequence": count,
+        "maxBatchDelay": 1,
+        "sequenceMaxIdleMSec": 600_000,
+        "handler": HANDLER,
+    }
+
+
+def _pack(name: str, config: Path, folder: Path, *options: str) -> None:
+    """An archive with a handler of the benchmark's own."""
     packer = "from model_archiver.model_packaging import generate_model_archive as main; main()"
     command = [sys.executable, "-c", packer, "--model-name", name, "--version", "1.0"]
-    command += ["--handler", str(ROOT / "benchmarks" / "recompute_handler.py")]
+    command += ["--handler", str(ROOT / "benchmarks" / f"{name}_handler.py")]
     command += ["--config-file", str(config), "--export-path", str(folder), "--force"]
-    _run(command)
-    return _server(name, folder)
+    _run([*command, *options])
 
 
 def _server(name: str, folder: Path) -> TorchServe:

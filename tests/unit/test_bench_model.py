@@ -112,7 +112,8 @@ def test_every_weight_has_a_name_in_gguf() -> None:
     assert target_of("model.layers.7.mlp.up_proj.weight") == "blk.7.ffn_up.weight"
 
 
-def test_the_baseline_is_one_class(repository: Path) -> None:
+@pytest.mark.parametrize("name", ["recompute", "published"])
+def test_a_baseline_is_one_class(name: str, repository: Path) -> None:
     """TorchServe takes the only class of its module, and refuses several."""
-    text = (repository / "benchmarks" / "recompute_handler.py").read_text()
+    text = (repository / "benchmarks" / f"{name}_handler.py").read_text()
     assert text.count("\nclass ") == 1

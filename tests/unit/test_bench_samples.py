@@ -140,6 +140,16 @@ def _one_of_each() -> Samples:
         made.append(Sample("memory", "engine", number, 1000.0 + 11 * number, "bytes"))
         made.append(Sample("memory", "state", number, 10.0 * number, "bytes"))
     made += [Sample("many", "http", 8, 10.0, "ms"), Sample("many", "http", 512, 12.0, "ms")]
+    rates = {
+        "engine alone": 80.0,
+        "bare forward": 100.0,
+        "grpc, sequence profile": 20.0,
+        "published pattern": 5.0,
+    }
+    for system, rate in rates.items():
+        made += [Sample("steps", system, width, rate, "steps/s") for width in (1, 8, 32, 128)]
+    for number, cost in ((8, 20.0), (128, 20.0), (1000, 22.0)):
+        made.append(Sample("step, by open sequences", "engine alone", number, cost, "us"))
     for system, factor in (("http, text model", 1.0), ("llama.cpp", 2.0)):
         made += [Sample("llama ttft", system, x, factor, "ms") for x in (300, 800, 1600, 3200)]
         made += [Sample("llama decode", system, x, factor, "tokens/s") for x in (1, 8, 16)]
@@ -158,6 +168,10 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["open_first_over_floor"] == ratios["open_repeat_over_prefill"] == 2
     assert ratios["idle_bytes_over_state"] == pytest.approx(1.1)
     assert ratios["ttft_512_open_over_8_open"] == pytest.approx(1.2)
+    assert ratios["steps_1_engine_over_floor"] == ratios["steps_128_engine_over_floor"] == 0.8
+    assert ratios["steps_128_speedup_over_published"] == 4
+    assert ratios["steps_128_frontend_share"] == 0.75
+    assert ratios["step_cost_1000_open_over_128"] == pytest.approx(1.1)
     assert ratios["ttft_1600_over_llama"] == ratios["decode_16_over_llama"] == 0.5
 
 

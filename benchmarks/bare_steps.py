@@ -1,0 +1,101 @@
+"""Steps of the recurrent model without a server: by this package's engine alone, and by bare forward passes.
+
+Owns how both are driven and timed. They take turns in one process, with the same module, the same threads and the same inputs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.pace import Pace
+from benchmarks.recurrent import HANDLER, THREADS, frames, initial, load
+from ts_stateful.config import load_config
+from ts_stateful.events import Event, Submit
+from ts_stateful.protocol import Step
+from ts_stateful.state.engine import load_engine
+
+__all__ = ["BareSteps"]
+
+_WARM_UPS = 3
+
+
+class BareSteps:
+    """`folder` is the model's."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(THREADS)
+        self._folder = folder
+        self._module = load(folder)
+        self._engines: dict[int, _Driven] = {}
+
+    def engine(self, num_open: int, num_active: int, seconds: float) -> Pace:
+        """An engine that has `num_open` sequences steps `num_active` of them, all together, again and again."""
+        if num_open not in self._engines:
+            self._engines[num_open] = _Driven(self._folder, num_open)
+        engine = self._engines[num_open]
+        return _paced(lambda: engine.step(num_active), seconds)
+
+    def floor(self, num_rows: int, seconds: float) -> Pace:
+        """Forward passes of so many rows on the states that the one before has returned, their outputs read."""
+        frame, states = frames(num_rows), initial(num_rows)
+
+        def step() -> list[float]:
+            nonlocal states
+            begin = time.perf_counter()
+            scores, *states = self._module(frame, *states)
+            scores.tolist()
+            return [time.perf_counter() - begin] * num_rows
+
+        with torch.inference_mode():
+            return _paced(step, seconds)
+
+
+class _Driven:
+    """An engine with open sequences, driven as its process does; answers are encoded, and nobody gets them."""
+
+    def __init__(self, folder: Path, num_open: int) -> None:
+        config = load_config({"maxNumSequence": num_open, "handler": HANDLER})
+        device = torch.device("cpu")
+        self._engine = load_engine(config, folder, device, name="steps", emit=self._take)
+        self._requests = [
+            Submit(
+                f"request-{number}",
+                Step(session_id=f"sequence-{number}"),
+                (frame.numpy().tobytes(),),
+                opens=True,
+                shapes=(tuple(frame.shape),),
+            )
+            for number, frame in enumerate(frames(num_open))
+        ]
+        self._arrivals: list[float] = []
+        self.step(num_open)
+
+    def step(self, num_active: int) -> list[float]:
+        """One step of each of the first sequences, asked for at once; seconds until each was answered."""
+        self._arrivals = []
+        begin = time.perf_counter()
+        for request in self._requests[:num_active]:
+            self._engine.submit(request)
+        while self._engine.busy:
+            self._engine.tick()
+            self._engine.step()
+        return [at - begin for at in self._arrivals]
+
+    def _take(self, event: Event) -> None:
+        if event.status != 200:
+            raise RuntimeError(event.body.decode())
+        self._arrivals.append(time.perf_counter())
+
+
+def _paced(step: Callable[[], Sequence[float]], seconds: float) -> Pace:
+    for _ in range(_WARM_UPS):
+        step()
+    latencies: list[float] = []
+    begin = time.perf_counter()
+    while not latencies or time.perf_counter() < begin + seconds:
+        latencies += step()
+    return Pace.of(latencies, time.perf_counter() - begin)

@@ -1,0 +1,94 @@
+"""A client of sequences over gRPC in the sequence profile: as cheap as it can be, because it shares the cores.
+
+Owns the streams: one for each sequence, all on one connection and in one thread. A stream is not ended before its last answer
+is here: TorchServe does not survive that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from typing import Any
+
+import grpc.aio
+import torch
+
+from benchmarks.pace import Pace
+from benchmarks.recurrent import FRAME, frames
+from ts_stateful.pb.inference_pb2 import PredictionsRequest
+from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
+
+__all__ = ["Streams"]
+
+
+class Streams:
+    """`size` sequences of one model at `target`, a host and port; a context manager, whose end ends the streams."""
+
+    def __init__(self, target: str, model: str, size: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._requests = [_request(model, frame) for frame in frames(size)]
+        self._loop.run_until_complete(self._open(target))
+
+    def run(self, num_active: int, seconds: float) -> Pace:
+        """The first sequences send a step, wait for its answer, send the next: until the time is up and all are answered."""
+        return self._loop.run_until_complete(self._run(num_active, seconds))
+
+    async def _open(self, target: str) -> None:
+        self._channel = grpc.aio.insecure_channel(target)
+        stub = InferenceAPIsServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._calls = [stub.StreamPredictions2() for _ in self._requests]
+
+    async def _run(self, num_active: int, seconds: float) -> Pace:
+        latencies: list[float] = []
+        begin = time.perf_counter()
+        await asyncio.gather(
+            *(
+                _step(call, request, begin + seconds, latencies)
+                for call, request in zip(
+                    self._calls[:num_active], self._requests[:num_active], strict=True
+                )
+            )
+        )
+        return Pace.of(latencies, time.perf_counter() - begin)
+
+    async def _close(self) -> None:
+        for call in self._calls:
+            await call.done_writing()
+            await call.read()
+        await self._channel.close()
+
+    def __enter__(self) -> Streams:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.run_until_complete(self._close())
+        self._loop.close()
+
+
+def _request(model: str, frame: torch.Tensor) -> PredictionsRequest:
+    step = {"inputs": [{"name": FRAME, "data": frame.tolist()}]}
+    return PredictionsRequest(
+        model_name=model,
+        input={"data": json.dumps(step).encode()},
+        sequence_id=secrets.token_hex(8),
+    )
+
+
+async def _step(
+    call: Any, request: PredictionsRequest, until: float, latencies: list[float]
+) -> None:
+    """Steps of one sequence, at least one."""
+    while True:
+        begin = time.perf_counter()
+        await call.write(request)
+        answer = await call.read()
+        while not answer.prediction and not answer.status.code:  # what is empty keeps a call alive
+            answer = await call.read()
+        now = time.perf_counter()
+        if b'"outputs"' not in answer.prediction:
+            raise RuntimeError(f"a step was refused: {answer}")
+        latencies.append(now - begin)
+        if now >= until:
+            return

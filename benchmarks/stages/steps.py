@@ -1,0 +1,85 @@
+"""Steps of a model with recurrent state: through TorchServe, by the engine alone, and by bare forward passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from benchmarks.clients.steps import Streams
+from benchmarks.names import (
+    BARE,
+    ENGINE,
+    OPEN_STEP,
+    PUBLISHED,
+    STEP_MEDIAN,
+    STEP_P99,
+    STEPS,
+    STREAMS,
+)
+from benchmarks.pace import Pace
+from benchmarks.rig import Rig
+from benchmarks.samples import Sample, Trial, interleave
+from benchmarks.servers import published_server, steps_server
+
+__all__ = ["TITLE", "run"]
+
+TITLE = "steps of a recurrent model against sequences"
+
+
+def run(rig: Rig) -> None:
+    """Samples `steps` a second and the latencies of a step against sequences that step at the same time; and what a step costs
+    the engine, in microseconds, against open sequences of which few step.
+
+    The two servers run during this stage alone.
+    """
+    plan = rig.plan
+    size = max(plan.step_widths)
+    with ExitStack() as stack:
+        streams = {}
+        for system, make in ((STREAMS, steps_server), (PUBLISHED, published_server)):
+            rig.progress.say(f"      starting the server of '{system}'")
+            server = stack.enter_context(make(rig.recurrent, size, folder=rig.folder))
+            target = server.grpc_url.removeprefix("grpc://")
+            streams[system] = stack.enter_context(Streams(target, server.name, size))
+            streams[system].run(size, plan.step_warm_s)  # Java compiles what it runs often
+        bare = rig.bare_steps.measure
+        trials = []
+        for width in plan.step_widths:
+            trials += [
+                _trial(ENGINE, width, partial(bare, "engine", width, width, plan.step_bare_s)),
+                _trial(BARE, width, partial(bare, "floor", width, plan.step_bare_s)),
+            ]
+            for system, client in streams.items():
+                trials.append(_trial(system, width, partial(client.run, width, plan.step_s)))
+        trials += [
+            Trial(f"{num_open} open", partial(_cost, rig, num_open)) for num_open in plan.step_open
+        ]
+        rig.progress.expect(plan.step_rounds * len(trials))
+        interleave(
+            trials,
+            rig.samples,
+            rig.progress,
+            rounds=plan.step_rounds,
+            at_least=plan.at_least,
+            until=time.monotonic() + plan.steps_s,
+        )
+
+
+def _trial(system: str, width: int, measure: Callable[[], Pace]) -> Trial:
+    def take() -> list[Sample]:
+        pace = measure()
+        return [
+            Sample(STEPS, system, width, pace.steps_per_s, "steps/s"),
+            Sample(STEP_MEDIAN, system, width, pace.median_ms, "ms"),
+            Sample(STEP_P99, system, width, pace.p99_ms, "ms"),
+        ]
+
+    return Trial(f"{system} {width}", take)
+
+
+def _cost(rig: Rig, num_open: int) -> list[Sample]:
+    plan = rig.plan
+    pace = rig.bare_steps.measure("engine", num_open, plan.step_active, plan.step_bare_s)
+    return [Sample(OPEN_STEP, ENGINE, num_open, 1e6 / pace.steps_per_s, "us")]
