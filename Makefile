@@ -25,7 +25,6 @@ LLAMA_SERVER ?=
 BIN := $(VENV)/bin
 NAME := $(or $(EXAMPLE),chat)
 INSTALLED := $(VENV)/.stamp
-BENCH_INSTALLED := $(VENV)/.stamp-bench
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
 .PHONY: help setup demo serve test lint mar bench bench-gpu protos clean
@@ -40,7 +39,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
 		|| { echo "$(PYTHON) is not Python 3.10 to 3.12; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,java,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,java,bench,dev]'
 	@touch $@
 
 demo: $(INSTALLED) ## pack, serve on free ports, ask about a picture, stop; fails on a wrong answer
@@ -73,15 +72,11 @@ else
 		--files 'examples/$(EXAMPLE)/model' $(if $(PROFILE),--profile $(PROFILE))
 endif
 
-bench: $(BENCH_INSTALLED) ## measure it beside the bare forward pass and recomputing; up to 10 minutes
+bench: $(INSTALLED) ## measure it beside the bare forward pass and recomputing; up to 10 minutes
 	LLAMA_SERVER='$(LLAMA_SERVER)' $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-gpu: $(INSTALLED) ## measure the engine alone on an NVIDIA GPU, on a random-weight LLaVA-1.5-7B
 	$(BIN)/python -m benchmarks.gpu $(BENCH_ARGS)
-
-$(BENCH_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,java,bench]'
-	@touch $@
 
 protos: $(INSTALLED) ## generate handlers/ts_stateful/pb from protos/
 	$(BIN)/python -m grpc_tools.protoc -I protos \

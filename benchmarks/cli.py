@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -65,11 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if about["other_load"] > 0.1:
         progress.say(f"warning: other processes take {about['other_load']:.0%} of these cores")
     began_at = time.monotonic()
+    failed: list[str] = []
     with Rig(plan, folder, options.threads, progress, options.llama_server) as rig:
         for name in names:
-            with progress.stage(_STAGES[name].TITLE):
-                _STAGES[name].run(rig)
-        if "llama" in names:
+            # A stage that fails costs its own numbers, not the minutes that the others took.
+            try:
+                with progress.stage(_STAGES[name].TITLE):
+                    _STAGES[name].run(rig)
+            except Exception:
+                traceback.print_exc()
+                failed.append(name)
+        if "llama" in names and "llama" not in failed:
             about["llama_server"] = rig.llama_server.about
     about["minutes"] = round((time.monotonic() - began_at) / 60, 1)
     report.write_results(folder / "results.json", about, plan, rig.samples)
@@ -78,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.write_report(folder / "report.md", about, rig.samples, drawn, quick=options.quick)
     sys.stdout.write(report.ratio_table(ratios_of(rig.samples)))
     sys.stdout.write(f"\n{folder / 'report.md'}  ({about['minutes']} minutes)\n")
-    return 0
+    if failed:
+        sys.stderr.write(f"error: failed, and missing above: {', '.join(failed)}\n")
+    return 1 if failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
