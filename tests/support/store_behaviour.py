@@ -1,0 +1,150 @@
+"""What every store does, whatever it is made of. A backend's test file derives a class from it and gives it a `store`."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ts_stateful.store.base import Store
+
+HOSTILE_KEYS = [
+    "",
+    "/",
+    "/a",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "a/../b",
+    "../a",
+    "a/.",
+    "a\x00b",
+    "a\n",
+    "a b",
+    "a@",
+    "~/a",
+    "ä",
+    "a" * 241,
+    "a/" * 300 + "a",
+    "*",
+    "a\\b",
+]
+
+
+class StoreBehaviour:
+    """Tests of the contract in `ts_stateful.store.base`."""
+
+    def test_a_value_is_written_once(self, store: Store) -> None:
+        """The second create of a key is False and changes nothing."""
+        assert store.get("sessions/a/00000000") is None
+        assert store.create("sessions/a/00000000", b"first")
+        assert not store.create("sessions/a/00000000", b"second")
+        assert store.get("sessions/a/00000000") == b"first"
+
+    @pytest.mark.parametrize("data", [b"", bytes(range(256)), b"x" * 3_000_000])
+    def test_bytes_come_back_as_they_were(self, store: Store, data: bytes) -> None:
+        """Empty, binary and long values are kept as they are."""
+        assert store.create("blobs/b", data)
+        assert store.get("blobs/b") == data
+
+    def test_a_listing_is_in_order_and_of_whole_segments(self, store: Store) -> None:
+        """A session's keys come in order, and without those of a session whose name goes on."""
+        for position in (2, 0, 10, 1):
+            assert store.create(f"sessions/a/{position:08d}", b"")
+        assert store.create("sessions/ab/00000000", b"")
+        assert store.create("sessions/a.b/c/d/e", b"")
+        own = [f"sessions/a/{position:08d}" for position in (0, 1, 2, 10)]
+        assert list(store.list("sessions/a")) == own
+        assert list(store.list("sessions/a.b")) == ["sessions/a.b/c/d/e"]
+        assert list(store.list("sessions/a.b/c")) == ["sessions/a.b/c/d/e"]
+        everything = [*own, "sessions/a.b/c/d/e", "sessions/ab/00000000"]
+        assert list(store.list("sessions")) == sorted(everything)
+        assert list(store.list("sessions/none")) == []
+
+    def test_a_removal_takes_what_is_below_and_nothing_else(self, store: Store) -> None:
+        """After it the keys are free again; a second removal does nothing."""
+        for key in ("sessions/a", "sessions/a/0", "sessions/a/b/c", "sessions/ab/0", "blobs/a"):
+            assert store.create(key, b"old")
+        for _ in range(2):
+            store.delete("sessions/a")
+            assert list(store.list("sessions")) == ["sessions/ab/0"]
+            assert store.get("sessions/a") is None
+            assert store.get("blobs/a") == b"old"
+        assert store.create("sessions/a/0", b"new")
+        store.delete("sessions/a/0")
+        assert store.get("sessions/a/0") is None
+        store.delete("sessions")
+        assert list(store.list("sessions")) == []
+
+    def test_a_key_can_be_a_prefix_of_others(self, store: Store) -> None:
+        """A value and values below it do not know each other."""
+        assert store.create("a/b", b"1")
+        assert store.create("a/b/c", b"2")
+        assert store.create("a", b"3")
+        assert list(store.list("a")) == ["a/b", "a/b/c"]
+        assert list(store.list("a/b")) == ["a/b/c"]
+        assert [store.get(key) for key in ("a", "a/b", "a/b/c")] == [b"3", b"1", b"2"]
+
+    @pytest.mark.parametrize("key", HOSTILE_KEYS)
+    def test_a_key_of_another_form_is_a_defect(self, store: Store, key: str) -> None:
+        """No verb takes it, and nothing is written."""
+        for call in (
+            lambda: store.create(key, b"x"),
+            lambda: store.get(key),
+            lambda: store.list(key),
+            lambda: store.delete(key),
+        ):
+            with pytest.raises(ValueError, match="not a key of the store"):
+                call()
+
+    @pytest.mark.parametrize("key", ["a" * 240, "-/--/...", "a/" * 255 + "aa", "s/" + "x" * 226])
+    def test_long_and_odd_keys_are_keys(self, store: Store, key: str) -> None:
+        """What the form allows works."""
+        assert store.create(key, b"x")
+        assert store.get(key) == b"x"
+        store.delete(key)
+        assert store.get(key) is None
+
+    def test_of_many_callers_one_creates(self, store: Store) -> None:
+        """Of eight threads that create the same keys, each key has one winner, whose value stays."""
+        callers, rounds = 8, 10
+        start = threading.Barrier(callers)
+
+        def create(caller: int) -> list[bool]:
+            start.wait()
+            return [store.create(f"race/{n}", b"%d" % caller) for n in range(rounds)]
+
+        with ThreadPoolExecutor(callers) as pool:
+            won = list(pool.map(create, range(callers)))
+        for n in range(rounds):
+            winners = [caller for caller in range(callers) if won[caller][n]]
+            assert [store.get(f"race/{n}")] == [b"%d" % caller for caller in winners]
+
+    def test_creating_beside_a_removal(self, store: Store) -> None:
+        """A value that is created while its neighbours are removed is there or was removed; nothing fails."""
+        stop = threading.Event()
+
+        def remove() -> None:
+            while not stop.is_set():
+                store.delete("beside/a")
+
+        with ThreadPoolExecutor(1) as pool:
+            removing = pool.submit(remove)
+            try:
+                for n in range(100):
+                    assert store.create(f"beside/a/{n}", b"x")
+            finally:
+                stop.set()
+            removing.result()
+        assert store.create("beside/a/last", b"x")
+        assert store.get("beside/a/last") == b"x"
+
+    def test_a_life_that_has_begun_is_not_cut_short(self, store: Store) -> None:
+        """A second create with a shorter life, or none that ends, takes nothing away."""
+        assert store.create("blobs/a", b"x", ttl_s=1000)
+        assert not store.create("blobs/a", b"x", ttl_s=0.001)
+        assert not store.create("blobs/a", b"x")
+        store.sweep()
+        assert store.get("blobs/a") == b"x"

@@ -1,0 +1,93 @@
+"""Other processes that use a file store: ones that are killed before each of their steps, and ones that race.
+
+`python -m tests.support.store_processes kill FOLDER OPERATION` prints how many steps the operation has, `race FOLDER COUNT`
+waits for a line on standard input and prints a digit for each key, 1 where it created it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ts_stateful.store.file import FileStore
+
+VALUE = b"value" * 1000
+_STEPS = {
+    "fcntl.flock",
+    "open",
+    "os.link",
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.scandir",
+}
+
+
+def main() -> None:
+    """Does what the command line says."""
+    task, folder, argument = sys.argv[1:]
+    if task == "kill":
+        print(_kill_at_each_step(Path(folder), argument))
+    else:
+        _race(Path(folder), int(argument))
+
+
+def _kill_at_each_step(folder: Path, operation: str) -> int:
+    """Child N is killed before step N; the first one that ends by itself tells how many there are."""
+    for number in range(1000):
+        store = FileStore(folder / str(number), fsync=number % 2 == 1)
+        operate = _prepared(store, operation)
+        pid = os.fork()
+        if pid == 0:
+            _die_before(number)
+            operate()
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSIGNALED(status):
+            assert status == 0
+            return number
+    raise AssertionError("it has no end")
+
+
+def _prepared(store: FileStore, operation: str) -> Callable[[], object]:
+    if operation == "create":
+        return lambda: store.create("sessions/a/00000000", VALUE, ttl_s=60)
+    for position in range(4):
+        store.create(f"sessions/a/{position:08d}", VALUE, ttl_s=60)
+    if operation == "prolong":
+        return lambda: store.create("sessions/a/00000000", VALUE)
+    if operation == "delete":
+        return lambda: store.delete("sessions/a")
+    later = FileStore(store.folder, clock=lambda: 1e11)
+    return later.sweep
+
+
+def _die_before(number: int) -> None:
+    count = 0
+
+    def hook(event: str, arguments: Any) -> None:
+        nonlocal count
+        if event in _STEPS:
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+    sys.addaudithook(hook)
+
+
+def _race(folder: Path, num_keys: int) -> None:
+    store = FileStore(folder)
+    own = b"%d" % os.getpid()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    won = [store.create(f"race/{n}", own) for n in range(num_keys)]
+    print("".join(str(int(one)) for one in won))
+
+
+if __name__ == "__main__":
+    main()
