@@ -90,6 +90,9 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     fused_layers: bool = True  # on a CPU, where they prove to compute what the model does
     attention_kernels: bool = True  # on a GPU where they prove to compute what torch's operators do
     cuda_graphs: bool = True  # of decode steps, with these kernels and where they are faster
+    stream_interval_sec: Annotated[float, Meta(ge=0, le=10)] = (
+        0.04  # between two pieces of a stream; what is generated in the meantime comes in one
+    )
     reattach_sec: _Positive = 10.0  # a turn whose client is gone goes on for this long
     context_length: _Count | None = None  # tokens; None: what the model's configuration says
     prefill_chunk: _Count = 256  # tokens prefilled between two decode steps

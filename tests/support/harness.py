@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "maxSequenceJobQueueSize": 2,
     "sequenceMaxIdleMSec": 60_000,
     "sequenceTimeoutMSec": 600_000,
-    "handler": {"reattachSec": 10.0, "prefillChunk": 7},
+    "handler": {"reattachSec": 10.0, "prefillChunk": 7, "streamIntervalSec": 0},
 }
 
 

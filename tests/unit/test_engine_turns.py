@@ -58,6 +58,21 @@ def test_a_stream_is_the_same_text_in_pieces(harness: Harness) -> None:
     assert harness.ask(ask(turn=1))["text"] == streamed
 
 
+def test_pieces_of_a_stream_have_a_distance(model: Model) -> None:
+    """The first piece goes out at once, the next when `streamIntervalSec` is over, with all that there is by then."""
+    harness = Harness(model, {"handler": {"streamIntervalSec": 1.0}})
+    harness.open("s")
+    request = harness.submit(ask(stream=True, max_new_tokens=40))
+    harness.steps(20)
+    (first,) = harness.parts(request)
+    harness.clock.now += 1.0
+    harness.steps(8)
+    _, second = harness.parts(request)
+    assert len(second) > len(first)
+    harness.run()
+    assert first + second + harness.last(request)["text"] == harness.ask(ask(turn=1))["text"]
+
+
 def test_a_committed_turn_is_answered_from_its_record(harness: Harness) -> None:
     """The same `turn` twice is applied once."""
     first = harness.ask(ask(turn=1))

@@ -71,7 +71,7 @@ class Engine:
         self._num_tokens = 0
         self._runner = Runner(model)
         self._scheduler: Scheduler[Sequence] = Scheduler(config.handler.prefill_chunk)
-        self._outbox = Outbox(emit, clock, utc)
+        self._outbox = Outbox(emit, clock, utc, config.handler.stream_interval_sec)
         self._audience = Audience(self._outbox, config.handler.reattach_sec, clock)
         self._turns = Turns(
             model,

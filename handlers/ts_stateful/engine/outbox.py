@@ -5,6 +5,8 @@ Owns the documents of answers and which request gets which. Knows nothing of mod
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from ts_stateful.answering import Answering
@@ -19,7 +21,17 @@ __all__ = ["Outbox", "usage_of"]
 
 
 class Outbox(Answering):
-    """Emits the events of turns."""
+    """Emits the events of turns; of one stream, text is sent at most every `stream_interval_s` seconds."""
+
+    def __init__(
+        self,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float],
+        utc: Callable[[], float] = time.time,
+        stream_interval_s: float = 0.0,
+    ) -> None:
+        super().__init__(emit, clock, utc)
+        self._stream_interval_s = stream_interval_s
 
     def accepted(self, sequence: Sequence, subscriber: Subscriber) -> None:
         """The turn runs; a pulling client gets what there is, and leaves."""
@@ -39,11 +51,12 @@ class Outbox(Answering):
 
     def progress(self, sequence: Sequence) -> None:
         """The reply may have grown: streams get the new piece, `continue`s that have waited for it are answered."""
-        text = sequence.text
+        text, now = sequence.text, self._clock()
         for subscriber in sequence.subscribers:
-            if subscriber.stream and len(text) > subscriber.sent:
+            if subscriber.stream and len(text) > subscriber.sent and now >= subscriber.next_at:
                 piece = text[subscriber.sent :]
                 subscriber.sent = len(text)
+                subscriber.next_at = now + self._stream_interval_s
                 self._emit(
                     Event(
                         subscriber.request_id,

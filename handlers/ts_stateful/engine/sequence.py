@@ -38,6 +38,7 @@ class Subscriber:
     stream: bool
     pull: bool
     sent: int = 0
+    next_at: float = 0.0  # the clock's time before which a stream gets nothing more
 
 
 @dataclass(eq=False)
@@ -57,6 +58,7 @@ class Sequence:
     command: Open | Prompt
     submitted_at: float
     opens: bool = False  # it opened its session
+    alone: bool = False  # its session ends with it
     status: Status = Status.LOADING
     number: int = 0  # of the turn, from when it runs
     subscribers: list[Subscriber] = field(default_factory=list)
