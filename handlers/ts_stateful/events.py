@@ -9,7 +9,7 @@ import enum
 
 from msgspec import Struct
 
-from ts_stateful.protocol import Prompt, Request
+from ts_stateful.protocol import AnyRequest, Prompt
 
 __all__ = ["Event", "EventKind", "Submit"]
 
@@ -18,16 +18,18 @@ class Submit(Struct, frozen=True, tag="submit"):
     """Worker to engine: a request.
 
     `attachments` are the file parts of a multipart form, images that follow `command.images`. `opens` says that the request
-    opens a session: under `command.session_id`, and a `fork` under its `new_session_id`. `skip` is the number of characters of
-    the reply that the client has already got (after an engine's death). `pull` asks for one answer at once, with `more`,
-    instead of events: the rest is fetched with `continue`. For a `step`, `attachments` are the elements of its inputs and
-    `shapes` theirs; `opens` says that no session of this id is known, and `raw` that the answer is no JSON.
+    opens a session: under `command.session_id`, and a `fork` under its `new_session_id`; `alone` that this session ends with
+    the answer. `skip` is the number of characters of the reply that the client has already got (after an engine's death).
+    `pull` asks for one answer at once, with `more`, instead of events: the rest is fetched with `continue`. For a `step`,
+    `attachments` are the elements of its inputs and `shapes` theirs; `opens` says that no session of this id is known, and
+    `raw` that the answer is no JSON.
     """
 
     request_id: str
-    command: Request
+    command: AnyRequest
     attachments: tuple[bytes, ...] = ()
     opens: bool = False
+    alone: bool = False
     pull: bool = False
     skip: int = 0
     shapes: tuple[tuple[int, ...], ...] = ()

@@ -1,23 +1,23 @@
 """The wire protocol, inbound: requests as typed structs.
 
-Owns what a JSON document may say and how a wrong one is refused, naming the field. Knows nothing of transports, sessions or
-models. Parsing is pure and takes microseconds: no fetch, no decode of images.
+Owns what a JSON document may say. Knows nothing of transports, sessions or models. Parsing is pure and takes microseconds: no
+fetch, no decode of images.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 
 from ts_stateful.errors import InvalidRequest
+from ts_stateful.strict_json import convert
 
 __all__ = [
+    "AnyRequest",
     "Cancel",
+    "Chat",
     "Close",
     "Command",
     "Continue",
@@ -31,9 +31,9 @@ __all__ = [
     "Prompt",
     "Request",
     "Rewind",
+    "Said",
     "SequenceParameters",
     "Step",
-    "parse_json",
     "parse_request",
 ]
 
@@ -95,6 +95,34 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, whichever form the client used."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    @property
+    def num_chars(self) -> int:
+        """The length of its text."""
+        return len(self.prompt)
+
+
+class Said(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One message of a conversation: pieces of text, and a None where one of its images stands."""
+
+    role: str
+    parts: tuple[str | None, ...]
+
+
+class Chat(Prompt, frozen=True, tag="chat", kw_only=True):
+    """One turn, told as the whole conversation up to it: what the session has said already stays, the rest is its next turn.
+
+    `images` are those of all messages, in their order. Made by the frontend for clients that keep the conversation themselves;
+    no document of the wire protocol is one.
+    """
+
+    prompt: str = ""
+    messages: tuple[Said, ...] = ()
+
+    @property
+    def num_chars(self) -> int:
+        """The length of all text in it."""
+        return sum(len(part) for said in self.messages for part in said.parts if part is not None)
 
 
 class InputTensor(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -175,32 +203,8 @@ class Hello(Command, frozen=True, tag="hello"):
 
 
 Request = Open | Prompt | Step | Cancel | Close | Info | Continue | Fork | Rewind | Hello
+AnyRequest = Request | Chat  # what an engine is asked
 _TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)
-
-
-def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
-    """The JSON object in `body`, strictly: no duplicate keys, no NaN or Infinity, UTF-8 only.
-
-    Raises:
-        InvalidRequest: it is anything else.
-    """
-    if not body:
-        raise InvalidRequest('the body is empty; send a JSON object, e.g. {"prompt": "Hello"}')
-    try:
-        text = body if isinstance(body, str) else bytes(body).decode("utf-8")
-        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except UnicodeDecodeError:
-        raise InvalidRequest("the body is not UTF-8") from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
-    except ValueError as error:  # malformed, or an integer of more digits than Python converts
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "a value is out of range"
-        raise InvalidRequest(f"the body is not JSON: {reason}") from None
-    if not isinstance(document, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    if "\\u" in text:
-        _refuse_lone_surrogates(document)
-    return document
 
 
 def parse_request(document: dict[str, Any]) -> Request:
@@ -215,33 +219,8 @@ def parse_request(document: dict[str, Any]) -> Request:
     if document.get("type") not in _TYPES:
         raise InvalidRequest(f"`type` must be one of {', '.join(map(str, _TYPES))}", field="type")
     _refuse_non_finite(document)
-    try:
-        return msgspec.convert(document, Request)  # type: ignore[no-any-return]
-    except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise InvalidRequest("a key occurs twice", field=twice[:64])
-    return document
-
-
-def _no_constant(name: str) -> float:
-    raise InvalidRequest(f"{name} is not JSON")
-
-
-def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
-    # JSON can spell half a surrogate pair; no tokenizer and no transport can carry it.
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError):
-        raise InvalidRequest("the body spells a character that does not exist") from None
+    request: Request = convert(document, Request)
+    return request
 
 
 def _refuse_non_finite(document: dict[str, Any]) -> None:
@@ -249,18 +228,3 @@ def _refuse_non_finite(document: dict[str, Any]) -> None:
     for key, value in document.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequest("must be a finite number", field=key)
-
-
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
-_NAMED = re.compile(r"field `([^`]*)`")
-
-
-def _invalid(message: str) -> InvalidRequest:
-    """msgspec's message, with the path moved into `field` and completed by the name of an unknown or missing field."""
-    path_match = _PATH.search(message)
-    path = path_match.group(1) if path_match else ""
-    reason = message[: path_match.start()] if path_match else message
-    named = _NAMED.search(reason)
-    if named:
-        path = f"{path}.{named.group(1)}" if path else named.group(1)
-    return InvalidRequest(reason[:1].lower() + reason[1:], field=path[:128] or None)

@@ -15,7 +15,8 @@ from ts_stateful.client.documents import check_size, encode, is_last, parse, ref
 from ts_stateful.client.images import wire_images
 from ts_stateful.client.sse import EventParser
 from ts_stateful.errors import QueueFull, SessionNotFound, StatefulError
-from ts_stateful.protocol import Hello, Image, Prompt, parse_json, parse_request
+from ts_stateful.protocol import Hello, Image, Prompt, parse_request
+from ts_stateful.strict_json import parse_json
 
 
 def test_requests_are_what_the_server_parses() -> None:

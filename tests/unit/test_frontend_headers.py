@@ -77,6 +77,20 @@ def test_other_ids_are_the_clients(headers: dict[str, str], minting: bool) -> No
     assert read(headers, minting=minting).session_id() == headers[ID]
 
 
+def test_a_session_header_that_says_none_yet_was_sent() -> None:
+    """Which is something else than no header; one that the frontend made was not sent."""
+    assert all(read({ID: value}).names_session for value in ("", "NEW_SESSION", "a"))
+    assert not read({}).names_session
+    assert not read({ID: _MINTED, START: "true"}, minting=True).names_session
+
+
+def test_the_rest_of_the_path_is_torchserves_to_tell() -> None:
+    """Under a name that is its own to the letter."""
+    assert read({"url_path": "v1/models", "Host": "x"}).path == "v1/models"
+    assert read({"URL_Path": "v1/models", "Host": "x"}).path == ""
+    assert read({"url_path": {"content-type": "x"}}).path == ""
+
+
 def test_describe_is_the_management_apis_alone() -> None:
     """A client's own `describe` header comes with a prediction, and those have a `url_path`."""
     assert read({"describe": "True", "Host": "x"}).is_describe

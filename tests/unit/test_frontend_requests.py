@@ -37,7 +37,9 @@ def parse(
     parser = RequestParser(profile, NAMES, new_seed=lambda: 7)
     minting = profile is Profile.SEQUENCE
     read = RowHeaders.read(HTTP if headers is None else headers, NAMES, minting=minting)
-    return parser.parse("r", data, read)
+    message = parser.parse("r", data, read)
+    assert isinstance(message, Submit)
+    return message
 
 
 def http(document: Any, **headers: str) -> Submit:

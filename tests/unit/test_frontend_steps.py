@@ -35,7 +35,9 @@ def parse(
         states=[{"name": "h", "shape": [1]}],
     )
     parser = RequestParser(Profile.CONTINUOUS, NAMES, settings)
-    return parser.parse("r", data, RowHeaders.read(headers or {}, NAMES, minting=False))
+    message = parser.parse("r", data, RowHeaders.read(headers or {}, NAMES, minting=False))
+    assert isinstance(message, Submit)
+    return message
 
 
 def step(*arguments: Any, **options: Any) -> Step:
@@ -55,7 +57,12 @@ def step(*arguments: Any, **options: Any) -> Step:
         ({"body": "1"}, {**HTTP, "content-type": "text/plain; charset=utf-8"}, "text", True),
         ({"data": b"1"}, {}, "text", True),
         ({"body": b"\1\0"}, {**HTTP, "Content-Type": "audio/l16"}, "pcm16", True),
-        ({"data": b"{}", "x": b"\1\0"}, {**HTTP, "Content-Type": "multipart/form-data"}, "pcm16", False),
+        (
+            {"data": b"{}", "x": b"\1\0"},
+            {**HTTP, "Content-Type": "multipart/form-data"},
+            "pcm16",
+            False,
+        ),
         ({"x": b"\1\0"}, {}, "pcm16", True),
         ({"x": b"\1\0", "data": b"{}"}, {}, "pcm16", False),
         ({"data": ONE}, {}, "pcm16", False),

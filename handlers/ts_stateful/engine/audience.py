@@ -129,7 +129,8 @@ class Audience:
 
     def _mark_orphan(self, sequence: Sequence) -> None:
         if not sequence.subscribers and not sequence.waiters:
-            sequence.orphaned_at = self._clock()
+            # To one that is alone nobody can come back.
+            sequence.orphaned_at = self._clock() - (self._reattach_s if sequence.alone else 0.0)
 
     def _forget(self, sequence: Sequence) -> None:
         self._unfinished.discard(sequence)

@@ -143,17 +143,21 @@ class Commands:
 
     def _check_length(self, command: Open | Prompt) -> None:
         """Refuses a text that cannot fit before it costs a tokenizer's time."""
-        field = "prompt" if isinstance(command, Prompt) else "system"
-        text = command.prompt if isinstance(command, Prompt) else command.system or ""
+        if isinstance(command, Prompt):
+            field, num_chars = "prompt", command.num_chars
+        else:
+            field, num_chars = "system", len(command.system or "")
         window = self._model.context_tokens
-        if len(text) > window * _CHARS_PER_TOKEN:
+        if num_chars > window * _CHARS_PER_TOKEN:
             raise ContextTooLong(
-                f"{len(text)} characters cannot fit a context window of {window} tokens",
+                f"{num_chars} characters cannot fit a context window of {window} tokens",
                 field=field,
             )
 
     def _admit(self, session: Session[Context], command: Open | Prompt, message: Submit) -> None:
-        sequence = Sequence(session, command, self._clock(), opens=message.opens)
+        sequence = Sequence(
+            session, command, self._clock(), opens=message.opens, alone=message.alone
+        )
         self._audience.subscribe(sequence, message)
         self._turns.admit(sequence, command.images, message.attachments)
 

@@ -116,6 +116,9 @@ class Turns:
         self._table.touch(sequence.session)
         self._leave(sequence)
         self._audience.finished(sequence, turn)
+        if sequence.alone:
+            self._shared.keep(context.shared)
+            self._table.forget(sequence.session)
 
     def _commit(self, sequence: Sequence, reason: str) -> Turn:
         context = sequence.context

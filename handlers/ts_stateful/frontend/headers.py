@@ -83,7 +83,9 @@ class RowHeaders:
     """What the headers of one row say.
 
     `session_ids` are the different ids that the client sent, `minted_id` is one that TorchServe's frontend made because it
-    saw none. `is_describe` is true for the management API alone: a client's own `describe` header comes with a prediction.
+    saw none. `names_session` says that a session header came at all, even one that says "none yet". `path` is what followed the
+    version in the URL. `is_describe` is true for the management API alone: a client's own `describe` header comes with a
+    prediction.
     `starts` and `ends` say what a client of HTTP says of its sequence (over gRPC TorchServe sets the end header every time).
     """
 
@@ -94,6 +96,8 @@ class RowHeaders:
     content_type: str = ""  # in lower case, without parameters
     starts: bool = False
     ends: bool = False
+    names_session: bool = False
+    path: str = ""
 
     @classmethod
     def read(cls, headers: Mapping[str, Any], names: HeaderNames, *, minting: bool) -> RowHeaders:
@@ -113,6 +117,7 @@ class RowHeaders:
             minted_id = next((value for value in ids if value.startswith(_MINTED_PREFIX)), None)
         session_ids = tuple(value for value in ids if value and value != minted_id)
         types = [value for name, value in texts if name == "content-type"] if is_http else []
+        paths = [value for name, value in headers.items() if name == _PREDICTION_MARK]
         return cls(
             is_http,
             is_describe,
@@ -121,6 +126,8 @@ class RowHeaders:
             content_type=types[0].partition(";")[0].strip().lower() if types else "",
             starts=is_http and _is_true(texts, names.starts),
             ends=is_http and _is_true(texts, names.ends),
+            names_session=any(value != minted_id for value in ids),
+            path=paths[0] if paths and isinstance(paths[0], str) else "",
         )
 
     def session_id(self) -> str | None:

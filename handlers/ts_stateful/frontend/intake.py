@@ -113,8 +113,12 @@ class Intake:
         if headers.is_describe:
             self._dispatcher.describe(row.request_id)
             return
-        message = self._parser.parse(row.request_id, data, headers)
+        message = self._parser.parse(row.request_id, data, headers, row.speak)
+        if isinstance(message, Event):
+            self._mailbox.post(message)
+            return
         row.streams = message.streams
+        row.names_session = not message.alone
         self._dispatcher.submit(message)
 
 

@@ -1,12 +1,11 @@
-"""From a row of a batch to a command for an engine: the dialects of HTTP and gRPC, and which session is meant.
+"""From a row of a batch to a command for an engine: which dialect it is in, and which session is meant.
 
-Owns where the JSON and the images of a request are found, and what the worker fills in (a new id, a seed). Pure: no model, no
-device, no fetch. Knows nothing of how answers go back.
+Owns what the worker fills in (a new id, a seed) and what a request may be that names no session. Pure: no model, no device, no
+fetch. Knows nothing of how answers go back.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,29 +14,22 @@ import msgspec
 
 from ts_stateful.config import Profile, StateConfig
 from ts_stateful.errors import InvalidRequest
-from ts_stateful.events import Submit
+from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.frontend.dialects import Dialects
+from ts_stateful.frontend.dialects.dialect import Letter, Translation, Unnamed, Voice
 from ts_stateful.frontend.headers import HeaderNames, RowHeaders
+from ts_stateful.frontend.letters import check_inputs, document_of, read_content, split
 from ts_stateful.frontend.steps import StepReader
-from ts_stateful.protocol import (
-    Fork,
-    Hello,
-    Open,
-    Prompt,
-    Request,
-    Step,
-    parse_json,
-    parse_request,
-)
+from ts_stateful.protocol import AnyRequest, Fork, Hello, Open, Prompt, Step, parse_request
 from ts_stateful.session_ids import new_session_id, resolve_session_id
 
 __all__ = ["RequestParser"]
 
 _PUSHED = b"StreamPredictions"
-_CURL_HINT = "send the JSON as the body, with -H 'Content-Type: application/json'"
 
 
 class RequestParser:
-    """Parses rows of one profile; `settings` are those of a model with recurrent state.
+    """Parses rows of one profile; `settings` are those of a model with recurrent state, which has no dialects.
 
     `new_seed` makes a seed for a prompt that samples without one.
     """
@@ -48,38 +40,71 @@ class RequestParser:
         names: HeaderNames,
         settings: StateConfig | None = None,
         *,
+        dialects: Dialects | None = None,
         new_seed: Callable[[], int] = lambda: secrets.randbelow(2**63),
     ) -> None:
         self._profile = profile
-        self._names = names
+        self._dialects = dialects or Dialects()
         self._new_seed = new_seed
         self._steps = StepReader(settings, names) if settings else None
+        # What TorchServe's own clients may send beside the JSON is ignored, as those headers are over HTTP.
+        self._other_inputs = frozenset({"rpc", *names.starts, *names.ends})
 
-    def parse(self, request_id: str, data: Mapping[str, Any], headers: RowHeaders) -> Submit:
-        """The request in a row, as an engine takes it.
+    def parse(
+        self,
+        request_id: str,
+        data: Mapping[str, Any],
+        headers: RowHeaders,
+        speak: Callable[[Voice], None] = lambda voice: None,
+    ) -> Submit | Event:
+        """The request in a row, as an engine takes it, or its answer where no engine is asked.
+
+        `speak` is told, as soon as it is known, in which voice the request is to be answered or refused.
 
         Raises:
             StatefulError: it is refused; the error is the answer.
         """
         if self._steps is not None:
             return self._parse_step(self._steps, request_id, data, headers)
-        key, others = _split(data)
-        if not headers.is_http:
-            self._refuse_unknown_inputs(others)
-        attachments = _attachments(others, key) if headers.is_http else ()
-        document = _document(data[key])
-        request, opens = _address(parse_request(document), headers)
-        if attachments and not isinstance(request, Open | Prompt):
+        others = self._other_inputs
+        letter = Letter(
+            headers, lambda: read_content(data, is_http=headers.is_http, other_inputs=others)
+        )
+        dialect = self._dialects.of(letter)
+        speak(dialect.voice)
+        translation = dialect.read(letter)
+        speak(translation.voice)
+        if translation.request is None:
+            return Event(request_id, EventKind.LAST, translation.answer)
+        return self._submit(request_id, translation.request, translation, letter, data)
+
+    def _submit(
+        self,
+        request_id: str,
+        request: AnyRequest,
+        translation: Translation,
+        letter: Letter,
+        data: Mapping[str, Any],
+    ) -> Submit:
+        headers, attachments = letter.headers, letter.content.attachments
+        request, opens = _address(request, headers, translation.unnamed)
+        if attachments and not (translation.voice.pulls and isinstance(request, Open | Prompt)):
             raise InvalidRequest("files go with `open` and `prompt` alone", field="type")
         if isinstance(request, Prompt):
             request = self._completed(request, data, headers)
         pulled = isinstance(request, Prompt) and not headers.is_http
+        pulled = pulled and self._profile is Profile.CONTINUOUS
+        if pulled and not translation.voice.pulls:
+            raise InvalidRequest(
+                "in this profile a reply over gRPC is pulled, which only `prompt` and `continue` can: ask over HTTP"
+            )
         return Submit(
             request_id,
             request,
             attachments,
             opens=opens,
-            pull=pulled and self._profile is Profile.CONTINUOUS,
+            alone=opens and translation.unnamed is Unnamed.ALONE,
+            pull=pulled,
         )
 
     def _parse_step(
@@ -87,12 +112,12 @@ class RequestParser:
     ) -> Submit:
         content = steps.take_apart(data, headers)
         if content.document is None:
-            _split(data, steps.hint)  # says what is missing
+            split(data, steps.hint)  # says what is missing
         if headers.is_http and content.others:
             name = next(iter(content.others))
             raise InvalidRequest("not an input that takes raw bytes", field=name[:64])
-        self._refuse_unknown_inputs(content.others)
-        document = _document(content.document)
+        check_inputs(content.others, self._other_inputs)
+        document = document_of(content.document)
         if content.raw and "type" not in document:
             document = {"type": "step", **document}
         request = parse_request(document)
@@ -123,53 +148,19 @@ class RequestParser:
             prompt = msgspec.structs.replace(prompt, stream=False)
         return prompt
 
-    def _refuse_unknown_inputs(self, others: Mapping[str, Any]) -> None:
-        # What TorchServe's own clients may send beside the JSON is ignored, as those headers are over HTTP.
-        known = {"rpc", *self._names.starts, *self._names.ends}
-        unknown = next((name for name in others if name.lower() not in known), None)
-        if unknown is not None:
-            raise InvalidRequest("unknown input; the JSON goes into `data`", field=unknown[:64])
 
-
-def _split(data: Mapping[str, Any], hint: str = _CURL_HINT) -> tuple[str, dict[str, Any]]:
-    """The key of the JSON, and everything else; `hint` says how to send it."""
-    if not data:
-        raise InvalidRequest(f"the request has no body; {hint}")
-    key = next((name for name in ("data", "body") if name in data), None)
-    if key is None:
-        raise InvalidRequest(f"a form without a part named `data`; {hint}")
-    return key, {name: value for name, value in data.items() if name != key}
-
-
-def _document(value: Any) -> dict[str, Any]:
-    if isinstance(value, str | bytes | bytearray):
-        return parse_json(value)
-    try:
-        # Decoded by TorchServe, loosely; back to text, so that what is refused does not depend on who decodes.
-        return parse_json(json.dumps(value))
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
-
-
-def _attachments(others: Mapping[str, Any], key: str) -> tuple[bytes, ...]:
-    files = []
-    for name, value in others.items():
-        if key != "data":
-            raise InvalidRequest(
-                "unknown parameter; a form takes its JSON in a part named `data`", field=name[:64]
-            )
-        if not isinstance(value, str | bytes | bytearray):
-            raise InvalidRequest("not an image file", field=name[:64])
-        files.append(value.encode() if isinstance(value, str) else bytes(value))
-    return tuple(files)
-
-
-def _address(request: Request, headers: RowHeaders) -> tuple[Request, bool]:
+def _address(
+    request: AnyRequest, headers: RowHeaders, unnamed: Unnamed = Unnamed.OPENS
+) -> tuple[AnyRequest, bool]:
     """The request with the ids of the sessions that it is about, and whether it opens one."""
     session_id = resolve_session_id(headers.session_id(), request.session_id)
     opens = isinstance(request, Open | Fork) or (isinstance(request, Step) and request.start)
-    if session_id is None and isinstance(request, Open | Prompt | Step):
-        session_id = headers.minted_id or new_session_id()
+    may_open = unnamed is not Unnamed.REFUSED
+    if session_id is None and may_open and isinstance(request, Open | Prompt | Step):
+        given = (
+            headers.minted_id if unnamed is Unnamed.OPENS else None
+        )  # one that nobody shall know
+        session_id = given or new_session_id()
         opens = True
     if session_id is None and not isinstance(request, Hello):
         raise InvalidRequest("name the session, in the session header or here", field="session_id")

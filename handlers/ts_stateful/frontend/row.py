@@ -1,7 +1,7 @@
 """One request's answer, from the first event to the last: what is to be sent next.
 
-Owns the shape of answers over HTTP and gRPC: status, headers, server-sent events, and whether more follows. Knows nothing of
-batches or sockets.
+Owns what goes out when: status, headers, pieces, and whether more follows. What is said is the business of the row's voice.
+Knows nothing of batches or sockets.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ts_stateful.answers import TurnPart, encode
 from ts_stateful.events import Event, EventKind
+from ts_stateful.frontend.dialects.dialect import JSON, Voice
+from ts_stateful.frontend.dialects.own import OwnVoice
 from ts_stateful.frontend.headers import HeaderNames
 
 __all__ = ["Response", "Row", "RowKind"]
 
-_JSON = "application/json"
-_SSE = "text/event-stream"
 _RETRYABLE = (429, 503)
-_NOTHING_NEW = encode(TurnPart(""))
 
 
 class RowKind(enum.Enum):
@@ -49,7 +47,10 @@ class Response:
 
 
 class Row:
-    """The answer of one request. `streams` says that it comes as events; `num_bytes` is the size of the request."""
+    """The answer of one request. `streams` says that it comes as events, `num_bytes` is the size of the request.
+
+    `names_session` says whether headers tell of its session.
+    """
 
     def __init__(
         self,
@@ -64,6 +65,8 @@ class Row:
         self.request_id = request_id
         self.kind = kind
         self.streams = streams
+        self._voice: Voice = OwnVoice(framed=kind is RowKind.HTTP)
+        self.names_session = True
         self.num_bytes = num_bytes
         self.taken_at = taken_at
         self.started = False  # a response has gone out
@@ -83,6 +86,10 @@ class Row:
     def accepted(self) -> bool:
         """Whether the answer will be a 200 unless something breaks."""
         return self._accepted is not None
+
+    def speak(self, voice: Voice) -> None:
+        """From now on everything is said in this voice; before anything was sent."""
+        self._voice = voice
 
     def add(self, events: Iterable[Event]) -> None:
         """Takes the next events."""
@@ -108,7 +115,7 @@ class Row:
         elif self.is_http or not self.streams:
             response = Response(more=True)
         else:
-            response = Response(_NOTHING_NEW, True)
+            response = Response(self._voice.idle, True)
         self.started = True
         return response
 
@@ -125,11 +132,17 @@ class Row:
         while self._queue:
             event = self._queue.popleft()
             if event.kind is EventKind.LAST:
-                return Response(event.body, False, event.status, event.content_type or _JSON)
+                return self._last_message(event)
             if event.kind is EventKind.PART and self.streams:
-                return Response(event.body, True)
+                return Response(self._voice.piece(event), True)
             self._accepted = event
         return None
+
+    def _last_message(self, last: Event) -> Response:
+        if self.streams and (self.started or not _fails(last)):
+            return Response(self._voice.piece(last), False, last.status, JSON)
+        whole = self._voice.whole(last)
+        return Response(whole.body, False, whole.status, whole.content_type)
 
     def _next_http(self, *, hold: bool) -> Response | None:
         events, self._queue = list(self._queue), deque()
@@ -137,13 +150,14 @@ class Row:
             if event.kind is not EventKind.LAST:
                 self._accepted = event
         last = events[-1] if events and events[-1].kind is EventKind.LAST else None
-        if last is not None and not self.started and (last.status != 200 or not self.streams):
+        if last is not None and not self.started and (_fails(last) or not self.streams):
             return self._whole(last)
-        parts = b"".join(_sse(event.body) for event in events if self.streams and event.body)
+        said = [event for event in events if self.streams and event.kind is not EventKind.ACCEPTED]
+        parts = b"".join(map(self._voice.piece, said))
         if last is not None and not self.started:
-            return Response(parts, None, 200, _SSE, self._names.of_answer(last))
+            return Response(parts, None, 200, self._voice.stream_type, self._session_headers(last))
         if last is not None:
-            return Response(parts if self.streams else last.body, False)
+            return Response(parts if self.streams else self._voice.whole(last).body, False)
         if self.started:
             return Response(parts, True) if parts or hold else None
         if self.accepted and (self.streams or hold):
@@ -151,19 +165,23 @@ class Row:
         return None
 
     def _whole(self, last: Event) -> Response:
-        headers = self._names.of_answer(last)
+        headers = self._session_headers(last)
         retry_after_s = _retry_after_s(last)
         if retry_after_s is not None:
             headers["Retry-After"] = str(retry_after_s)
-        return Response(last.body, None, last.status, last.content_type or _JSON, headers)
+        whole = self._voice.whole(last)
+        return Response(whole.body, None, whole.status, whole.content_type, headers)
 
     def _first(self, event: Event | None, body: bytes) -> Response:
-        headers = {} if event is None else self._names.of_answer(event)
-        return Response(body, True, 200, _SSE if self.streams else _JSON, headers)
+        headers = {} if event is None else self._session_headers(event)
+        return Response(body, True, 200, self._voice.stream_type if self.streams else JSON, headers)
+
+    def _session_headers(self, event: Event) -> dict[str, str]:
+        return self._names.of_answer(event) if self.names_session else {}
 
 
-def _sse(document: bytes) -> bytes:
-    return b"data: " + document + b"\n\n"
+def _fails(last: Event) -> bool:
+    return last.status != 200
 
 
 class _Refused(msgspec.Struct):
