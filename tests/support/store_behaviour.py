@@ -133,7 +133,7 @@ class StoreBehaviour:
         with ThreadPoolExecutor(1) as pool:
             removing = pool.submit(remove)
             try:
-                for n in range(100):
+                for n in range(40):
                     assert store.create(f"beside/a/{n}", b"x")
             finally:
                 stop.set()

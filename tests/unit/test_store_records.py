@@ -20,6 +20,7 @@ from ts_stateful.store.records import (
     FingerprintMismatch,
     History,
     ImageRef,
+    Message,
     Opened,
     Rewound,
     Turn,
@@ -49,7 +50,6 @@ def turn(number: int, **changes: Any) -> Turn:
     """A turn that says everything."""
     values: dict[str, Any] = {
         "number": number,
-        "prompt": "What is it?",
         "reply": "A square.",
         "prompt_ids": (4, 5, 6),
         "reply_ids": (7, 128_255),
@@ -62,6 +62,8 @@ def turn(number: int, **changes: Any) -> Turn:
         "sampling": {"temperature": 0.7, "top_k": 5, "ignore_eos": False},
         "stop": ("\n\n",),
         "images": (ImageRef(media="d" * 64),),
+        "messages": (Message("user", "What is it?", 1, (None, "What is it?")),),
+        "origin": "r",
         "usage": Usage(10, 2, TokenDetails(3)),
         "timing": Timing(queue_ms=0.1, restored_from="store"),
         "writer": "w",
@@ -82,7 +84,8 @@ def test_an_entry_comes_back_as_it_was(entry: Entry) -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.lists(st.integers(0, 2**32 - 1)))
 def test_any_text_and_ids_come_back(text: str, ids: list[int]) -> None:
     """Whatever a user or a model says."""
-    entry = turn(1, prompt=text, reply=text, prompt_ids=tuple(ids), reply_ids=tuple(ids))
+    said = (Message("user", text),)
+    entry = turn(1, messages=said, reply=text, prompt_ids=tuple(ids), reply_ids=tuple(ids))
     assert decode(encode(entry)) == entry
 
 
@@ -134,7 +137,7 @@ def test_an_entry_of_a_newer_version_is_refused() -> None:
 def test_a_field_that_was_added_is_passed_over() -> None:
     """A later program of the same version may say more."""
     document = json.loads(encode(Closed(at=3.0)))
-    raw = '{"kind":"closed","at":3.0,"reason":"said"}'
+    raw = '{"kind":"closed","at":3.0,"later":"said"}'
     digest = hashlib.sha256(raw.encode()).hexdigest()
     data = f'{{"version":{document["version"]},"sha256":"{digest}","entry":{raw}}}'
     assert decode(data.encode()) == Closed(at=3.0)

@@ -5,6 +5,8 @@ Owns the schemes, and what of a URL may be shown. A backend's client library is 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -29,7 +31,14 @@ def open_store(url: str, options: StoreConfig | None = None) -> Store:
         StoreUnavailable: a folder cannot be made or written. Servers are not asked before the first call.
     """
     options = options or StoreConfig()
-    return _open(url, options)
+    variable = options.encryption_key_env
+    if variable is None:
+        return _open(url, options)
+    with _extra("encryption"):
+        from ts_stateful.store.seal import SealedStore, read_keys  # noqa: PLC0415 - an extra
+
+    keys = read_keys(variable)
+    return SealedStore(_open(url, options), keys)
 
 
 def redacted(url: str) -> str:
@@ -44,13 +53,35 @@ def _open(url: str, options: StoreConfig) -> Store:
     parts = _split(url)
     if parts.scheme == "file":
         return FileStore(_folder(url, parts), fsync=options.fsync)
+    if parts.scheme in ("redis", "rediss"):
+        with _extra("redis"):
+            from ts_stateful.store.redis import RedisStore  # noqa: PLC0415 - an extra
+
+        return RedisStore(url, timeout_s=options.timeout_sec)
+    if parts.scheme == "s3":
+        with _extra("s3"):
+            from ts_stateful.store.s3 import S3Store  # noqa: PLC0415 - an extra
+
+        return S3Store(url, timeout_s=options.timeout_sec)
     if parts.scheme == "memory":
         return MemoryStore()
     raise ConfigError(f"handler.store.url: {parts.scheme or 'no'}:// is none of {_KNOWN}")
 
 
+@contextlib.contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """What is imported here comes with an extra of the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"handler.store: {error.name} is not installed; pip install 'torchserve-stateful[{name}]'"
+        ) from error
+
+
 def _folder(url: str, parts: SplitResult) -> Path:
-    if parts.netloc or parts.query or parts.fragment or not parts.path.strip("/"):
+    is_path = parts.path.startswith("/") and parts.path.strip("/")
+    if parts.netloc or parts.query or parts.fragment or not is_path:
         raise ConfigError(
             f"handler.store.url: {redacted(url)} must be like file:///dev/shm/ts-stateful, with three slashes"
         )

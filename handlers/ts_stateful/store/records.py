@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
@@ -30,6 +30,7 @@ __all__ = [
     "FingerprintMismatch",
     "History",
     "ImageRef",
+    "Message",
     "Opened",
     "Rewound",
     "Turn",
@@ -56,6 +57,18 @@ class ImageRef(Struct, frozen=True, omit_defaults=True):
     num_tokens: int = 0
 
 
+class Message(Struct, frozen=True, array_like=True):
+    """What somebody said, as the chat template got it: control tokens in `text` are marked, behind `num_images` images.
+
+    Where texts and images come in another order, `parts` has it: texts, and a null for each image.
+    """
+
+    role: str
+    text: str
+    num_images: int = 0
+    parts: tuple[str | None, ...] = ()
+
+
 class Opened(Struct, frozen=True, tag="opened", tag_field="kind", omit_defaults=True):
     """The first entry. Times are seconds of Unix time.
 
@@ -73,6 +86,8 @@ class Opened(Struct, frozen=True, tag="opened", tag_field="kind", omit_defaults=
     metadata: dict[str, Any] = {}
     tenant: str | None = None
     token_ids: tuple[int, ...] = ()  # of the opening, where the template tells them
+    messages: tuple[Message, ...] = ()
+    origin: str = ""  # the request that asked for it; a server that took over knows it again when it is repeated
     writer: str = ""
 
 
@@ -84,7 +99,6 @@ class Turn(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults=True
     """
 
     number: int
-    prompt: str
     reply: str
     prompt_ids: tuple[int, ...]
     reply_ids: tuple[int, ...]
@@ -97,8 +111,10 @@ class Turn(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults=True
     sampling: dict[str, Scalar] = {}  # by the names of the protocol
     stop: tuple[str, ...] = ()
     images: tuple[ImageRef, ...] = ()
+    messages: tuple[Message, ...] = ()
     usage: Usage = Usage()
     timing: Timing = Timing()
+    origin: str = ""
     writer: str = ""
 
 
@@ -115,6 +131,7 @@ class Closed(Struct, frozen=True, tag="closed", tag_field="kind", omit_defaults=
 
     at: float
     writer: str = ""
+    reason: Literal["closed", "expired"] = "closed"
 
 
 Entry = Opened | Turn | Rewound | Closed
