@@ -8,11 +8,13 @@ from typing import Any
 
 from tests.support.fake_servers import grpc_server, http_server
 from tests.support.fake_sessions import FakeSessions
+from tests.support.sagemaker import ENDPOINT, endpoint_of
 from ts_stateful.client import RetryPolicy, Server, connect
 
-__all__ = ["PROFILES", "FakeTime", "connected"]
+__all__ = ["PROFILES", "TORCHSERVE", "FakeTime", "connected"]
 
-PROFILES = ("continuous", "async", "sequence", "http")
+TORCHSERVE = ("continuous", "async", "sequence", "http")  # spoken to directly
+PROFILES = (*TORCHSERVE, "sagemaker")
 
 
 class FakeTime:
@@ -41,9 +43,22 @@ def connected(
     fake: FakeSessions, time: FakeTime, *, stall_s: float = 30.0, **options: Any
 ) -> Iterator[Server]:
     """A client of a server over the transport that the fake's profile names; checks that it broke no rule."""
-    over_http = fake.profile == "http"
-    with http_server(fake) if over_http else grpc_server(fake) as port:
-        url = f"{'http' if over_http else 'grpc'}://127.0.0.1:{port}"
-        with connect(url, policy=time.policy(stall_s=stall_s), **options) as server:
-            yield server
+    with (
+        _served(fake) as url,
+        connect(url, policy=time.policy(stall_s=stall_s), **options) as server,
+    ):
+        yield server
     assert not fake.violations, fake.violations
+
+
+@contextlib.contextmanager
+def _served(fake: FakeSessions) -> Iterator[str]:
+    if fake.profile == "sagemaker":
+        with endpoint_of(fake) as url:
+            yield f"sagemaker://{ENDPOINT}?endpoint_url={url}"
+    elif fake.profile == "http":
+        with http_server(fake) as port:
+            yield f"http://127.0.0.1:{port}"
+    else:
+        with grpc_server(fake) as port:
+            yield f"grpc://127.0.0.1:{port}"

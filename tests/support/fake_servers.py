@@ -173,6 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE_S
     disable_nagle_algorithm = True
     fake: FakeSessions
+    id_header = "ts_request_sequence_id"
+    end_header = "ts_request_sequence_end"
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Says nothing."""
@@ -185,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._whole(json.dumps(missing).encode(), 404)
             return
         try:
-            document = self.fake.read(body, self.headers.get("ts_request_sequence_id"))
+            document = self.fake.read(body, self.headers.get(self.id_header))
             documents = _documents(self.fake, document, pull=False)
             if document.get("stream"):
                 self._events(documents)
@@ -228,14 +230,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", media_type)
         self.send_header("Content-Length", str(len(body)))
+        if "expires_at" in document and "usage" in document:  # opened, by `open` or `fork`
+            expires = f"{document['session_id']}; Expires={document['expires_at']}"
+            self.send_header(self.id_header, expires)
+        elif "closed" in document:
+            self.send_header(self.end_header, document["session_id"])
         self.end_headers()
         self.wfile.write(body)
 
 
 @contextlib.contextmanager
-def http_server(fake: FakeSessions, tls: Any = None) -> Iterator[int]:
-    """Serves over HTTP; gives the port."""
-    handler = type("Handler", (_Handler,), {"fake": fake})
+def http_server(
+    fake: FakeSessions, tls: Any = None, *, headers: tuple[str, str] | None = None
+) -> Iterator[int]:
+    """Serves over HTTP; gives the port. `headers` are the names of the session headers, where TorchServe is told others."""
+    names = {} if headers is None else dict(zip(("id_header", "end_header"), headers, strict=True))
+    handler = type("Handler", (_Handler,), {"fake": fake, **names})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     if tls is not None:

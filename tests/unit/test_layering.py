@@ -33,7 +33,8 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "ports": set(),
     "torchserve": {"java", "ports"},
     "serve": {"java", "ports", "torchserve"},
-    "cli": {"client", "config_check", "pb", "plan"},
+    "sagemaker_local": {"java", "ports", "torchserve"},
+    "cli": {"client", "config_check", "java", "pb", "plan", "sagemaker_local", "torchserve"},
 }
 # Leaves that lie with the part that they are about.
 _LEAVES = {f"{_PACKAGE}.store.config"}
@@ -42,7 +43,7 @@ _WITHOUT_TORCH = {"safetensors"}  # loads none by itself: the store's blobs have
 _MAY_IMPORT_TORCH = {"engine", "state", "process"}  # process: counts devices, runs an engine
 _NEVER_TORCH = {"ts_stateful.engine.scheduler"}
 _NETWORK = {"httpx", "httpcore", "requests", "aiohttp", "urllib.request", "urllib3"}
-_MAY_OPEN = {"media", "client"}
+_MAY_OPEN = {"media", "client", "sagemaker_local"}
 
 
 def _modules() -> dict[str, ast.Module]:

@@ -1,6 +1,6 @@
-"""The `ts-stateful` command: talk to a server, ask about it, plan and check a configuration.
+"""The `ts-stateful` command: talk to a server, ask about it, plan and check a configuration, serve a local endpoint.
 
-Owns the command line alone; what it does is done by the client, by `plan` and by `config_check`.
+Owns the command line alone; what it does is done by the client, by `plan`, by `config_check` and by `sagemaker_local`.
 """
 
 import os

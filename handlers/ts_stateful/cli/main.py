@@ -19,6 +19,7 @@ from ts_stateful.cli.chat import Chat
 from ts_stateful.cli.check import check
 from ts_stateful.cli.parser import build_parser
 from ts_stateful.cli.plan import plan
+from ts_stateful.cli.sagemaker_local import Unservable, serve
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client import (
     MAX_BODY_BYTES,
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "plan":
             plan(options, arguments)
             return _OK
+        if options.command == "sagemaker-local":
+            serve(options)
+            return _OK
         return _talk(options)
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -61,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.message)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ConfigError, ModelUnknown, PlanRefused) as error:
+    except (ConfigError, ModelUnknown, PlanRefused, Unservable) as error:
         return _fail(str(error))
     except ValueError as error:  # of the URL
         return _fail(str(error), _USAGE)

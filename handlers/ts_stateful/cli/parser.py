@@ -9,7 +9,7 @@ import argparse
 import os
 from pathlib import Path
 
-from ts_stateful.cli import plan_options
+from ts_stateful.cli import plan_options, sagemaker_local
 
 __all__ = ["DEFAULT_URL", "build_parser"]
 
@@ -28,6 +28,7 @@ examples:
   ts-stateful info
   ts-stateful plan --sessions 500 --gpus 4 --gpu-memory 80GiB --model /models/llava-1.5-7b-hf > model-config.yaml
   ts-stateful check model-config.yaml
+  ts-stateful sagemaker-local --instances 2 --endpoint demo
 
 exit status: 0 done, 1 failed (the reason is on standard error), 2 wrong usage, 130 interrupted.
 """
@@ -108,6 +109,12 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--model", help="its language model: a folder, a config.json, or a hub id")
     plan = add("plan", "print a configuration for so many sessions", plan_options.EPILOG)
     plan_options.add_options(plan)
+    local = add(
+        "sagemaker-local",
+        "serve an endpoint like SageMaker's on this machine",
+        sagemaker_local.EPILOG,
+    )
+    sagemaker_local.add_options(local)
     return parser
 
 
@@ -117,7 +124,8 @@ def _connection_options() -> argparse.ArgumentParser:
     group.add_argument(
         "--url",
         default=os.environ.get("TS_STATEFUL_URL") or DEFAULT_URL,
-        help="grpc://, grpcs://, http:// or https://host:port (default: %(default)s)",
+        help="grpc://, grpcs://, http:// or https://host:port, or sagemaker://endpoint?region=..."
+        " (default: %(default)s)",
     )
     group.add_argument("--model", default="chat", help="name of the model (default: %(default)s)")
     group.add_argument(

@@ -15,10 +15,19 @@ from urllib.parse import quote, urlsplit
 
 import grpc
 
+from ts_stateful.client.errors import ClientError
 from ts_stateful.client.rest import HttpTransport
 from ts_stateful.client.rpc import GrpcTransport, Profile, open_channel
+from ts_stateful.client.transport import Transport
 
-__all__ = ["Address", "grpc_transport", "http_transport", "parse_address"]
+__all__ = [
+    "Address",
+    "grpc_transport",
+    "http_transport",
+    "is_sagemaker",
+    "parse_address",
+    "sagemaker_transport",
+]
 
 _DEFAULT_PORTS = {"grpc": 7070, "grpcs": 443, "http": 8080, "https": 443}
 
@@ -116,6 +125,30 @@ def http_transport(
         max_body_bytes=max_body_bytes,
         tls=_tls(address, ca_file),
         through_proxy=address.through_proxy,
+    )
+
+
+def is_sagemaker(url: str) -> bool:
+    """Whether a URL names an endpoint of SageMaker and not a server."""
+    return url.startswith("sagemaker:")
+
+
+def sagemaker_transport(url: str, *, max_body_bytes: int, ca_file: str | Path | None) -> Transport:
+    """A transport to `sagemaker://<endpoint>?region=...&profile=...&endpoint_url=...`.
+
+    Raises:
+        ClientError: boto3 is not installed.
+        ValueError: the URL cannot be meant.
+    """
+    try:
+        from ts_stateful.client import sagemaker  # noqa: PLC0415 - others do without boto3
+    except ImportError as missing:
+        raise ClientError(str(missing)) from missing
+    address = sagemaker.parse_sagemaker_url(url)
+    return sagemaker.SageMakerTransport(
+        address,
+        max_body_bytes=max_body_bytes,
+        ca_file=None if ca_file is None else str(ca_file),
     )
 
 

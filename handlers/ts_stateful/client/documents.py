@@ -33,7 +33,7 @@ def check_size(num_bytes: int, max_bytes: int) -> None:
         raise RequestTooLarge(
             f"the request has {num_bytes:,} bytes and the server takes {max_bytes:,}; send a smaller"
             " image or its URL, or raise `max_request_size` in the server's config.properties and"
-            " `max_body_bytes` here"
+            " `max_body_bytes` here (SageMaker's limit is fixed)"
         )
 
 

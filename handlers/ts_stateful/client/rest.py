@@ -19,11 +19,11 @@ from ts_stateful.client.errors import (
     ServerUnreachable,
     StreamStalled,
 )
-from ts_stateful.client.sse import EventParser
+from ts_stateful.client.sse import documents
 from ts_stateful.client.transport import Events
 from ts_stateful.protocol import Command, Prompt
 
-__all__ = ["HttpTransport"]
+__all__ = ["HttpTransport", "encode_form"]
 
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -82,7 +82,9 @@ class HttpTransport:
                     body = response.read()
                 raise refusal(response.status_code, body)
             with self._errors(silence):
-                yield from _events(response)
+                yield from documents(
+                    response.headers.get("Content-Type", ""), response.iter_bytes()
+                )
 
     def close(self) -> None:
         """Closes all connections."""
@@ -103,16 +105,9 @@ class HttpTransport:
         headers = {self._session_header: command.session_id} if command.session_id else {}
         connect_s = min(timeout_s, _CONNECT_TIMEOUT_S)
         timeout = httpx.Timeout(timeout_s, connect=connect_s, read=read_s)
-        if raw:
-            # A form: the JSON in a part named `data`, the bytes in parts named like the inputs.
-            files = {"data": (None, body, "application/json")}
-            files |= {
-                name: (None, value, "application/octet-stream") for name, value in raw.items()
-            }
-            return self._http.build_request(
-                "POST", self._url, files=files, headers=headers, timeout=timeout
-            )
         headers["Content-Type"] = "application/json"
+        if raw:
+            body, headers["Content-Type"] = encode_form(body, raw)
         return self._http.build_request(
             "POST", self._url, content=body, headers=headers, timeout=timeout
         )
@@ -133,12 +128,9 @@ class HttpTransport:
             raise ServerUnreachable(f"{self._url}: {reason}") from None
 
 
-def _events(response: httpx.Response) -> Iterator[bytes]:
-    media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if media_type != "text/event-stream":  # the whole answer in one document
-        if body := response.read():
-            yield body
-        return
-    parser = EventParser()
-    for chunk in response.iter_bytes():
-        yield from parser.feed(chunk)
+def encode_form(document: bytes, raw: Mapping[str, bytes]) -> tuple[bytes, str]:
+    """A form and its content type: the document in a part named `data`, the bytes in parts named like the inputs."""
+    files = {"data": (None, document, "application/json")}
+    files |= {name: (None, value, "application/octet-stream") for name, value in raw.items()}
+    request = httpx.Request("POST", "http://form", files=files)
+    return request.read(), request.headers["Content-Type"]

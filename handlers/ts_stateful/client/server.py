@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from ts_stateful.answers import HelloAnswer, Opened, Usage
-from ts_stateful.client.addresses import grpc_transport, http_transport, parse_address
+from ts_stateful.client.addresses import (
+    grpc_transport,
+    http_transport,
+    is_sagemaker,
+    parse_address,
+    sagemaker_transport,
+)
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import MAX_BODY_BYTES
 from ts_stateful.client.images import ImageSource, wire_images
@@ -17,7 +25,7 @@ from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.client.session import Session
 from ts_stateful.client.steps import Steps
 from ts_stateful.client.transport import Transport
-from ts_stateful.errors import SessionExists
+from ts_stateful.errors import SessionExists, SessionNotFound
 from ts_stateful.protocol import Hello, Open
 from ts_stateful.session_ids import check_session_id, new_session_id
 
@@ -41,6 +49,9 @@ def connect(
 ) -> Server:
     """A connection to `model` at `grpc://`, `grpcs://`, `http://` or `https://host:port`; nothing is sent yet.
 
+    Or to an endpoint of SageMaker at `sagemaker://<name>?region=...&profile=...&endpoint_url=...`, whose credentials are
+    boto3's business and whose model has no name.
+
     `timeout_s` is the deadline of every call, and of every whole turn, that does not name its own. `token` is a key of
     TorchServe's token authorization. `headers` go with every request, over gRPC as metadata. `ca_file` holds the
     certificates to trust instead of the system's. `max_body_bytes` is the server's `max_request_size`. `session_header` is the
@@ -48,10 +59,18 @@ def connect(
 
     Raises:
         ValueError: the URL, the profile or the session header cannot be meant.
+        ClientError: for SageMaker, boto3 is not installed.
     """
+    transport: Transport
+    if is_sagemaker(url):
+        if token or headers or profile:
+            raise ValueError(
+                "token, headers and profile are not for SageMaker: boto3 signs requests"
+            )
+        transport = sagemaker_transport(url, max_body_bytes=max_body_bytes, ca_file=ca_file)
+        return Server(Calls(transport, timeout_s, policy))
     sent = {**(headers or {}), **({} if token is None else {"Authorization": f"Bearer {token}"})}
     address = parse_address(url)
-    transport: Transport
     if address.is_grpc:
         transport = grpc_transport(
             address, model, sent, max_body_bytes=max_body_bytes, ca_file=ca_file, profile=profile
@@ -108,7 +127,12 @@ class Server:
         )
 
         def made_up() -> Opened:
-            info = self._session(name).info(timeout_s)
+            try:
+                info = self._session(name).info(timeout_s)
+            except SessionNotFound:
+                # SageMaker routes by what it has seen: a session whose answer it missed is out of reach for everybody.
+                again = msgspec.structs.replace(command, session_id=new_session_id())
+                return self._calls.call(again, Opened, timeout_s)
             return Opened(name, info.expires_at, Usage(prompt_tokens=info.tokens))
 
         # An id of somebody's choice may have been open before.

@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypedDict
 
+import msgspec
+
 from ts_stateful.answers import (
     Cancelled,
     Closed,
@@ -24,7 +26,13 @@ from ts_stateful.client.errors import ClientError
 from ts_stateful.client.images import ImageSource, wire_images
 from ts_stateful.client.reply import Reply
 from ts_stateful.client.turns import TurnCounter
-from ts_stateful.errors import SessionClosed, SessionError, SessionExists, StatefulError
+from ts_stateful.errors import (
+    SessionClosed,
+    SessionError,
+    SessionExists,
+    SessionNotFound,
+    StatefulError,
+)
 from ts_stateful.protocol import Cancel, Close, Continue, Fork, Info, Prompt, Rewind
 from ts_stateful.session_ids import check_session_id, new_session_id
 
@@ -139,7 +147,11 @@ class Session:
         )
 
         def made_up() -> Forked:
-            info = Session(self._calls, name, opened=None, num_turns=None).info(timeout_s)
+            try:
+                info = Session(self._calls, name, opened=None, num_turns=None).info(timeout_s)
+            except SessionNotFound:  # as in `Server.open`
+                again = msgspec.structs.replace(command, new_session_id=new_session_id())
+                return self._calls.call(again, Forked, timeout_s)
             usage = Usage(prompt_tokens=info.tokens)
             return Forked(name, info.expires_at, usage, self.session_id, info.turns)
 

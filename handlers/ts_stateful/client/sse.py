@@ -6,9 +6,20 @@ bytes: JSON text may hold characters that Python takes for ends of lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-__all__ = ["EventParser"]
+__all__ = ["EventParser", "documents"]
+
+
+def documents(content_type: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The documents of a streamed answer as they come; an answer that is no event stream is one document."""
+    if content_type.partition(";")[0].strip().lower() != "text/event-stream":
+        if body := b"".join(chunks):
+            yield body
+        return
+    parser = EventParser()
+    for chunk in chunks:
+        yield from parser.feed(chunk)
 
 
 class EventParser:

@@ -1,0 +1,72 @@
+"""A container that follows SageMaker's contract and does what the body of a request says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from ts_stateful.sagemaker_api import CLOSED_SESSION_ID, SESSION_ID
+
+__all__ = ["FakeContainer"]
+
+
+class FakeContainer:
+    """Serves `app`. `seen` are the headers of the requests that arrived, `bodies` their bodies.
+
+    A body is a JSON object: `opens` and `closes` name what the session headers say; `status` and `says` are the answer; `parts`
+    is a stream, which `breaks` or falls `silent` behind them; `waits` holds the answer back. `resume` ends every wait.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
+        self.healthy = True
+        self._resumed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.app = web.Application(client_max_size=10_000_000)
+        self.app.router.add_post("/invocations", self._invoke)
+        self.app.router.add_get("/ping", self._ping)
+
+    def resume(self) -> None:
+        """Lets every answer that waits come; from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._resumed.set)
+
+    async def _ping(self, _request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 500)
+
+    async def _invoke(self, request: web.Request) -> web.StreamResponse:
+        self._loop = asyncio.get_running_loop()
+        body = await request.read()
+        self.seen.append({name.lower(): value for name, value in request.headers.items()})
+        self.bodies.append(body)
+        asked = json.loads(body) if body.startswith(b"{") else {}
+        if asked.get("waits"):
+            await self._resumed.wait()
+        headers = {"Content-Type": "application/json", "X-Amzn-SageMaker-Custom-Attributes": "done"}
+        if "opens" in asked:
+            headers[SESSION_ID] = asked["opens"]
+        if "closes" in asked:
+            headers[CLOSED_SESSION_ID] = asked["closes"]
+        if "parts" in asked:
+            return await self._stream(request, asked, headers)
+        says = asked.get("says", "{}").encode()
+        return web.Response(body=says, status=asked.get("status", 200), headers=headers)
+
+    async def _stream(
+        self, request: web.Request, asked: dict[str, Any], headers: dict[str, str]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for part in asked["parts"]:
+            await response.write(part.encode())
+        if asked.get("silent"):
+            await self._resumed.wait()
+        if asked.get("breaks") and request.transport is not None:
+            request.transport.close()
+            return response
+        await response.write_eof()
+        return response
