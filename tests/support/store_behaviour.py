@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -148,3 +149,24 @@ class StoreBehaviour:
         assert not store.create("blobs/a", b"x")
         store.sweep()
         assert store.get("blobs/a") == b"x"
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_it_is_a_dictionary_whose_values_stay(self, store: Store, seed: int) -> None:
+        """Calls in any order have the answers that a dictionary gives."""
+        chance = random.Random(seed)
+        known: dict[str, bytes] = {}
+        for number in range(40):
+            key = "/".join(chance.choices(["a", "ab", "b.c"], k=chance.randint(1, 3)))
+            below = [one for one in known if one.startswith(f"{key}/")]
+            call = chance.choice(["create", "create", "get", "list", "delete"])
+            if call == "create":
+                assert store.create(key, b"%d" % number) == (key not in known)
+                known.setdefault(key, b"%d" % number)
+            elif call == "get":
+                assert store.get(key) == known.get(key)
+            elif call == "list":
+                assert list(store.list(key)) == sorted(below)
+            else:
+                store.delete(key)
+                for one in (key, *below):
+                    known.pop(one, None)

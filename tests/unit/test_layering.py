@@ -36,8 +36,6 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "sagemaker_local": {"java", "ports", "torchserve"},
     "cli": {"client", "config_check", "java", "pb", "plan", "sagemaker_local", "torchserve"},
 }
-# Leaves that lie with the part that they are about.
-_LEAVES = {f"{_PACKAGE}.store.config"}
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
 _WITHOUT_TORCH = {"safetensors"}  # loads none by itself: the store's blobs have its format
 _MAY_IMPORT_TORCH = {"engine", "state", "process"}  # process: counts devices, runs an engine
@@ -88,8 +86,7 @@ def test_imports_follow_the_direction(module: str) -> None:
         if imported.split(".")[0] != _PACKAGE:
             continue
         other = _part(imported)
-        is_leaf = _is_leaf(other) or imported in _LEAVES
-        allowed = other == part or is_leaf or other in _MAY_IMPORT.get(part, set())
+        allowed = other == part or _is_leaf(other) or other in _MAY_IMPORT.get(part, set())
         assert allowed, f"{module} imports {imported}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -231,3 +232,12 @@ def test_a_place_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable, match="Not a directory"):
         FileStore(tmp_path / "file" / "store")
+
+
+def test_a_folder_that_is_gone_is_told(folder: Path) -> None:
+    """While the server runs."""
+    store = FileStore(folder)
+    shutil.rmtree(folder)
+    assert store.get("a") is None
+    with pytest.raises(StoreUnavailable, match="is gone"):
+        store.create("a", b"x")

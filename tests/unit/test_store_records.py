@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,3 +201,10 @@ def test_entries_that_do_not_follow_are_no_log(log: list[Entry]) -> None:
     """Such as a turn that is missing or there twice."""
     with pytest.raises(StoreCorrupt):
         history(log)
+
+
+def test_every_field_is_written_down(repository: Path) -> None:
+    """docs/store.md names each field of each entry."""
+    text = (repository / "docs" / "store.md").read_text()
+    for kind in (Opened, Turn, Rewound, Closed, ImageRef):
+        assert [f for f in kind.__struct_fields__ if f"`{f}`" not in text] == []

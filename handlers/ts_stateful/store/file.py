@@ -85,7 +85,10 @@ class FileStore:
                     continue  # a folder was removed just now, because it was empty or deleted
                 except BlockingIOError:
                     time.sleep(_PAUSE_S)  # another one prolongs or sweeps the same value
-        raise StoreUnavailable(f"the folder {self.folder} changes all the time", "try again")
+        raise StoreUnavailable(
+            f"the folder {self.folder} is gone, or is changed all the time",
+            "look who else removes files there, and start the server again",
+        )
 
     def get(self, key: str) -> bytes | None:
         """The value, or None if there is none."""
