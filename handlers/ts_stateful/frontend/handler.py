@@ -15,6 +15,8 @@ from ts.torch_handler.base_handler import BaseHandler
 
 from ts_stateful.config import Config, ConfigError, Profile, load_config
 from ts_stateful.config_check import check_config
+from ts_stateful.figures import Figures
+from ts_stateful.frontend.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.delivery import Batch, Delivery
 from ts_stateful.frontend.delivery_async import AsyncDelivery, AsyncMailbox
 from ts_stateful.frontend.delivery_continuous import ContinuousDelivery
@@ -56,7 +58,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
             model_name=context.model_name,
             model_dir=Path(context.system_properties["model_dir"]),
             on_event=mailbox.post,
-            on_figures=Gauges(context.metrics, context.model_name).publish,
+            on_figures=_publishing(context),
         )
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
@@ -94,6 +96,19 @@ def _check(config: Config) -> None:
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
         raise ConfigError("model-config.yaml: " + "; ".join(errors))
+
+
+def _publishing(context: Any) -> Callable[[Figures], None]:
+    publish = Gauges(context.metrics, context.model_name).publish
+    cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ)
+    if cloudwatch is None:
+        return publish
+
+    def publish_both(figures: Figures) -> None:
+        publish(figures)
+        cloudwatch.publish(figures)
+
+    return publish_both
 
 
 def _delivery(
