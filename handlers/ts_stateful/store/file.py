@@ -182,7 +182,9 @@ class FileStore:
                     os.fsync(descriptor)
             folders = [self.folder / folder for folder in path.relative_to(self.folder).parents]
             for folder in reversed(folders):
-                folder.mkdir(mode=0o700, exist_ok=True)
+                # Not `exist_ok`, which fails where somebody removes the folder a moment later.
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir(mode=0o700)
             try:
                 os.link(temporary, path)
             except FileExistsError:
