@@ -37,8 +37,8 @@ class Talk:
     def turn(self, prompt: str, reply: str) -> int:
         """One turn; returns how much of the log was kept."""
         message = self.text.user_message(self.dialogue, prompt, 0)
-        extension = self.text.extend(self.dialogue, self.log, message, [])
-        turn = self.text.committed(self.dialogue, message, extension, reply, encode(reply))
+        extension = self.text.extend(self.dialogue, self.log, [message], [])
+        turn = self.text.committed(self.dialogue, [message], extension, reply, encode(reply))
         self.log = [*self.log[: turn.keep], *turn.ids]
         self.dialogue.apply(turn)
         assert self.dialogue.rendered == extension.rendered
@@ -98,7 +98,7 @@ def test_an_opening_is_how_every_first_prompt_begins() -> None:
     opening = text.opening(dialogue, [])
     for prompt in ("What color is it?", "\n\n?", ""):
         message = text.user_message(dialogue, prompt, 0)
-        extension = text.extend(dialogue, opening, message, [])
+        extension = text.extend(dialogue, opening, [message], [])
         assert extension.keep >= len(opening) - 1
 
 

@@ -254,6 +254,8 @@ class Commands:
         running = [work for work in source.work if work.status is Status.RUNNING]
         computed = running[0].ids if running else source.state.log
         length = min(kv.length, common_prefix(computed, fork.state.log))
+        if running and running[0].past is not None:  # the same ids may stand for other images
+            length = min(length, running[0].keep)
         on_device = source.state.residency is Residency.DEVICE
         if on_device and self._table.make_room(length * kv.token_bytes, spared=source):
             source.state.lend_kv(fork.state, length)

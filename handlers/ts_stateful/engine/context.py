@@ -21,12 +21,15 @@ from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import StatefulError
 from ts_stateful.sessions.session import Delta, Residency, Turn
 
-__all__ = ["Context"]
+__all__ = ["Context", "Past"]
 
 _HOST = torch.device("cpu")
 
 
-class _Past(NamedTuple):
+class Past(NamedTuple):
+    """A history that a session has had, or begins anew with."""
+
+    opening: Delta
     dialogue: Dialogue
     log: list[int]
     images: list[ImageInput]
@@ -63,7 +66,7 @@ class Context:
         """A context of its own as this one was after `turns`, its first ones; images are shared, and `kv` is empty."""
         fork = Context(self.opening, kv)
         fork.prefix = self.prefix
-        fork.dialogue, fork.log, fork.images = self._after(turns)
+        fork.opening, fork.dialogue, fork.log, fork.images = self.after(turns)
         return fork
 
     def lend_kv(self, fork: Context, length: int) -> None:
@@ -73,24 +76,34 @@ class Context:
 
     def rewind(self, turns: Sequence[Turn]) -> None:
         """Goes back to what it was after `turns`, its first ones; the KV states of what is still the same stay."""
-        past = self._after(turns)
+        past = self.after(turns)
         self.kv.truncate(common_prefix(self.log, past.log))
-        self.dialogue, self.log, self.images = past
+        self.go_back(past)
+
+    def go_back(self, past: Past) -> None:
+        """Takes over a history that `after` or `blank` gave; the KV states are the caller's to cut."""
+        self.opening, self.dialogue, self.log, self.images = past
         self.failed = None
 
     def check_integrity(self, turns: Sequence[Turn]) -> None:
         """Asserts that the history of all `turns` gives what is here."""
-        past = self._after(turns)
+        past = self.after(turns)
         assert vars(past.dialogue) == vars(self.dialogue)
         assert past.log == self.log
         assert past.images == self.images
 
-    def _after(self, turns: Sequence[Turn]) -> _Past:
+    @staticmethod
+    def blank() -> Past:
+        """The history of a session that was opened with nothing."""
+        return Past(Delta(), Dialogue(Delta()), [], [])
+
+    def after(self, turns: Sequence[Turn]) -> Past:
+        """The history after `turns`, its first ones."""
         dialogue, log = Dialogue(self.opening), list(self.opening.ids)
         for turn in turns:
             _apply(turn.delta, dialogue, log)
         num_images = self.opening.num_images + sum(turn.delta.num_images for turn in turns)
-        return _Past(dialogue, log, self.images[:num_images])
+        return Past(self.opening, dialogue, log, self.images[:num_images])
 
     @property
     def residency(self) -> Residency:

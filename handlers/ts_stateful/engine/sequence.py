@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from ts_stateful.engine.context import Context
+from ts_stateful.engine.context import Context, Past
 from ts_stateful.engine.reply import ReplyText
 from ts_stateful.engine.sampler import Row
 from ts_stateful.engine.text import Extension
@@ -71,7 +71,8 @@ class Sequence:
     num_prompt: int = 0  # ids before the reply
     keep: int = 0  # ids of the session's log that stay as they are
     cached: int = 0  # ids whose KV was there
-    message: Message | None = None
+    past: Past | None = None  # where it goes on from, if that is not where its session stands
+    messages: tuple[Message, ...] = ()
     extension: Extension | None = None  # what the log became with the message
     reply: ReplyText | None = None
     max_new_tokens: int = 0
@@ -89,6 +90,11 @@ class Sequence:
         return self.session.state
 
     @property
+    def base(self) -> Context | Past:
+        """The history that it goes on from."""
+        return self.past or self.context
+
+    @property
     def request_ids(self) -> list[str]:
         """Everybody who waits for this turn."""
         subscribers = [subscriber.request_id for subscriber in self.subscribers]
@@ -96,8 +102,8 @@ class Sequence:
 
     @property
     def all_images(self) -> list[ImageInput]:
-        """The images of the session, this turn's last."""
-        return self.context.images + self.images
+        """The images of the history and, last, this turn's."""
+        return self.base.images + self.images
 
     @property
     def num_to_prefill(self) -> int:

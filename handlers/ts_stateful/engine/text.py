@@ -90,10 +90,20 @@ class ChatText:
         """The next user message; the images of `open` come first in the first one."""
         return self._message("user", prompt, dialogue.waiting_images + num_images)
 
+    def told(self, role: str, parts: Sequence[str | None]) -> Message:
+        """A message that a client tells: texts, and a None for each image."""
+        num_images = parts.count(None)
+        if self._image_token is None:  # templates of models that see nothing expect one text
+            parts = ("\n".join(part for part in parts if part is not None),)
+        marked = tuple(part and mark_control_tokens(part, self._controls) for part in parts)
+        text = "".join(part for part in marked if part is not None)
+        usual = (None,) * num_images + (text,)
+        return Message(role, text, num_images, () if marked == usual else marked)
+
     def committed(
         self,
         dialogue: Dialogue,
-        message: Message,
+        messages: Sequence[Message],
         extension: Extension,
         reply: str,
         reply_ids: Sequence[int],
@@ -105,8 +115,8 @@ class ChatText:
             ids=(*extension.ids, *reply_ids),
             keep_chars=keep_chars,
             rendered=extension.rendered[keep_chars:],
-            messages=(message, self._message("assistant", reply)),
-            num_images=message.num_images - dialogue.waiting_images,
+            messages=(*messages, self._message("assistant", reply)),
+            num_images=_num_images(messages) - dialogue.waiting_images,
         )
 
     def opening(self, dialogue: Dialogue, expansions: Sequence[Sequence[int]]) -> list[int]:
@@ -123,10 +133,10 @@ class ChatText:
         self,
         dialogue: Dialogue,
         log: Sequence[int],
-        message: Message,
+        messages: Sequence[Message],
         expansions: Sequence[Sequence[int]],
     ) -> Extension:
-        """What the log and `message` make together, up to where the reply begins.
+        """What the log and `messages` make together, up to where the reply begins.
 
         `expansions` are the ids of every image of the session, the new ones last. Where the template only appends, the log
         is kept whole, generated ids verbatim; where it rewrites what was, the longest common prefix is kept.
@@ -134,11 +144,11 @@ class ChatText:
         Raises:
             InvalidRequest: the template or the tokenizer cannot take the text.
         """
-        rendered = self._render([*dialogue.messages, message])
+        rendered = self._render([*dialogue.messages, *messages])
         appended = _appended(dialogue, rendered)
         if appended is not None:
             new = self._encode_behind(dialogue.rendered + dialogue.reply, appended)
-            fresh = expansions[len(expansions) - message.num_images :]
+            fresh = expansions[len(expansions) - _num_images(messages) :]
             return Extension(len(log), self._splice(new, fresh), rendered)
         whole = self._splice(self._encode_whole(rendered), expansions)
         keep = common_prefix(log, whole)
@@ -152,7 +162,7 @@ class ChatText:
             not self._has_template
         ):  # a conversation is then the plain concatenation of what was said
             image = self._image_token or ""
-            return "".join(image * m.num_images + m.text for m in messages)
+            return "".join(image if part is None else part for m in messages for part in m.layout)
         try:
             rendered: str = self._owner.apply_chat_template(
                 [{"role": m.role, "content": self._content(m)} for m in messages],
@@ -172,7 +182,10 @@ class ChatText:
         """A message as templates expect it: parts for a model that sees, plain text for one that does not."""
         if self._image_token is None:
             return message.text
-        return [{"type": "image"}] * message.num_images + [{"type": "text", "text": message.text}]
+        return [
+            {"type": "image"} if part is None else {"type": "text", "text": part}
+            for part in message.layout
+        ]
 
     def _encode_whole(self, rendered: str) -> list[int]:
         """The ids of a rendered conversation from its beginning."""
@@ -214,6 +227,10 @@ class ChatText:
             else:
                 spliced.append(token_id)
         return spliced
+
+
+def _num_images(messages: Sequence[Message]) -> int:
+    return sum(message.num_images for message in messages)
 
 
 def _appended(dialogue: Dialogue, rendered: str) -> str | None:

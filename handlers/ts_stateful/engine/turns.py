@@ -13,6 +13,7 @@ from functools import partial
 from ts_stateful.defects import defect
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.context import Context
+from ts_stateful.engine.conversation import branch
 from ts_stateful.engine.images import ImageReader
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox, usage_of
@@ -20,7 +21,7 @@ from ts_stateful.engine.prefix import Prefix, prefix_key, prefix_length
 from ts_stateful.engine.reply import ReplyText
 from ts_stateful.engine.scheduler import Scheduler
 from ts_stateful.engine.sequence import Sequence, Status
-from ts_stateful.engine.text import Extension
+from ts_stateful.engine.text import Extension, common_prefix
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import (
     ContextTooLong,
@@ -30,7 +31,7 @@ from ts_stateful.errors import (
     TurnGap,
 )
 from ts_stateful.media import ImageFile
-from ts_stateful.protocol import Image, Open, Prompt
+from ts_stateful.protocol import Chat, Image, Open, Prompt
 from ts_stateful.sessions.session import Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
@@ -122,20 +123,23 @@ class Turns:
 
     def _commit(self, sequence: Sequence, reason: str) -> Turn:
         context = sequence.context
-        message, extension, reply = sequence.message, sequence.extension, sequence.reply
-        assert message is not None
+        extension, reply = sequence.extension, sequence.reply
         assert extension is not None
         assert reply is not None
         text = reply.finish()
         reply_ids = sequence.ids[sequence.num_prompt :][: reply.num_kept]
-        dialogue = context.dialogue
+        if sequence.past is not None:
+            context.go_back(sequence.past)
+            sequence.session.turns = sequence.session.turns[: sequence.number - 1]
         turn = Turn(
             number=sequence.number,
             text=text,
             finish_reason=reason,
             usage=usage_of(sequence),
             timing=self._outbox.timing_of(sequence),
-            delta=self._model.text.committed(dialogue, message, extension, text, reply_ids),
+            delta=self._model.text.committed(
+                context.dialogue, sequence.messages, extension, text, reply_ids
+            ),
         )
         context.commit(turn.delta)
         sequence.session.turns.append(turn)
@@ -180,12 +184,14 @@ class Turns:
         context = sequence.context
         extension = self._extension(sequence)
         sequence.extension = extension
-        sequence.ids = context.log[: extension.keep] + extension.ids
+        sequence.ids = sequence.base.log[: extension.keep] + extension.ids
         sequence.num_prompt = len(sequence.ids)
         self._check_window(sequence)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
         known = max(extension.keep, self._lent(sequence))
+        if sequence.past is not None:
+            known = min(known, common_prefix(context.log, sequence.past.log))
         # The last id is always computed: its logits choose the first token.
         sequence.keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
         context.kv.truncate(sequence.keep)
@@ -218,14 +224,32 @@ class Turns:
 
     def _extension(self, sequence: Sequence) -> Extension:
         context, command, text = sequence.context, sequence.command, self._model.text
-        expansions = [image.ids for image in sequence.all_images]
         if not isinstance(command, Prompt):
+            expansions = [image.ids for image in sequence.all_images]
             return Extension(0, text.opening(context.dialogue, expansions), "")
         sequence.number = len(sequence.session.turns) + 1
         check_number(command.turn, sequence.number)
-        sequence.message = text.user_message(context.dialogue, command.prompt, len(sequence.images))
+        if isinstance(command, Chat):
+            self._branch(sequence, command)
+        else:
+            num_images = len(sequence.images)
+            sequence.messages = (text.user_message(context.dialogue, command.prompt, num_images),)
         sequence.reply = ReplyText(self._model.tokenizer.backend_tokenizer, command.stop_strings)
-        return text.extend(context.dialogue, context.log, sequence.message, expansions)
+        expansions = [image.ids for image in sequence.all_images]
+        base = sequence.base
+        return text.extend(base.dialogue, base.log, sequence.messages, expansions)
+
+    def _branch(self, sequence: Sequence, chat: Chat) -> None:
+        """Leaves of a told conversation what the session does not hold. Until it commits, the session stands where it is."""
+        context, turns = sequence.context, sequence.session.turns
+        told = [self._model.text.told(said.role, said.parts) for said in chat.messages]
+        found = branch(context, turns, told, sequence.images)
+        sequence.messages, sequence.images = found.messages, found.images
+        if found.num_turns is None:
+            sequence.past, sequence.number = context.blank(), 1
+        elif found.num_turns < len(turns):
+            sequence.past = context.after(turns[: found.num_turns])
+            sequence.number = found.num_turns + 1
 
     def _check_window(self, sequence: Sequence) -> None:
         window, need = self._model.context_tokens, sequence.num_prompt

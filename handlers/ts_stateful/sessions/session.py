@@ -66,11 +66,25 @@ StateT = TypeVar("StateT", bound=SessionState)
 
 
 class Message(NamedTuple):
-    """What somebody said: `text` with its control tokens marked, behind `num_images` images."""
+    """What somebody said: `text` with its control tokens marked, behind `num_images` images.
+
+    Where texts and images come in another order, `parts` has it: texts, and a None for each image.
+    """
 
     role: str
     text: str
     num_images: int = 0
+    parts: tuple[str | None, ...] = ()
+
+    @property
+    def layout(self) -> tuple[str | None, ...]:
+        """Texts, and a None for each image, in their order."""
+        return self.parts or (None,) * self.num_images + (self.text,)
+
+    def behind(self, num_images: int) -> Message:
+        """The same message behind so many more images."""
+        parts = (None,) * num_images + self.layout
+        return Message(self.role, self.text, self.num_images + num_images, parts)
 
 
 @dataclass(frozen=True)
