@@ -21,6 +21,7 @@ from ts_stateful.frontend.delivery import Batch, Delivery
 from ts_stateful.frontend.delivery_async import AsyncDelivery, AsyncMailbox
 from ts_stateful.frontend.delivery_continuous import ContinuousDelivery
 from ts_stateful.frontend.delivery_sequence import SequenceDelivery
+from ts_stateful.frontend.dialects import Dialects
 from ts_stateful.frontend.gauges import Gauges
 from ts_stateful.frontend.headers import HeaderNames, check_header_names
 from ts_stateful.frontend.inbox import Inbox
@@ -65,7 +66,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         intake = Intake(
             dispatcher,
             mailbox,
-            RequestParser(profile, names, config.state),
+            RequestParser(profile, names, config.state, dialects=Dialects(context.model_name)),
             names,
             minting=config.frontend.sequence_batching,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ts_stateful.frontend.dialects.dialect import Dialect, Letter
 from ts_stateful.frontend.dialects.djl import Djl
 from ts_stateful.frontend.dialects.llava import Llava
+from ts_stateful.frontend.dialects.openai import OpenAi
 from ts_stateful.frontend.dialects.own import Own
 from ts_stateful.frontend.dialects.sglang import Sglang
 
@@ -20,7 +21,7 @@ class Dialects:
 
     def __init__(self, model_name: str = "model") -> None:
         self._own = Own()
-        self._others: tuple[Dialect, ...] = (Llava(), Sglang(), Djl())
+        self._others: tuple[Dialect, ...] = (OpenAi(model_name), Llava(), Sglang(), Djl())
 
     def of(self, letter: Letter) -> Dialect:
         """The dialect of a request: this package's own where it is no other.
