@@ -1,0 +1,204 @@
+"""`ts-stateful sagemaker-local` with two TorchServes: driven by boto3 as it is, and by this package's client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
+from tests.support.sagemaker import boto_client, parts_of
+from ts_stateful.client import Server, connect
+from ts_stateful.errors import InvalidRequest, SessionNotFound
+from ts_stateful.session_ids import new_session_id
+
+SCENE = ROOT / "examples" / "shapes" / "scene.png"
+QUESTION = "What color is the circle?"
+_GONE_S = 30.0
+
+
+class Endpoint:
+    """The command while it runs; a context manager, which ends it."""
+
+    def __init__(self, archive: Path, logs: Path) -> None:
+        command = [sys.executable, "-m", "ts_stateful.cli", "sagemaker-local"]
+        command += ["--mar", str(archive), "--port", "0", "--endpoint", "demo"]
+        command += ["--log-folder", str(logs), "--start-timeout", str(START_TIMEOUT_S)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+    def wait_ready(self) -> None:
+        """Returns when it says `ready`."""
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            if line == "ready\n":
+                self.url = said[-1].split()[-1].partition("/endpoints/")[0]
+                return
+            said.append(line)
+        raise AssertionError(f"it has ended; it said {said}")
+
+    def ping(self) -> dict[str, Any]:
+        """What the endpoint says of its instances."""
+        answer: dict[str, Any] = httpx.get(f"{self.url}/ping").json()
+        return answer
+
+    def sessions(self) -> list[int]:
+        """How many each instance has."""
+        return [instance["sessions"] for instance in self.ping()["instances"]]
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=2 * _GONE_S)
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Two instances of the shapes model."""
+    archive = pack(tmp_path_factory.mktemp("sagemaker"))
+    with Endpoint(archive, log_path("sagemaker").with_suffix("")) as endpoint:
+        endpoint.wait_ready()
+        yield endpoint
+
+
+@pytest.fixture
+def invoke(endpoint: Endpoint) -> Iterator[Callable[..., Any]]:
+    """InvokeEndpoint with a document and a session."""
+    boto = boto_client(endpoint.url)
+
+    def invoke(document: dict[str, Any], session_id: str, *, stream: bool = False) -> Any:
+        call = boto.invoke_endpoint_with_response_stream if stream else boto.invoke_endpoint
+        return call(
+            EndpointName="demo",
+            Body=json.dumps(document),
+            ContentType="application/json",
+            SessionId=session_id,
+        )
+
+    yield invoke
+    boto.close()
+
+
+@pytest.fixture
+def server(endpoint: Endpoint) -> Iterator[Server]:
+    """The client's connection."""
+    with connect(f"sagemaker://demo?endpoint_url={endpoint.url}") as server:
+        yield server
+
+
+def test_boto3_holds_a_conversation_on_each_instance(
+    endpoint: Endpoint, invoke: Callable[..., Any]
+) -> None:
+    """Sessions are opened by NEW_SESSION, on the instance with fewer of them, and prompts find them there."""
+    names = []
+    for _ in range(2):
+        opened = invoke({"type": "open", "system": "Be brief."}, "NEW_SESSION")
+        name, _, expires = opened["NewSessionId"].partition("; Expires=")
+        document = json.loads(opened["Body"].read())
+        assert (document["session_id"], document["expires_at"]) == (name, expires)
+        names.append(name)
+    assert endpoint.sessions() == [1, 1]
+    for name in names:
+        answer = invoke({"prompt": QUESTION, "max_new_tokens": 8}, name)
+        whole = json.loads(answer["Body"].read())
+        assert (whole["session_id"], whole["turn"]) == (name, 1)
+        prompt = {"prompt": QUESTION, "max_new_tokens": 8, "stream": True}
+        answer = invoke(prompt, name, stream=True)
+        assert answer["ContentType"].startswith("text/event-stream")
+        events = parts_of(list(answer["Body"])).decode().split("\n\n")
+        last = json.loads(events[-2].removeprefix("data: "))
+        assert (last["session_id"], last["turn"]) == (name, 2)
+        closed = invoke({"type": "close"}, name)
+        assert (closed["ClosedSessionId"], json.loads(closed["Body"].read())["closed"]) == (
+            name,
+            True,
+        )
+    assert endpoint.sessions() == [0, 0]
+
+
+def test_boto3_sees_the_errors_of_service_and_container(invoke: Callable[..., Any]) -> None:
+    """A session that nobody opened is the service's to refuse, a wrong field the container's."""
+    with pytest.raises(ClientError) as caught:
+        invoke({"prompt": "Hi"}, new_session_id())
+    assert caught.value.response["Error"]["Code"] == "ValidationError"
+    opened = invoke({"type": "open"}, "NEW_SESSION")
+    opened["Body"].read()
+    name = opened["NewSessionId"].partition(";")[0]
+    for stream in (False, True):
+        with pytest.raises(ClientError) as caught:
+            invoke({"prompt": "Hi", "stream": stream, "wrong": 1}, name, stream=stream)
+        response = caught.value.response
+        assert (response["Error"]["Code"], response["OriginalStatusCode"]) == ("ModelError", 400)
+        assert json.loads(response["OriginalMessage"])["error"]["code"] == "invalid_request"
+    invoke({"type": "close"}, name)["Body"].read()
+
+
+def test_the_client_talks_about_a_picture(endpoint: Endpoint, server: Server) -> None:
+    """In pieces, whole and in a fork; typed errors come through, and the end of the block closes the sessions."""
+    assert server.hello().profile == "continuous"
+    with server.open(images=[SCENE]) as session:
+        reply = session.prompt(QUESTION)
+        assert "".join(reply) == reply.text == "red"
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details.cached_tokens > 0
+        with session.fork() as fork:
+            assert fork.ask(QUESTION) == "red"
+            assert sum(endpoint.sessions()) == 2
+        assert session.info().turns == 1
+        with pytest.raises(InvalidRequest):
+            session.ask("Hi", max_new_tokens=-1)
+        assert session.ask(QUESTION) == "red"
+    assert sum(endpoint.sessions()) == 0
+
+
+def test_the_sessions_of_a_stopped_instance_reach_another(
+    endpoint: Endpoint, server: Server
+) -> None:
+    """The other instance answers for them, of which it knows nothing, and takes the new ones."""
+    session = server.open()
+    (holds,) = [one for one in endpoint.ping()["instances"] if one["sessions"]]
+    java = _java_at(endpoint.process.pid, int(holds["url"].rpartition(":")[2]))
+    java.kill()
+    java.wait(_GONE_S)
+    with pytest.raises(SessionNotFound):
+        session.ask("Hello?")
+    in_service = {one["url"]: one["in_service"] for one in endpoint.ping()["instances"]}
+    assert in_service.pop(holds["url"]) is False
+    assert list(in_service.values()) == [True]
+    with server.open() as another:
+        assert another.info().turns == 0
+
+
+def test_sigterm_stops_everything(endpoint: Endpoint) -> None:
+    """The command ends with status 0, and neither a server nor a worker nor an engine is left."""
+    processes = psutil.Process(endpoint.process.pid).children(recursive=True)
+    assert any(_is_engine(one) for one in processes)
+    endpoint.process.terminate()
+    assert endpoint.process.wait(2 * _GONE_S) == 0
+    _, left = psutil.wait_procs(processes, timeout=_GONE_S)
+    assert left == []
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):  # those of the instance that was stopped
+        return "ts_stateful.process.engine_main" in process.cmdline()
+    return False
+
+
+def _java_at(pid: int, port: int) -> psutil.Process:
+    for process in psutil.Process(pid).children(recursive=True):
+        listens = [at for at in process.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
+        if port in [at.laddr.port for at in listens]:
+            return process
+    raise AssertionError(f"nobody listens on {port}")
