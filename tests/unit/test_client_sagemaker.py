@@ -1,0 +1,335 @@
+"""client.sagemaker: what boto3 is told, and what is made of what it says. Sessions over it are in test_client_sessions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.support.fake_client import FakeTime, connected
+from tests.support.fake_sessions import FakeSessions, Fault, reply_to
+from tests.support.sagemaker import ENDPOINT, endpoint_of, serving
+from ts_stateful.client import (
+    ClientError,
+    RequestTooLarge,
+    Server,
+    ServerRefused,
+    ServerUnreachable,
+    connect,
+)
+from ts_stateful.client.sagemaker import SageMakerAddress, parse_sagemaker_url
+from ts_stateful.errors import InvalidRequest, SessionNotFound
+from ts_stateful.sagemaker_local.eventstream import MEDIA_TYPE, payload_part, stream_error
+from ts_stateful.sagemaker_local.server import Limits
+
+
+@pytest.fixture
+def fake() -> FakeSessions:
+    """The sessions behind an endpoint."""
+    return FakeSessions(profile="sagemaker")
+
+
+class Service:
+    """Answers requests one after the other with what a test says; `seen` are their paths, headers and bodies."""
+
+    def __init__(self) -> None:
+        self.answers: list[web.Response] = []
+        self.seen: list[tuple[str, dict[str, str], bytes]] = []
+        self.app = web.Application(client_max_size=10_000_000)
+        self.app.router.add_post("/{path:.*}", self._answer)
+
+    def says(self, status: int, document: Any, error: str | None = None) -> None:
+        """The next request gets this."""
+        headers = {} if error is None else {"x-amzn-ErrorType": error}
+        self.answers.append(web.json_response(document, status=status, headers=headers))
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.seen.append((request.path, headers, await request.read()))
+        return self.answers.pop(0)
+
+
+@pytest.fixture
+def service() -> Service:
+    """A service without a router."""
+    return Service()
+
+
+@pytest.fixture
+def url(service: Service) -> Iterator[str]:
+    """Its URL."""
+    with serving(service.app) as (url,):
+        yield f"sagemaker://{ENDPOINT}?endpoint_url={url}"
+
+
+@pytest.fixture
+def server(url: str, time: FakeTime) -> Iterator[Server]:
+    """A connection to it."""
+    with connect(url, policy=time.policy()) as server:
+        yield server
+
+
+def test_the_service_is_told_of_sessions(fake: FakeSessions, time: FakeTime) -> None:
+    """NEW_SESSION opens one, whose id everything later is routed by; a fork is routed to its source."""
+    with connected(fake, time) as server:
+        server.hello()
+        with server.open() as session, session.fork() as fork:
+            list(fork.prompt("Hello"))
+    routed = [headers.get("x-amzn-sagemaker-session-id") for headers in fake.headers]
+    first, second = session.session_id, fork.session_id
+    assert routed == [None, "NEW_SESSION", first, second, second, first]
+    assert fake.of_kind("open")[0]["session_id"] == first
+
+
+def test_steps_open_a_session(service: Service, server: Server) -> None:
+    """The first step of a sequence opens it, the next ones find it."""
+    for turn in (1, 2):
+        answer = {"model_name": "m", "session_id": "seq-0", "turn": turn, "outputs": []}
+        service.says(200, answer)
+    steps = server.steps("seq-0")
+    steps.step({"number": [1]})
+    steps.step({"number": b"\x01"})
+    routed = [headers["x-amzn-sagemaker-session-id"] for _, headers, _ in service.seen]
+    assert routed == ["NEW_SESSION", "seq-0"]
+    assert service.seen[1][1]["content-type"].startswith("multipart/form-data; boundary=")
+    assert b'name="number"' in service.seen[1][2]
+
+
+@pytest.mark.parametrize("session_id", ["a_b", "a.b", "-a", "a-"])
+def test_an_id_that_the_service_refuses_is_not_sent(
+    service: Service, server: Server, session_id: str
+) -> None:
+    """Other transports take it; here it is named before anything leaves."""
+    for call in (server.attach, lambda name: server.open(session_id=name)):
+        with pytest.raises(InvalidRequest, match="hyphens") as caught:
+            call(session_id)
+        assert caught.value.field == "session_id"
+    assert service.seen == []
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "document", "expected"),
+    [
+        (400, "ValidationError", {"Message": "Session abc not found."}, SessionNotFound),
+        (
+            400,
+            "ValidationError",
+            {"Message": f"Endpoint {ENDPOINT} of account 1 not found."},
+            ServerRefused,
+        ),
+        (403, "AccessDeniedException", {"Message": "no"}, ServerRefused),
+        (413, None, {"message": "HTTP content length exceeded 6291456 bytes."}, RequestTooLarge),
+        (
+            424,
+            "ModelError",
+            {"OriginalStatusCode": 404, "OriginalMessage": "<html>"},
+            ServerRefused,
+        ),
+    ],
+)
+def test_a_final_error_is_typed(
+    service: Service,
+    server: Server,
+    time: FakeTime,
+    status: int,
+    error: str | None,
+    document: dict[str, Any],
+    expected: type[Exception],
+) -> None:
+    """And not tried again."""
+    service.says(status, document, error)
+    with pytest.raises(expected):
+        server.attach("abc")
+    assert time.slept == []
+    assert len(service.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "document"),
+    [
+        (400, "ThrottlingException", {"Message": "Rate exceeded"}),
+        (429, "ModelNotReadyException", {"Message": "loading"}),
+        (503, "ServiceUnavailable", {"Message": "try again"}),
+        (500, "InternalFailure", {}),
+        (530, "InternalDependencyException", {}),
+        (424, "ModelError", {"OriginalStatusCode": 500, "OriginalMessage": "exited"}),
+        (424, "ModelError", {"OriginalStatusCode": 503, "OriginalMessage": "<html>"}),
+    ],
+)
+def test_an_error_that_passes_is_waited_out(
+    service: Service,
+    server: Server,
+    time: FakeTime,
+    status: int,
+    error: str,
+    document: dict[str, Any],
+) -> None:
+    """Throttling, and what fails inside service or container, is tried again after a delay."""
+    service.says(status, document, error)
+    service.says(400, {"Message": "Session abc not found."}, "ValidationError")
+    with pytest.raises(SessionNotFound):
+        server.attach("abc")
+    assert time.slept == pytest.approx([0.1])
+
+
+def test_a_turn_that_outlives_the_time_limit_is_joined(fake: FakeSessions, time: FakeTime) -> None:
+    """The service waits for a minute; the same turn is asked for again, and happens once."""
+    fake.fail("prompt", Fault(lost=True, stalls=True))
+    with (
+        endpoint_of(fake, limits=Limits(model_s=0.3)) as url,
+        connect(f"sagemaker://{ENDPOINT}?endpoint_url={url}", policy=time.policy()) as server,
+        server.open() as session,
+    ):
+        assert session.ask("Hello") == reply_to("Hello")
+    assert [request["turn"] for request in fake.of_kind("prompt")] == [1, 1]
+    assert time.slept == []
+
+
+def _streams(service: Service, *frames: bytes) -> None:
+    headers = {"X-Amzn-SageMaker-Content-Type": "text/event-stream", "Content-Type": MEDIA_TYPE}
+    service.answers.append(web.Response(body=b"".join(frames), headers=headers))
+
+
+def _events(*documents: dict[str, Any]) -> bytes:
+    return b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in documents)
+
+
+LAST = {"text": "\u00e4", "session_id": "abc", "turn": 1, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize("cut", [1, 2, 7, 1000])
+def test_events_are_cut_anywhere(service: Service, server: Server, cut: int) -> None:
+    """A payload part holds a piece of an event, or several."""
+    data = _events({"text": "one "}, {"text": "two "}, LAST).replace(b"\\u00e4", "\u00e4".encode())
+    service.says(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
+    _streams(service, *(payload_part(data[at : at + cut]) for at in range(0, len(data), cut)))
+    pieces = list(server.open(session_id="abc").prompt("Hello"))
+    assert pieces == ["one ", "two ", "\u00e4"]
+    path, headers, _ = service.seen[1]
+    assert path == f"/endpoints/{ENDPOINT}/invocations-response-stream"
+    assert "authorization" not in headers  # to this machine itself
+
+
+@pytest.mark.parametrize("kind", ["ModelStreamError", "InternalStreamFailure"])
+def test_a_failed_stream_is_resumed(service: Service, server: Server, kind: str) -> None:
+    """An error event is a broken connection: the turn goes on behind what has come."""
+    service.says(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
+    failure = stream_error(kind, {"Message": "gone", "ErrorCode": "StreamBroken"})
+    _streams(service, payload_part(_events({"text": "one "})), failure)
+    service.says(200, {**LAST, "next": 5, "more": False})
+    assert server.open(session_id="abc").prompt("Hello").result() == "one \u00e4"
+    assert json.loads(service.seen[2][2])["after"] == 4
+
+
+def test_the_limit_of_the_service_holds_whatever_the_server_takes(
+    fake: FakeSessions, time: FakeTime
+) -> None:
+    """A larger `max_body_bytes` does not raise it."""
+    with (
+        connected(fake, time, max_body_bytes=20_000_000) as server,
+        pytest.raises(RequestTooLarge, match="6,291,456"),
+    ):
+        server.open(images=[bytes(4_800_000)])
+    assert fake.requests == []
+
+
+def test_an_endpoint_that_is_not_there_is_unreachable(time: FakeTime) -> None:
+    """A refused connection is tried again for a while, and then named."""
+    url = f"sagemaker://{ENDPOINT}?endpoint_url=http://127.0.0.1:1"
+    with (
+        connect(url, policy=time.policy(max_retries=2)) as server,
+        pytest.raises(ServerUnreachable),
+    ):
+        server.hello()
+    assert time.slept == pytest.approx([0.1, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("?region=eu-west-1", "credentials"),
+        ("?region=eu-west-1&profile=nobody", "nobody"),
+        ("", "region"),
+    ],
+)
+def test_what_boto3_misses_is_named(monkeypatch: pytest.MonkeyPatch, query: str, told: str) -> None:
+    """No credentials, no such profile, no region: before anything is sent, and not tried again."""
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with connect(f"sagemaker://demo{query}") as server, pytest.raises(ClientError, match=told):
+        server.hello()
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("sagemaker://Demo-1", ("Demo-1", None, None, None)),
+        ("sagemaker://demo/?region=eu-west-1&profile=me", ("demo", "eu-west-1", "me", None)),
+        ("sagemaker://demo?endpoint_url=http://[::1]:9", ("demo", None, None, "http://[::1]:9")),
+    ],
+)
+def test_urls_name_endpoints(url: str, address: tuple[str | None, ...]) -> None:
+    """In the case in which they are written; the rest is boto3's to find."""
+    assert parse_sagemaker_url(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sagemaker:demo",
+        "sagemaker://",
+        "sagemaker://a_b",
+        "sagemaker://a/b",
+        "sagemaker://a:1",
+        "sagemaker://a?color=red",
+        "sagemaker://me@a",
+        "sagemaker://a#b",
+    ],
+)
+def test_what_is_no_endpoint_is_refused(url: str) -> None:
+    """A wrong name, and what nobody would read."""
+    with pytest.raises(ValueError, match="sagemaker:"):
+        connect(url)
+
+
+@pytest.mark.parametrize("options", [{"token": "a"}, {"headers": {"a": "b"}}, {"profile": "async"}])
+def test_what_is_torchserves_is_refused(options: dict[str, Any]) -> None:
+    """Nothing is ignored silently."""
+    with pytest.raises(ValueError, match="not for SageMaker"):
+        connect("sagemaker://demo", **options)
+
+
+@pytest.mark.parametrize(
+    ("endpoint_url", "is_local"),
+    [
+        ("http://127.0.0.2:1", True),
+        ("http://localhost:1", True),
+        ("https://runtime.sagemaker.eu-west-1.amazonaws.com", False),
+        ("http://10.0.0.1", False),
+        (None, False),
+    ],
+)
+def test_only_this_machine_is_spoken_to_unsigned(endpoint_url: str | None, is_local: bool) -> None:
+    """Everything else gets a signature."""
+    assert SageMakerAddress("demo", endpoint_url=endpoint_url).is_local is is_local
+
+
+def test_boto3_is_asked_for_by_name() -> None:
+    """Without boto3 the other transports work, and this one says what to install."""
+    code = (
+        "import sys; sys.modules['boto3'] = None\n"
+        "from ts_stateful.client import ClientError, connect\n"
+        "connect('http://127.0.0.1:1').close()\n"
+        "try: connect('sagemaker://demo')\n"
+        "except ClientError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'torchserve-stateful[sagemaker]'" in done.stdout
