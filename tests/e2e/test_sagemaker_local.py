@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -159,6 +160,28 @@ def test_the_client_talks_about_a_picture(endpoint: Endpoint, server: Server) ->
         with pytest.raises(InvalidRequest):
             session.ask("Hi", max_new_tokens=-1)
         assert session.ask(QUESTION) == "red"
+    assert sum(endpoint.sessions()) == 0
+
+
+def test_the_notebook_runs_from_top_to_bottom(endpoint: Endpoint) -> None:
+    """The one in deploy/sagemaker, which opens a session on the demo scene, asks, streams and closes."""
+    folder = ROOT / "deploy" / "sagemaker"
+    cells = json.loads((folder / "sessions.ipynb").read_text())["cells"]
+    code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": endpoint.url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    opened, shapes, circle, square, closed, refused = done.stdout.splitlines()
+    name = opened.partition(";")[0]
+    assert [line.split("?  ")[1].split()[0] for line in (shapes, circle)] == ["three", "red"]
+    assert (square, closed) == ("blue  [stop]", f"{name} True")
+    assert refused == "ValidationError"
     assert sum(endpoint.sessions()) == 0
 
 
