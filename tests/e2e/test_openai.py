@@ -1,0 +1,173 @@
+"""OpenAI's own client against a real TorchServe."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion
+
+from tests.e2e.speak import DEADLINE_S, DIALOGUE, HEADER, SCENE, Speaker
+from ts_stateful.torchserve import TorchServe
+
+SCENE_URL = f"data:image/png;base64,{base64.b64encode(SCENE.read_bytes()).decode()}"
+
+
+def connected(server: TorchServe, **options: Any) -> OpenAI:
+    return OpenAI(
+        base_url=f"{server.http_url}/predictions/chat/1.0/v1",
+        api_key="none",
+        timeout=DEADLINE_S,
+        max_retries=0,
+        **options,
+    )
+
+
+@pytest.fixture(params=["continuous", "sequence", "async"])
+def server(request: pytest.FixtureRequest) -> TorchServe:
+    """Every profile in turn."""
+    server: TorchServe = request.getfixturevalue(f"{request.param}_server")
+    return server
+
+
+@pytest.fixture
+def client(speaker: Speaker) -> Iterator[OpenAI]:
+    """A client in the continuous profile."""
+    with connected(speaker.server) as client:
+        yield client
+
+
+def shown(text: str) -> dict[str, Any]:
+    """A message with the picture."""
+    image = {"type": "image_url", "image_url": {"url": SCENE_URL}}
+    return {"role": "user", "content": [image, {"type": "text", "text": text}]}
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def cached(completion: ChatCompletion) -> int:
+    usage = completion.usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    return usage.prompt_tokens_details.cached_tokens or 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_without_a_session(server: TorchServe, stream: bool) -> None:
+    """Every request tells all of it, is answered for itself, and leaves nothing behind."""
+    with connected(server) as client:
+        messages = [shown(DIALOGUE[0][0])]
+        for (_, answer), (question, _) in itertools.pairwise(DIALOGUE[:4]):
+            text = ask(client, messages, stream=stream)
+            assert text == answer
+            messages += [said("assistant", text), said("user", question)]
+
+
+def ask(client: OpenAI, messages: list[Any], *, stream: bool) -> str:
+    if not stream:
+        completion = client.chat.completions.create(model="chat", messages=messages)
+        (choice,) = completion.choices
+        assert choice.finish_reason == "stop"
+        return choice.message.content or ""
+    chunks = list(
+        client.chat.completions.create(
+            model="chat", messages=messages, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 0
+    (last,) = chunks[-2].choices
+    assert last.finish_reason == "stop"
+    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+
+def test_with_a_session_header_only_what_is_new_is_computed(server: TorchServe) -> None:
+    """The client sends everything all the same; what it has edited counts."""
+    messages: list[Any] = [shown(DIALOGUE[0][0])]
+    with connected(server) as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model="chat",
+            messages=messages,
+            extra_body={"session_id": "NEW_SESSION"},
+        )
+        session_id, _, expires = raw.headers[HEADER].partition("; ")
+        assert expires.startswith("Expires=")
+        completion = raw.parse()
+        headers = {HEADER: session_id}
+        for question, answer in DIALOGUE[1:4]:
+            messages += [completion.choices[0].message, said("user", question)]
+            known = completion.usage.total_tokens if completion.usage else 0
+            completion = client.chat.completions.create(
+                model="chat", messages=messages, extra_headers=headers
+            )
+            assert completion.choices[0].message.content == answer
+            assert cached(completion) >= known - 1
+        messages[-1] = said("user", "What color is the circle?")
+        edited = client.chat.completions.create(
+            model="chat", messages=messages, extra_headers=headers
+        )
+        assert edited.choices[0].message.content == "red"
+        assert 0 < cached(edited) < cached(completion) + 2
+
+
+def test_models(client: OpenAI) -> None:
+    """There is one."""
+    assert [model.id for model in client.models.list()] == ["chat"]
+    assert client.models.retrieve("chat").owned_by == "torchserve-stateful"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4o")
+
+
+def test_errors_are_those_that_the_client_knows(client: OpenAI) -> None:
+    """By status, with the parameter at fault."""
+    messages: Any = [said("user", "hi")]
+
+    def create(**fields: Any) -> Any:
+        return client.chat.completions.create(**{"model": "chat", "messages": messages, **fields})
+
+    with pytest.raises(openai.NotFoundError) as missing:
+        create(model="gpt-4o")
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    for name, value in (("n", 2), ("logprobs", True), ("temperature", 3)):
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(**{name: value})
+        assert refused.value.param == name
+    with pytest.raises(openai.BadRequestError) as long:
+        create(messages=[said("user", "color " * 20_000)])
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError) as unknown:
+        create(extra_headers={HEADER: "nobody"})
+    assert unknown.value.code == "session_not_found"
+    with pytest.raises(openai.APIStatusError) as hidden:
+        create(messages=[{"role": "user", "content": [image("http://127.0.0.1/a.png")]}])
+    assert hidden.value.status_code == 403
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="chat", input="hi")
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_the_same_body_is_taken_without_the_path(speaker: Speaker) -> None:
+    """On SageMaker there is `/invocations` alone."""
+    body = {"model": "chat", "messages": [shown("What color is the circle?")], "max_tokens": 8}
+    response = httpx.post(
+        f"{speaker.server.http_url}/invocations", json=body, timeout=DEADLINE_S, trust_env=False
+    )
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["message"]["content"] == "red"
+    assert HEADER not in response.headers
+    del body["model"]
+    response = httpx.post(
+        f"{speaker.server.http_url}/invocations", json=body, timeout=DEADLINE_S, trust_env=False
+    )
+    assert response.json()["error"]["param"] == "model"
