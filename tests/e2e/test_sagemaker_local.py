@@ -34,12 +34,13 @@ class Endpoint:
         command = [sys.executable, "-m", "ts_stateful.cli", "sagemaker-local"]
         command += ["--mar", str(archive), "--port", "0", "--endpoint", "demo"]
         command += ["--log-folder", str(logs), "--start-timeout", str(START_TIMEOUT_S)]
+        self.url = ""
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     def wait_ready(self) -> None:
         """Returns when it says `ready`."""
         assert self.process.stdout is not None
-        said = []
+        said: list[str] = []
         for line in self.process.stdout:
             if line == "ready\n":
                 self.url = said[-1].split()[-1].partition("/endpoints/")[0]

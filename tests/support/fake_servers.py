@@ -179,6 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
         """Says nothing."""
 
+    def handle(self) -> None:
+        """Serves a connection, which its client may break off."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
     def do_POST(self) -> None:
         self.fake.headers.append({name.lower(): value for name, value in self.headers.items()})
         body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +13,12 @@ from tests.support.fake_client import FakeTime, connected
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from tests.support.sagemaker import ENDPOINT, endpoint_of, serving
 from ts_stateful.client import (
-    ClientError,
     RequestTooLarge,
     Server,
     ServerRefused,
     ServerUnreachable,
     connect,
 )
-from ts_stateful.client.sagemaker import SageMakerAddress, parse_sagemaker_url
 from ts_stateful.errors import InvalidRequest, SessionNotFound
 from ts_stateful.sagemaker_local.eventstream import MEDIA_TYPE, payload_part, stream_error
 from ts_stateful.sagemaker_local.server import Limits
@@ -89,8 +85,10 @@ def test_the_service_is_told_of_sessions(fake: FakeSessions, time: FakeTime) -> 
 def test_steps_open_a_session(service: Service, server: Server) -> None:
     """The first step of a sequence opens it, the next ones find it."""
     for turn in (1, 2):
-        answer = {"model_name": "m", "session_id": "seq-0", "turn": turn, "outputs": []}
-        service.says(200, answer)
+        outputs: list[object] = []
+        service.says(
+            200, {"model_name": "m", "session_id": "seq-0", "turn": turn, "outputs": outputs}
+        )
     steps = server.steps("seq-0")
     steps.step({"number": [1]})
     steps.step({"number": b"\x01"})
@@ -247,89 +245,3 @@ def test_an_endpoint_that_is_not_there_is_unreachable(time: FakeTime) -> None:
     ):
         server.hello()
     assert time.slept == pytest.approx([0.1, 0.2])
-
-
-@pytest.mark.parametrize(
-    ("query", "told"),
-    [
-        ("?region=eu-west-1", "credentials"),
-        ("?region=eu-west-1&profile=nobody", "nobody"),
-        ("", "region"),
-    ],
-)
-def test_what_boto3_misses_is_named(monkeypatch: pytest.MonkeyPatch, query: str, told: str) -> None:
-    """No credentials, no such profile, no region: before anything is sent, and not tried again."""
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, "/nonexistent")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with connect(f"sagemaker://demo{query}") as server, pytest.raises(ClientError, match=told):
-        server.hello()
-
-
-@pytest.mark.parametrize(
-    ("url", "address"),
-    [
-        ("sagemaker://Demo-1", ("Demo-1", None, None, None)),
-        ("sagemaker://demo/?region=eu-west-1&profile=me", ("demo", "eu-west-1", "me", None)),
-        ("sagemaker://demo?endpoint_url=http://[::1]:9", ("demo", None, None, "http://[::1]:9")),
-    ],
-)
-def test_urls_name_endpoints(url: str, address: tuple[str | None, ...]) -> None:
-    """In the case in which they are written; the rest is boto3's to find."""
-    assert parse_sagemaker_url(url) == address
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "sagemaker:demo",
-        "sagemaker://",
-        "sagemaker://a_b",
-        "sagemaker://a/b",
-        "sagemaker://a:1",
-        "sagemaker://a?color=red",
-        "sagemaker://me@a",
-        "sagemaker://a#b",
-    ],
-)
-def test_what_is_no_endpoint_is_refused(url: str) -> None:
-    """A wrong name, and what nobody would read."""
-    with pytest.raises(ValueError, match="sagemaker:"):
-        connect(url)
-
-
-@pytest.mark.parametrize("options", [{"token": "a"}, {"headers": {"a": "b"}}, {"profile": "async"}])
-def test_what_is_torchserves_is_refused(options: dict[str, Any]) -> None:
-    """Nothing is ignored silently."""
-    with pytest.raises(ValueError, match="not for SageMaker"):
-        connect("sagemaker://demo", **options)
-
-
-@pytest.mark.parametrize(
-    ("endpoint_url", "is_local"),
-    [
-        ("http://127.0.0.2:1", True),
-        ("http://localhost:1", True),
-        ("https://runtime.sagemaker.eu-west-1.amazonaws.com", False),
-        ("http://10.0.0.1", False),
-        (None, False),
-    ],
-)
-def test_only_this_machine_is_spoken_to_unsigned(endpoint_url: str | None, is_local: bool) -> None:
-    """Everything else gets a signature."""
-    assert SageMakerAddress("demo", endpoint_url=endpoint_url).is_local is is_local
-
-
-def test_boto3_is_asked_for_by_name() -> None:
-    """Without boto3 the other transports work, and this one says what to install."""
-    code = (
-        "import sys; sys.modules['boto3'] = None\n"
-        "from ts_stateful.client import ClientError, connect\n"
-        "connect('http://127.0.0.1:1').close()\n"
-        "try: connect('sagemaker://demo')\n"
-        "except ClientError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'torchserve-stateful[sagemaker]'" in done.stdout

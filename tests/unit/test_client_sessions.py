@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fake_client import PROFILES, FakeTime, connected
-from tests.support.fake_sessions import FakeSessions, reply_to
+from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from ts_stateful.client import Server
 from ts_stateful.errors import (
     InvalidRequest,
@@ -229,3 +229,37 @@ def test_cancel_ends_the_turn_and_the_loop_ends_by_itself(fake: FakeSessions) ->
                 reply.cancel()
         assert reply.finish_reason is not None
         assert reply.text == fake.sessions[session.session_id][0].text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_session_that_is_gone_is_opened_again_if_asked(
+    server: Server, fake: FakeSessions, stream: bool
+) -> None:
+    """Under another id, with the same system prompt; the prompt is its first turn."""
+    session = server.open(system="Be brief.", reopen=True)
+    session.ask("one")
+    first = session.session_id
+    del fake.sessions[first]
+    reply = session.prompt("two", stream=stream)
+    assert "".join(reply) == reply_to("two")
+    assert (reply.turn, reply.session_id, session.num_reopened) == (1, session.session_id, 1)
+    assert first != session.session_id
+    assert session.ask("three") == reply_to("three")
+    assert [request["system"] for request in fake.of_kind("open")] == ["Be brief."] * 2
+    assert [request["turn"] for request in fake.of_kind("prompt")][-2:] == [1, 2]
+
+
+def test_a_session_is_opened_again_once_in_a_turn(server: Server, fake: FakeSessions) -> None:
+    """A second loss is told, and so is the first where nobody asked for more."""
+    session = server.open(reopen=True)
+    gone = Fault(error=SessionNotFound("gone"))
+    fake.fail("prompt", gone, gone)
+    with pytest.raises(SessionNotFound):
+        session.ask("one")
+    fake.fail("info", gone)  # for the number of the next turn, which is unknown after a failure
+    assert session.ask("two") == reply_to("two")
+    assert session.num_reopened == 2
+    fake.fail("prompt", gone)
+    with pytest.raises(SessionNotFound), server.open() as other:
+        other.ask("three")
+    assert other.num_reopened == 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from ts_stateful.cli import plan_options, sagemaker_local
@@ -104,18 +105,19 @@ def build_parser() -> argparse.ArgumentParser:
     info = add("info", "show the server or one of its sessions", _INFO_EPILOG, connection)
     info.add_argument("session", nargs="?", help="the id of a session; without it, the server")
     info.add_argument("--json", action="store_true", help="print one JSON document")
+    _add_offline(add)
+    return parser
+
+
+def _add_offline(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+    """The commands that speak to no server."""
     check = add("check", "check a configuration of TorchServe and the handler", _CHECK_EPILOG)
     check.add_argument("file", type=Path, help="a model-config.yaml")
     check.add_argument("--model", help="its language model: a folder, a config.json, or a hub id")
     plan = add("plan", "print a configuration for so many sessions", plan_options.EPILOG)
     plan_options.add_options(plan)
-    local = add(
-        "sagemaker-local",
-        "serve an endpoint like SageMaker's on this machine",
-        sagemaker_local.EPILOG,
-    )
-    sagemaker_local.add_options(local)
-    return parser
+    text = "serve an endpoint like SageMaker's on this machine"
+    sagemaker_local.add_options(add("sagemaker-local", text, sagemaker_local.EPILOG))
 
 
 def _connection_options() -> argparse.ArgumentParser:

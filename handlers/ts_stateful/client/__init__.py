@@ -1,4 +1,4 @@
-"""The client: sessions over gRPC or HTTP, with one interface.
+"""The client: sessions over gRPC, HTTP or SageMaker's runtime API, with one interface.
 
     from ts_stateful.client import connect
 
@@ -27,6 +27,7 @@ from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.client.server import Server, connect
 from ts_stateful.client.session import PromptOptions, Session
 from ts_stateful.client.steps import StepReply, Steps
+from ts_stateful.client.sticky import StickySessions
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -44,6 +45,7 @@ __all__ = [
     "Session",
     "StepReply",
     "Steps",
+    "StickySessions",
     "StreamStalled",
     "connect",
 ]

@@ -7,7 +7,7 @@ which transport carries it. Characters are counted as Python does, in code point
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import msgspec
 
@@ -22,7 +22,7 @@ from ts_stateful.client.errors import (
     StreamStalled,
 )
 from ts_stateful.client.turns import TurnCounter
-from ts_stateful.errors import StatefulError
+from ts_stateful.errors import SessionExpired, SessionNotFound, StatefulError
 from ts_stateful.protocol import Cancel, Continue, Prompt
 
 __all__ = ["Reply"]
@@ -46,7 +46,12 @@ class Reply:
     """
 
     def __init__(
-        self, calls: Calls, turns: TurnCounter, command: Prompt, timeout_s: float | None
+        self,
+        calls: Calls,
+        turns: TurnCounter,
+        command: Prompt,
+        timeout_s: float | None,
+        reopen: Callable[[float], str] | None = None,
     ) -> None:
         self.turn: int | None = None
         self.finish_reason: str | None = None
@@ -58,6 +63,7 @@ class Reply:
         self._command = command
         self._attempts = calls.attempts(timeout_s)
         self._timeout_s = timeout_s
+        self._reopen = reopen  # within so many seconds; the id of the session that takes the place of one that has ended
         self._pieces: list[str] = []
         self._num_chars = 0
         self._events: Generator[TurnAnswer, None, None] | None = None
@@ -133,7 +139,8 @@ class Reply:
             # What has come is not asked for again; without any of it, the prompt may not even have arrived.
             self._pulls = self._pulls or self._num_chars > 0
             try:
-                self._attempts.wait_after(error)
+                if not self._reopened_after(error):
+                    self._attempts.wait_after(error)
             except (ClientError, StatefulError):
                 self._end()
                 raise
@@ -143,9 +150,23 @@ class Reply:
         self._attempts = self._calls.attempts(self._timeout_s)
         try:
             self.turn = self._turns.take(self._attempts.deadline.remaining_s())
-        except (ClientError, StatefulError):
+        except (ClientError, StatefulError) as error:
             self._over = True
-            raise
+            if not self._reopened_after(error):
+                raise
+            self._over = False
+
+    def _reopened_after(self, error: Exception) -> bool:
+        """Whether the turn, of which nothing has come, has a session again; once in a turn."""
+        gone = isinstance(error, SessionExpired | SessionNotFound)
+        if self._reopen is None or self._num_chars or not gone:
+            return False
+        reopen, self._reopen = self._reopen, None
+        session_id = reopen(self._attempts.deadline.remaining_s())
+        self._command = msgspec.structs.replace(self._command, session_id=session_id)
+        self.turn = self._turns.take(self._attempts.deadline.remaining_s())
+        self._pulls = False
+        return True
 
     def _take(self, event: TurnAnswer) -> str:
         self._attempts.succeeded()

@@ -6,6 +6,7 @@ Owns what a caller says about a connection, and the opening of sessions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -62,11 +63,9 @@ def connect(
         ClientError: for SageMaker, boto3 is not installed.
     """
     transport: Transport
+    if is_sagemaker(url) and (token or headers or profile):
+        raise ValueError("token, headers and profile are not for SageMaker: boto3 signs requests")
     if is_sagemaker(url):
-        if token or headers or profile:
-            raise ValueError(
-                "token, headers and profile are not for SageMaker: boto3 signs requests"
-            )
         transport = sagemaker_transport(url, max_body_bytes=max_body_bytes, ca_file=ca_file)
         return Server(Calls(transport, timeout_s, policy))
     sent = {**(headers or {}), **({} if token is None else {"Authorization": f"Bearer {token}"})}
@@ -105,11 +104,14 @@ class Server:
         ttl_s: float | None = None,
         session_id: str | None = None,
         metadata: Mapping[str, str | int | float | bool | None] | None = None,
+        reopen: bool = False,
         timeout_s: float | None = None,
     ) -> Session:
         """Opens a session; images and the system prompt are processed before this returns.
 
-        Images are paths, URLs or bytes. Without a `session_id` the session gets a new one of 128 random bits.
+        Images are paths, URLs or bytes. Without a `session_id` the session gets a new one of 128 random bits. With `reopen`, a
+        prompt that finds the session expired or lost opens it again under a new id, with the same images and system prompt but
+        without its turns, and runs there.
 
         Raises:
             StatefulError: the server refuses, for instance `TooManySessions` or `MediaInvalid`.
@@ -126,19 +128,25 @@ class Server:
             metadata=dict(metadata or {}),
         )
 
-        def made_up() -> Opened:
-            try:
-                info = self._session(name).info(timeout_s)
-            except SessionNotFound:
-                # SageMaker routes by what it has seen: a session whose answer it missed is out of reach for everybody.
-                again = msgspec.structs.replace(command, session_id=new_session_id())
-                return self._calls.call(again, Opened, timeout_s)
-            return Opened(name, info.expires_at, Usage(prompt_tokens=info.tokens))
-
         # An id of somebody's choice may have been open before.
-        applied = (SessionExists, made_up) if session_id is None else None
+        lost = partial(self._opened_unheard, command, timeout_s)
+        applied = (SessionExists, lost) if session_id is None else None
         opened = self._calls.call(command, Opened, timeout_s, applied=applied)
-        return Session(self._calls, opened.session_id, opened=opened, num_turns=0)
+        again = partial(self._open_again, command) if reopen else None
+        return Session(self._calls, opened.session_id, opened=opened, num_turns=0, reopen=again)
+
+    def _opened_unheard(self, command: Open, timeout_s: float | None) -> Opened:
+        """What the lost answer to an `open` said."""
+        try:
+            info = self._session(str(command.session_id)).info(timeout_s)
+        except SessionNotFound:
+            # SageMaker routes by what it has seen: a session whose answer it missed is out of reach for everybody.
+            return self._open_again(command, timeout_s)
+        return Opened(info.session_id, info.expires_at, Usage(prompt_tokens=info.tokens))
+
+    def _open_again(self, command: Open, timeout_s: float | None) -> Opened:
+        again = msgspec.structs.replace(command, session_id=new_session_id())
+        return self._calls.call(again, Opened, timeout_s)
 
     def attach(self, session_id: str, timeout_s: float | None = None) -> Session:
         """A session that is open already, for instance by an earlier process.

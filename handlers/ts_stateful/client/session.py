@@ -6,7 +6,7 @@ Owns the numbering of turns, the closing, and what a session's history allows: f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
@@ -58,15 +58,24 @@ class Session:
     """An open session; leaving its `with` block closes it on the server.
 
     One client at a time: turns are numbered here, and a second client of the same session would number them alike.
-    `opened` is the server's answer to `open` or `fork`, None for a session that was attached to.
+    `opened` is the server's answer to `open` or `fork`, None for a session that was attached to. `num_reopened` counts how
+    often it was opened again; its id is another one then.
     """
 
     def __init__(
-        self, calls: Calls, session_id: str, *, opened: Opened | None, num_turns: int | None
+        self,
+        calls: Calls,
+        session_id: str,
+        *,
+        opened: Opened | None,
+        num_turns: int | None,
+        reopen: Callable[[float], Opened] | None = None,
     ) -> None:
         self.session_id = session_id
         self.opened = opened
+        self.num_reopened = 0
         self._calls = calls
+        self._reopen = reopen
         self._turns = TurnCounter(self.info, num_turns)
         self._closed = False
 
@@ -93,7 +102,8 @@ class Session:
             stream=stream,
             **options,
         )
-        return Reply(self._calls, self._turns, command, timeout_s)
+        reopen = None if self._reopen is None else self._opened_again
+        return Reply(self._calls, self._turns, command, timeout_s, reopen)
 
     def ask(
         self,
@@ -187,6 +197,14 @@ class Session:
             applied=(SessionClosed, lambda: Closed(self.session_id)),
         )
         self._closed = True
+
+    def _opened_again(self, timeout_s: float) -> str:
+        assert self._reopen is not None
+        self.opened = self._reopen(timeout_s)
+        self.session_id = self.opened.session_id
+        self.num_reopened += 1
+        self._turns.reset(0)
+        return self.session_id
 
     def __enter__(self) -> Session:
         return self
