@@ -132,6 +132,7 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     host_bytes: int
     running: bool  # a turn is in progress
     waiting: int  # prompts behind it
+    saved: bool | None = None  # all committed turns are in the store; None: there is none
 
 
 class TensorAnswer(Struct, frozen=True):

@@ -25,6 +25,7 @@ __all__ = [
     "MediaConfig",
     "Profile",
     "StateConfig",
+    "StoreConfig",
     "load_config",
 ]
 
@@ -80,6 +81,22 @@ class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
     )
 
 
+class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """`handler.store`: where sessions are written down, and what happens when that fails.
+
+    Secrets are named here, never held: keys come from environment variables, credentials from the URL or from what the
+    backend's client finds by itself.
+    """
+
+    # file:///folder, redis://, rediss://, s3://bucket/prefix; none: sessions end with their engine; unset: a folder of this host
+    url: str | None = None
+    # required: a turn that cannot be written fails; best_effort: it is answered, and can be lost with its engine
+    policy: Literal["required", "best_effort"] = "required"
+    fsync: bool = False  # files survive a loss of power, not only of the process
+    timeout_sec: _Positive = 5.0  # for one call, attempts included
+    encryption_key_env: str | None = None  # the environment variable with the keys; None: plain
+
+
 class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """`handler` of a language or vision-language model."""
 
@@ -101,6 +118,7 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     )
     host_cache_bytes: Annotated[int, Meta(ge=0)] = 0  # embeddings and KV moved off the device
     media: MediaConfig = MediaConfig()
+    store: StoreConfig = StoreConfig()
 
 
 class StateConfig(EngineConfig, frozen=True, kw_only=True):

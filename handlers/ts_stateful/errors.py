@@ -23,6 +23,7 @@ so server and client raise the very same classes.
     │   └── QueueFull           queue_full             429  (retryable)
     ├── InternalError           internal               500
     ├── EngineUnavailable       engine_unavailable     503  (retryable)
+    ├── StoreFailed             store_unavailable      503  (retryable)
     └── OutOfMemory             out_of_memory          507  (retryable)
 """
 
@@ -51,6 +52,7 @@ __all__ = [
     "SessionMoved",
     "SessionNotFound",
     "StatefulError",
+    "StoreFailed",
     "TooManySessions",
     "TurnGap",
     "error_classes",
@@ -205,6 +207,12 @@ class EngineUnavailable(StatefulError):
     """The engine is restarting, for longer than `restartDeadlineSec`."""
 
     code, status, retryable = "engine_unavailable", 503, True
+
+
+class StoreFailed(StatefulError):
+    """The turn could not be written down, so it was rolled back."""
+
+    code, status, retryable = "store_unavailable", 503, True
 
 
 class OutOfMemory(StatefulError):

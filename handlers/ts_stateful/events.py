@@ -19,7 +19,8 @@ class Submit(Struct, frozen=True, tag="submit"):
 
     `attachments` are the file parts of a multipart form, images that follow `command.images`. `opens` says that the request
     opens a session: under `command.session_id`, and a `fork` under its `new_session_id`; `alone` that this session ends with
-    the answer. `skip` is the number of characters of the reply that the client has already got (after an engine's death).
+    the answer. After an engine's death, `again` says that an engine has had the request before, `skip` is the number of characters
+    of the reply that the client has got, and `replay` are the ids of the reply that were chosen, as far as the worker was told.
     `pull` asks for one answer at once, with `more`, instead of events: the rest is fetched with `continue`. For a `step`,
     `attachments` are the elements of its inputs and `shapes` theirs; `opens` says that no session of this id is known, and
     `raw` that the answer is no JSON.
@@ -31,7 +32,9 @@ class Submit(Struct, frozen=True, tag="submit"):
     opens: bool = False
     alone: bool = False
     pull: bool = False
+    again: bool = False
     skip: int = 0
+    replay: tuple[int, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     raw: bool = False
 
@@ -49,6 +52,8 @@ class EventKind(enum.Enum):
     )
     PART = "part"  # one streamed document; more follow
     LAST = "last"  # the terminal document: the answer, the last streamed event, or an error
+    PROGRESS = "progress"  # for the worker alone: `token_ids`
+    OVER = "over"  # for the worker alone: the turn behind a `LAST` with `more` has come to its end
 
 
 class Event(Struct, frozen=True, tag="event"):
@@ -57,7 +62,8 @@ class Event(Struct, frozen=True, tag="event"):
     `body` is one JSON document (empty for `ACCEPTED`), or a raw answer of the type `content_type`. `session_id` is the session
     that a request was about, or has opened. `opened_until` (Unix seconds, UTC) is set on every event of a request that opened a
     session, `closed` on the answer to `close`: both become session headers over HTTP. `num_chars` counts the characters of the
-    reply in `body`.
+    reply in `body`. `token_ids` are those of the reply of which no event had told before: with them the turn is taken up where it
+    stood if the engine dies. `more` says that the turn goes on behind this `LAST`, until an `OVER`.
     """
 
     request_id: str
@@ -68,4 +74,6 @@ class Event(Struct, frozen=True, tag="event"):
     opened_until: int | None = None
     closed: bool = False
     num_chars: int = 0
+    token_ids: tuple[int, ...] = ()
+    more: bool = False
     content_type: str | None = None

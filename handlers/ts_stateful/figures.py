@@ -13,7 +13,7 @@ __all__ = ["Figures"]
 class Figures(Struct, frozen=True):
     """Sessions and turns now, bytes held now by tier, tokens, images and steps since the engine's start.
 
-    `shared_hits` counts what was there already when a session asked for it; `shared_bytes` is its part of `device_bytes`.
+    `store_failures` counts writes that a store has not taken. `shared_hits` counts what was there already when a session asked for it; `shared_bytes` is its part of `device_bytes`.
     """
 
     sessions_open: int = 0
@@ -25,6 +25,7 @@ class Figures(Struct, frozen=True):
     shared_hits: int = 0
     shared_bytes: int = 0
     steps_done: int = 0
+    store_failures: int = 0
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any, Literal
 
 import PIL.Image
 import torch
@@ -20,6 +20,8 @@ from ts_stateful.engine.vision import ImageInput
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.media import ImageFile
 from ts_stateful.protocol import Close, Image, Open, Prompt, Request
+from ts_stateful.store.access import StoreAccess
+from ts_stateful.store.base import Store
 
 CONFIG: dict[str, Any] = {
     "continuousBatching": True,
@@ -61,7 +63,14 @@ class LaterExecutor(Executor):
 class Harness:
     """Submits requests to an engine and collects its events by request."""
 
-    def __init__(self, model: Model, config: Config | dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: Config | dict[str, Any] | None = None,
+        *,
+        store: Store | None = None,
+        policy: Literal["required", "best_effort"] = "required",
+    ) -> None:
         if not isinstance(config, Config):
             overrides = config or {}
             handler = {**CONFIG["handler"], **overrides.pop("handler", {})}
@@ -81,7 +90,8 @@ class Harness:
             executor=self.executor,
             post=self._posted.append,
             clock=self.clock,
-            utc=lambda: 1_700_000_000.0,
+            utc=lambda: 1_699_999_000.0 + self.clock.now,
+            store=StoreAccess(store, policy, self.executor) if store else None,
         )
 
     def _load(

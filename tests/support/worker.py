@@ -93,5 +93,5 @@ class Worker:
         return self.wait(request_id)
 
     def engine_pid(self, index: int = 0) -> int:
-        """The process of one engine."""
-        return int(self.describe()["engines"][index]["pid"])
+        """The process of one engine; 0 while it restarts."""
+        return int(self.describe()["engines"][index]["pid"] or 0)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,7 +18,7 @@ from tests.support.worker import Worker, eventually
 from ts_stateful.events import EventKind
 from ts_stateful.process.spec import runtime_folder
 from ts_stateful.process.supervisor import EngineDied
-from ts_stateful.protocol import Continue, Hello, Image, Info, Open, Prompt
+from ts_stateful.protocol import Continue, Fork, Image, Info, Open, Prompt
 
 Start = Callable[..., Worker]
 
@@ -53,36 +54,57 @@ def test_a_conversation_through_the_socket(worker: Worker, runtime: Path) -> Non
     assert socket_path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_killed_engine_is_back_and_its_sessions_are_not(worker: Worker) -> None:
-    """What was in flight is answered at once when the new engine is there; new sessions work."""
-    worker.ask(Open(session_id="lost"), opens=True)
-    first = worker.engine_pid()
-    running = worker.submit(
-        Prompt(session_id="lost", prompt="Go", stream=True, max_new_tokens=900, ignore_eos=True)
-    )
-    worker.wait(running, EventKind.ACCEPTED)
-    os.kill(first, signal.SIGKILL)
-    opening = worker.submit(Open(session_id="new"), opens=True)
-    assert worker.wait(running)["error"]["code"] == "session_not_found"
-    assert worker.wait(opening)["session_id"] == "new"
-    assert worker.engine_pid() != first
+def texts(worker: Worker, request: str) -> str:
+    """All text that a streamed request has got."""
+    last = worker.wait(request)
+    parts = [json.loads(e.body)["text"] for e in worker.events[request] if e.kind is EventKind.PART]
+    return "".join(parts) + str(last.get("text", last))
 
 
-def test_a_request_that_kills_the_engine_twice_is_given_up(worker: Worker) -> None:
-    """It gets `internal`; the engine comes back all the same."""
-    opening = worker.submit(
-        Prompt(session_id="s", prompt="Go", stream=True, max_new_tokens=900, ignore_eos=True),
-        opens=True,
-    )
-    for count in (1, 2):
-        eventually(
-            lambda count=count: (  # type: ignore[misc]
-                sum(e.kind is EventKind.ACCEPTED for e in worker.events.get(opening, [])) >= count
-            )
-        )
-        os.kill(worker.engine_pid(), signal.SIGKILL)
-    assert worker.wait(opening)["error"]["code"] == "internal"
-    assert worker.ask(Hello())["server"] == "torchserve-stateful"
+def test_a_killed_engine_is_back_with_its_sessions(worker: Worker) -> None:
+    """Streams go on where they stood, with the text that they would have had: greedy, sampled, unstreamed or pulled."""
+    worker.ask(Open(session_id="s", images=(Image(base64=png_base64(noise(1))),)), opens=True)
+    ways: list[dict[str, Any]] = [
+        {"stream": True},
+        {"stream": True, "temperature": 1.0, "seed": 7},
+        {},
+    ]
+    common: dict[str, Any] = {"prompt": "Go", "max_new_tokens": 300, "ignore_eos": True}
+    whole = []
+    for number, way in enumerate(ways):
+        name = f"calm-{number}"
+        worker.ask(Fork(session_id="s", new_session_id=name), opens=True)
+        whole.append(texts(worker, worker.submit(Prompt(session_id=name, **common, **way))))
+        worker.ask(Fork(session_id="s", new_session_id=f"rough-{number}"), opens=True)
+    worker.ask(Fork(session_id="s", new_session_id="pulled"), opens=True)
+    requests = [
+        worker.submit(Prompt(session_id=f"rough-{number}", **common, **way))
+        for number, way in enumerate(ways)
+    ]
+    pulled = worker.ask(Prompt(session_id="pulled", **common), pull=True)
+    text = pulled["text"]
+    for _ in range(2):
+        first = worker.engine_pid()
+        worker.wait(requests[0], EventKind.PART)
+        text += worker.ask(Continue(session_id="pulled", turn=1, after=len(text)))["text"]
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda first=first: worker.engine_pid() not in (0, first))  # type: ignore[misc]
+    more = True
+    while more:
+        answer = worker.ask(Continue(session_id="pulled", turn=1, after=len(text)))
+        text, more = text + answer["text"], answer["more"]
+    assert [texts(worker, request) for request in requests] == whole
+    assert text == whole[0]
+    assert worker.ask(Info(session_id="rough-0"))["turns"] == 1
+
+
+def test_what_was_opened_is_opened_once(worker: Worker) -> None:
+    """However often the engine dies while it is asked."""
+    requests = [worker.submit(Open(session_id=f"s{index}"), opens=True) for index in range(4)]
+    os.kill(worker.engine_pid(), signal.SIGKILL)
+    for index, request in enumerate(requests):
+        assert worker.wait(request)["session_id"] == f"s{index}"
+        assert worker.ask(Info(session_id=f"s{index}"))["turns"] == 0
 
 
 def test_a_hung_engine_is_killed_and_replaced(start: Start) -> None:
@@ -116,13 +138,13 @@ def test_a_new_worker_takes_up_with_the_engine(worker: Worker, start: Start) -> 
 def test_an_engine_ends_when_torchserve_does(
     worker: Worker, frontend: subprocess.Popen[bytes], runtime: Path
 ) -> None:
-    """Nothing is left behind: no process, no socket, no folder."""
+    """Nothing is left behind but the store: no process, no socket, no folder."""
     pid = worker.engine_pid()
     frontend.kill()
     frontend.wait()
     worker.dispatcher.close()
     eventually(lambda: gone(pid))
-    assert not list(runtime.glob("*/*"))
+    assert [path.name for path in runtime.glob("*/*")] == ["store"]
 
 
 def test_an_engine_without_a_worker_waits_and_ends(start: Start) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ts_stateful.config import ConfigError
+from ts_stateful.config import ConfigError, StoreConfig
 from ts_stateful.store.base import StoreCorrupt
-from ts_stateful.store.config import StoreConfig
 from ts_stateful.store.file import FileStore
 from ts_stateful.store.memory import MemoryStore
 from ts_stateful.store.open import open_store, redacted

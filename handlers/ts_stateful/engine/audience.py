@@ -39,6 +39,7 @@ class Audience:
         command = sequence.command
         stream = isinstance(message.command, Prompt) and message.command.stream and not message.pull
         subscriber = Subscriber(message.request_id, stream, message.pull, sent=message.skip)
+        subscriber.told = len(message.replay)
         sequence.subscribers.append(subscriber)
         sequence.orphaned_at = None
         self._requests[message.request_id] = sequence
@@ -113,6 +114,7 @@ class Audience:
         self._outbox.accepted(sequence, subscriber)
         if subscriber.pull:  # has its answer, and comes back by `continue`
             sequence.subscribers.remove(subscriber)
+            sequence.pulled.append(subscriber)
             self._requests.pop(subscriber.request_id, None)
             self._mark_orphan(sequence)
 
@@ -124,6 +126,7 @@ class Audience:
     def _answer(self, sequence: Sequence, waiter: Waiter) -> None:
         sequence.waiters.remove(waiter)
         self._requests.pop(waiter.request_id, None)
+        self._outbox.tell(sequence)
         self._outbox.partial(waiter.request_id, sequence, waiter.after)
         self._mark_orphan(sequence)
 
@@ -134,5 +137,6 @@ class Audience:
 
     def _forget(self, sequence: Sequence) -> None:
         self._unfinished.discard(sequence)
+        self._outbox.over(sequence)
         for request_id in sequence.request_ids:
             self._requests.pop(request_id, None)

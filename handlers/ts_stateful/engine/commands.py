@@ -6,12 +6,16 @@ Owns the rules of turn numbers, queues and `continue`. Knows nothing of forward 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+
+from msgspec import structs
 
 from ts_stateful.answers import Cancelled, Closed, Rewound
 from ts_stateful.config import Config, Profile
 from ts_stateful.engine import reports
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.context import Context
+from ts_stateful.engine.durability import Durability
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.sequence import Sequence, Status, Subscriber
@@ -23,6 +27,8 @@ from ts_stateful.errors import (
     QueueFull,
     SessionClosed,
     SessionExists,
+    SessionNotFound,
+    StatefulError,
     TurnGap,
 )
 from ts_stateful.events import Submit
@@ -60,6 +66,9 @@ class Commands:
         audience: Audience,
         outbox: Outbox,
         clock: Callable[[], float],
+        *,
+        durability: Durability,
+        again: Callable[[Submit], None],
     ) -> None:
         self._config = config
         self._model = model
@@ -68,14 +77,42 @@ class Commands:
         self._audience = audience
         self._outbox = outbox
         self._clock = clock
+        self._durability = durability
+        self._again = again
 
     def handle(self, message: Submit) -> None:
-        """Takes a request of a client."""
+        """Takes a request of a client; where it is for a session that is not here, when that has been looked for."""
+        session_id = message.command.session_id
+        if session_id is None:
+            self._handle(message)
+            return
+        # What an engine that died had of a session that it opened may be in the store, or not.
+        lost = message.opens and message.again and session_id not in self._table
+        if (lost or self._durability.is_wanted(session_id)) and self._fetch(session_id, message):
+            return
+        try:
+            self._handle(message)
+        except SessionNotFound:
+            if not self._fetch(session_id, message):
+                raise
+
+    def _fetch(self, session_id: str, message: Submit) -> bool:
+        return self._durability.fetch(session_id, message, self._fetched)
+
+    def _fetched(self, message: Submit, error: StatefulError | None) -> None:
+        begins_anew = message.opens and isinstance(error, SessionNotFound)
+        if error is None or begins_anew:
+            self._again(structs.replace(message, again=False) if begins_anew else message)
+        else:
+            self._outbox.refuse(message.request_id, error, message.command.session_id)
+
+    def _handle(self, message: Submit) -> None:
         command = message.command
         if isinstance(command, Hello):
             self._outbox.answer(message.request_id, reports.hello(self._config, self._model))
         elif isinstance(command, Open):
-            self._admit(self._new_session(message, command), command, message)
+            if not self._opened_before(message):
+                self._admit(self._new_session(message, command), command, message)
         elif isinstance(command, Prompt):
             self._prompt(message, command)
         elif isinstance(command, Continue):
@@ -83,19 +120,31 @@ class Commands:
         elif isinstance(command, Cancel):
             self._cancel(message.request_id, self._session(command.session_id))
         elif isinstance(command, Close):
-            self._close(message.request_id, self._session(command.session_id))
+            self._close(message, self._session(command.session_id))
         elif isinstance(command, Fork):
             self._fork(message.request_id, command)
         elif isinstance(command, Rewind):
             self._rewind(message.request_id, command)
         elif isinstance(command, Info):
             session = self._session(command.session_id)
-            answer = reports.info(session, self._outbox, self._clock())
+            saved = self._durability.is_saved(session)
+            answer = reports.info(session, self._outbox, self._clock(), saved=saved)
             self._outbox.answer(message.request_id, answer, session_id=session.session_id)
         else:
             raise InvalidRequest(
                 "this model holds conversations: it takes `prompt`, not `step`", field="type"
             )
+
+    def _opened_before(self, message: Submit) -> bool:
+        """Answers an `open` whose session an engine that died had opened, but not said so."""
+        session_id = message.command.session_id
+        if not message.again or session_id is None or session_id not in self._table:
+            return False
+        session = self._table.get(session_id)
+        if session.origin != message.request_id:
+            return False
+        self._outbox.reopened(message.request_id, session)
+        return True
 
     def _session(self, session_id: str | None) -> Session[Context]:
         if session_id is None:
@@ -115,9 +164,12 @@ class Commands:
             Context(opening, self._model.new_kv()),
             ttl_s=asked.ttl_s,
             metadata=dict(asked.metadata),
+            origin=message.request_id,
         )
 
     def _prompt(self, message: Submit, command: Prompt) -> None:
+        if message.again and self._answered_before(message):
+            return
         if message.opens:
             self._admit(self._new_session(message, command), command, message)
             return
@@ -133,6 +185,18 @@ class Commands:
                 retry_after_s=1.0,
             )
         self._admit(session, command, message)
+
+    def _answered_before(self, message: Submit) -> bool:
+        """Answers a prompt whose turn an engine that died had committed, but not said so."""
+        session_id = message.command.session_id
+        if session_id is None or session_id not in self._table:
+            return False
+        session = self._table.get(session_id)
+        turn = next((t for t in session.turns if t.origin == message.request_id), None)
+        if turn is not None:
+            until = self._outbox.unix_time(session.expires_at) if message.opens else None
+            self._outbox.replayed(_subscriber(message), session_id, turn, opened_until=until)
+        return turn is not None
 
     def _check_images(self, images: tuple[Image, ...], files: tuple[bytes, ...]) -> None:
         count, limit = len(images) + len(files), self._config.handler.media.max_images
@@ -158,16 +222,14 @@ class Commands:
         sequence = Sequence(
             session, command, self._clock(), opens=message.opens, alone=message.alone
         )
+        sequence.origin, sequence.replay = message.request_id, message.replay
         self._audience.subscribe(sequence, message)
         self._turns.admit(sequence, command.images, message.attachments)
 
     def _reattach(self, session: Session[Context], turn: int, message: Submit) -> bool:
         """Answers a retried turn from its record, or attaches it to the turn in progress or in the queue."""
         if turn <= len(session.turns):
-            assert isinstance(message.command, Prompt)
-            stream = message.command.stream and not message.pull
-            subscriber = Subscriber(message.request_id, stream, message.pull, message.skip)
-            self._outbox.replayed(subscriber, session.session_id, session.turns[turn - 1])
+            self._outbox.replayed(_subscriber(message), session.session_id, session.turns[turn - 1])
             return True
         prompts = _prompts(session)
         ahead = turn - len(session.turns) - 1
@@ -204,21 +266,30 @@ class Commands:
         answer = Cancelled(session.session_id, cancels, number)
         self._outbox.answer(request_id, answer, session_id=session.session_id)
 
-    def _close(self, request_id: str, session: Session[Context]) -> None:
+    def _close(self, message: Submit, session: Session[Context]) -> None:
+        if session.work and session.work[0].status is Status.COMMITTING:
+            session.work[0].afterwards.append(partial(self._again, message))
+            return
         error = SessionClosed("the session was closed")
         for waiting in list(session.work)[1:]:
             self._turns.fail(waiting, error)
         if session.work:
             running: Sequence = session.work[0]
             if isinstance(running.command, Prompt) and running.status is Status.RUNNING:
+                running.afterwards.append(partial(self._again, message))
                 self._turns.finish(running, "cancelled")
-            else:
-                running.opens = False  # closed, which is not the same as never opened
-                self._turns.fail(running, error)
+                return
+            running.opens = False  # closed, which is not the same as never opened
+            self._turns.fail(running, error)
         self._table.close(session)
-        self._outbox.answer(
-            request_id, Closed(session.session_id), session_id=session.session_id, closed=True
+        answer = partial(
+            self._outbox.answer,
+            message.request_id,
+            Closed(session.session_id),
+            session_id=session.session_id,
+            closed=True,
         )
+        self._durability.ended(session, "closed", answer)
 
     def _fork(self, request_id: str, command: Fork) -> None:
         source = self._session(command.session_id)
@@ -241,12 +312,20 @@ class Commands:
             raise SessionExists(error.message, field="new_session_id") from None
         fork.turns = turns
         self._lend_kv(source, fork)
-        self._outbox.answer(
-            request_id,
-            reports.forked(fork, source.session_id, self._outbox),
-            session_id=fork.session_id,
-            opened_until=self._outbox.unix_time(fork.expires_at),
-        )
+
+        def done(error: StatefulError | None) -> None:
+            if error is not None:
+                self._table.forget(fork)
+                self._outbox.refuse(request_id, error, fork.session_id)
+                return
+            self._outbox.answer(
+                request_id,
+                reports.forked(fork, source.session_id, self._outbox),
+                session_id=fork.session_id,
+                opened_until=self._outbox.unix_time(fork.expires_at),
+            )
+
+        self._turns.write_down(fork, command, partial(self._durability.forked, fork), done)
 
     def _lend_kv(self, source: Session[Context], fork: Session[Context]) -> None:
         """Copies the KV states that a fork can use, if they fit; what is missing is computed with its next prompt."""
@@ -266,10 +345,24 @@ class Commands:
             raise TurnGap("a turn is in progress; cancel it or wait for its end before you rewind")
         turns = _first_turns(session, command.to_turn, "to_turn")
         self._table.touch(session)
-        session.state.rewind(turns)
-        session.turns = turns
-        answer = Rewound(session.session_id, len(turns), len(session.state.log))
-        self._outbox.answer(request_id, answer, session_id=session.session_id)
+
+        def done(error: StatefulError | None) -> None:
+            if error is not None:
+                self._outbox.refuse(request_id, error, session.session_id)
+                return
+            session.state.rewind(turns)
+            session.turns = turns
+            answer = Rewound(session.session_id, len(turns), len(session.state.log))
+            self._outbox.answer(request_id, answer, session_id=session.session_id)
+
+        write = partial(self._durability.rewound, session, len(turns))
+        self._turns.write_down(session, command, write, done)
+
+
+def _subscriber(message: Submit) -> Subscriber:
+    return Subscriber(
+        message.request_id, message.streams and not message.pull, message.pull, message.skip
+    )
 
 
 def _first_turns(session: Session[Context], count: int, field: str) -> list[Turn]:

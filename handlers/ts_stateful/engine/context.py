@@ -49,6 +49,7 @@ class Context:
         self.kv = kv
         self.prefix: Prefix | None = None
         self.failed: tuple[int, StatefulError] | None = None  # the last turn that was rolled back
+        self.adopted = False  # made again from the store, and not used since
         self._device = kv.device
         self._kv_on_host = False
 
@@ -151,7 +152,10 @@ class Context:
             self.kv.move(self._device)
             self._kv_on_host = False
             return "host"
-        return "replay" if self.log and self.kv.length == 0 else None
+        adopted, self.adopted = self.adopted, False
+        if self.log and self.kv.length == 0:
+            return "store" if adopted else "replay"
+        return None
 
 
 def _apply(turn: Delta, dialogue: Dialogue, log: list[int]) -> None:

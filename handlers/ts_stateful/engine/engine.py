@@ -17,6 +17,7 @@ from ts_stateful.defects import defect
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.commands import Commands
 from ts_stateful.engine.context import Context
+from ts_stateful.engine.durability import make_durable
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.prefix import Prefix
@@ -31,8 +32,10 @@ from ts_stateful.errors import OutOfMemory, StatefulError, TurnGap
 from ts_stateful.events import Event, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.protocol import Open, Prompt
+from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import Limits, SessionTable
+from ts_stateful.store.access import StoreAccess
 
 __all__ = ["Engine"]
 
@@ -45,7 +48,8 @@ _FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need
 class Engine:
     """Runs one model on one device for the sessions of one table; `emit` takes every event.
 
-    `max_sessions` is this engine's share of those that the configuration allows; None: all.
+    `max_sessions` is this engine's share of those that the configuration allows; None: all. Without a `store`, sessions end
+    with the engine.
     """
 
     def __init__(
@@ -60,10 +64,16 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         utc: Callable[[], float] = time.time,
         max_sessions: int | None = None,
+        store: StoreAccess | None = None,
     ) -> None:
         self._shared = SharedCache[ImageInput | Prefix](config.handler.shared_cache_bytes)
         limits = _limits(model, config, max_sessions)
-        self.table: SessionTable[Context] = SessionTable(limits, self._shared, clock)
+        self.table: SessionTable[Context] = SessionTable(
+            limits, self._shared, clock, on_expired=self._expired
+        )
+        self._durability = make_durable(
+            model, store, self.table, self._shared, post=post, clock=clock, utc=utc
+        )
         self.num_parameters = model.num_parameters
         self._model = model
         self._clock = clock
@@ -84,10 +94,22 @@ class Engine:
             executor=executor,
             post=post,
             clock=clock,
+            durability=self._durability,
         )
         self._commands = Commands(
-            config, model, self.table, self._turns, self._audience, self._outbox, clock
+            config,
+            model,
+            self.table,
+            self._turns,
+            self._audience,
+            self._outbox,
+            clock,
+            durability=self._durability,
+            again=self.submit,
         )
+
+    def _expired(self, session: Session[Context]) -> None:
+        self._durability.ended(session, "expired")
 
     def submit(self, message: Submit) -> None:
         """Takes a request; every request gets exactly one terminal event, now or later."""
@@ -101,6 +123,7 @@ class Engine:
 
     def drop(self, request_id: str) -> None:
         """The client of this request is gone."""
+        self._durability.drop(request_id)
         self._audience.drop(request_id)
 
     def set_away(self, away: bool) -> None:
@@ -115,6 +138,8 @@ class Engine:
             due = self.table.next_deadline()
             self._expire_at = now + _EXPIRY_S if due is None else min(due, now + _EXPIRY_S)
         for sequence in self._audience.tick():
+            if sequence.status is Status.COMMITTING:
+                continue
             gone = TurnGap("the turn was rolled back: its client was gone for too long")
             self._turns.fail(sequence, gone)
 
@@ -219,6 +244,7 @@ class Engine:
             images_encoded=vision.num_encoded if vision else 0,
             shared_hits=self._shared.num_found,
             shared_bytes=self._shared.num_bytes,
+            store_failures=self._durability.num_failed,
         )
 
 

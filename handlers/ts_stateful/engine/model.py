@@ -7,6 +7,7 @@ Knows nothing of sessions.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from transformers import (
 from ts_stateful.config import ConfigError, HandlerConfig
 from ts_stateful.engine.compiled_linear import compile_linears
 from ts_stateful.engine.cpu_library import cache_folder, compiled, gains
+from ts_stateful.engine.fingerprint import fingerprint
 from ts_stateful.engine.forward import Forward
 from ts_stateful.engine.fused import find_fused
 from ts_stateful.engine.graphs import CudaCapturer
@@ -56,6 +58,7 @@ class Model:
     eos_ids: frozenset[int]
     penalties: Penalties
     forward: Forward
+    fingerprint: Mapping[str, str]  # of what its token ids and embeddings are: see `fingerprint`
 
     @property
     def num_parameters(self) -> int:
@@ -187,4 +190,5 @@ def build_model(
         eos_ids=frozenset(eos_ids),
         penalties=Penalties(network.generation_config, eos_ids, name),
         forward=forward,
+        fingerprint=fingerprint(network, tokenizer, owner),
     )

@@ -15,9 +15,11 @@ from ts_stateful.engine.sequence import Sequence, Subscriber
 from ts_stateful.errors import StatefulError
 from ts_stateful.events import Event, EventKind
 from ts_stateful.protocol import Prompt
-from ts_stateful.sessions.session import Turn
+from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["Outbox", "usage_of"]
+
+_TELL = 8  # ids of an unstreamed reply of which the worker is told at once
 
 
 class Outbox(Answering):
@@ -47,7 +49,7 @@ class Outbox(Answering):
             next=len(text),
             more=True,
         )
-        self.answer(subscriber.request_id, document, **fields)
+        self.answer(subscriber.request_id, document, more=True, **fields)
 
     def progress(self, sequence: Sequence) -> None:
         """The reply may have grown: streams get the new piece, `continue`s that have waited for it are answered."""
@@ -57,32 +59,74 @@ class Outbox(Answering):
                 piece = text[subscriber.sent :]
                 subscriber.sent = len(text)
                 subscriber.next_at = now + self._stream_interval_s
+                ids, subscriber.told = _untold(sequence, subscriber), sequence.num_generated
                 self._emit(
                     Event(
                         subscriber.request_id,
                         EventKind.PART,
                         encode(TurnPart(piece)),
                         num_chars=len(piece),
+                        token_ids=ids,
                         **self._session_fields(sequence),
                     )
                 )
+
+        for subscriber in (*sequence.subscribers, *sequence.pulled):
+            if not subscriber.stream and sequence.num_generated - subscriber.told >= _TELL:
+                self._tell(sequence, subscriber)
+
+    def tell(self, sequence: Sequence) -> None:
+        """Somebody is about to see the text: what is chosen by now must stay so."""
+        for subscriber in sequence.pulled:
+            if sequence.num_generated > subscriber.told:
+                self._tell(sequence, subscriber)
+
+    def _tell(self, sequence: Sequence, subscriber: Subscriber) -> None:
+        ids, subscriber.told = _untold(sequence, subscriber), sequence.num_generated
+        self._emit(Event(subscriber.request_id, EventKind.PROGRESS, token_ids=ids))
+
+    def over(self, sequence: Sequence) -> None:
+        """The turn has come to its end, whichever."""
+        for subscriber in sequence.pulled:
+            self._emit(Event(subscriber.request_id, EventKind.OVER))
 
     def finished(self, sequence: Sequence, turn: Turn) -> None:
         """The turn is committed: everybody who waits for it gets the end."""
         fields = self._session_fields(sequence)
         for subscriber in sequence.subscribers:
             sent = subscriber.sent if subscriber.stream else 0
-            document = self._turn(sequence.session.session_id, turn, turn.text[sent:])
+            extra = {"next": len(turn.text), "more": False} if subscriber.pull else {}
+            document = self._turn(sequence.session.session_id, turn, turn.text[sent:], **extra)
             self.answer(subscriber.request_id, document, **fields)
         for waiter in sequence.waiters:
             self.continued(waiter.request_id, sequence.session.session_id, turn, waiter.after)
 
-    def replayed(self, subscriber: Subscriber, session_id: str, turn: Turn) -> None:
+    def reopened(self, request_id: str, session: Session[Any]) -> None:
+        """The session was open already when this was asked again."""
+        num_tokens = len(session.state.log)
+        document = Opened(
+            session.session_id,
+            self.rfc3339(session.expires_at),
+            Usage(prompt_tokens=num_tokens),
+        )
+        until = self.unix_time(session.expires_at)
+        self.answer(request_id, document, session_id=session.session_id, opened_until=until)
+
+    def replayed(
+        self,
+        subscriber: Subscriber,
+        session_id: str,
+        turn: Turn,
+        *,
+        opened_until: int | None = None,
+    ) -> None:
         """A turn that was committed before, asked for again."""
         extra = {"next": len(turn.text), "more": False} if subscriber.pull else {}
         text = turn.text[subscriber.sent if subscriber.stream else 0 :]
         document = self._turn(session_id, turn, text, replayed=True, **extra)
-        self.answer(subscriber.request_id, document, session_id=session_id)
+        self.answer(
+            subscriber.request_id, document, session_id=session_id, opened_until=opened_until
+        )
 
     def continued(self, request_id: str, session_id: str, turn: Turn, after: int) -> None:
         """The rest of a committed turn behind `after` characters."""
@@ -140,6 +184,10 @@ class Outbox(Answering):
             timing=turn.timing,
             **extra,
         )
+
+
+def _untold(sequence: Sequence, subscriber: Subscriber) -> tuple[int, ...]:
+    return tuple(sequence.ids[sequence.num_prompt + subscriber.told :])
 
 
 def usage_of(sequence: Sequence) -> Usage:

@@ -45,8 +45,10 @@ def hello(config: Config, model: Model) -> HelloAnswer:
     )
 
 
-def info(session: Session[Context], outbox: Outbox, now: float) -> SessionInfo:
-    """The figures of one session; `now` is the engine's clock."""
+def info(
+    session: Session[Context], outbox: Outbox, now: float, *, saved: bool | None
+) -> SessionInfo:
+    """The figures of one session; `now` is the engine's clock, `saved` says whether the store has all of it."""
     context = session.state
     return SessionInfo(
         session_id=session.session_id,
@@ -62,6 +64,7 @@ def info(session: Session[Context], outbox: Outbox, now: float) -> SessionInfo:
         host_bytes=context.host_bytes,
         running=session.busy,
         waiting=max(0, len(session.work) - 1),
+        saved=saved,
     )
 
 

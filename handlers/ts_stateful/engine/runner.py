@@ -158,7 +158,7 @@ class Runner:
                 image_grid_thw=torch.cat(grids),
             )
         prompt: Tensor = sequence.positions  # (3, 1, num_prompt)
-        if stop <= sequence.num_prompt:
-            return prompt[..., start:stop]
         # Behind the prompt there is only text, whose positions go on from the highest one.
-        return (index + int(prompt.max()) + 1 - sequence.num_prompt).expand(3, 1, -1)
+        behind = index[max(0, sequence.num_prompt - start) :]
+        behind = behind + int(prompt.max()) + 1 - sequence.num_prompt
+        return torch.cat([prompt[..., start:stop], behind.expand(3, 1, -1)], dim=-1)

@@ -7,6 +7,7 @@ turns, a `Sequence` within one. Knows nothing of tensors.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from ts_stateful.engine.reply import ReplyText
 from ts_stateful.engine.sampler import Row
 from ts_stateful.engine.text import Extension
 from ts_stateful.engine.vision import ImageInput
-from ts_stateful.protocol import Open, Prompt
+from ts_stateful.protocol import Fork, Open, Prompt, Rewind
 from ts_stateful.sessions.session import Message, Session
 
 __all__ = ["Sequence", "Status", "Subscriber", "Waiter"]
@@ -27,6 +28,7 @@ class Status(enum.Enum):
     LOADING = "loading"  # its images are on their way
     WAITING = "waiting"  # for the turns before it
     RUNNING = "running"
+    COMMITTING = "committing"  # complete; its record is on its way to the store
     DONE = "done"
 
 
@@ -38,6 +40,9 @@ class Subscriber:
     stream: bool
     pull: bool
     sent: int = 0
+    told: int = (
+        0  # ids of the reply that the worker knows, to take the turn up again if the engine dies
+    )
     next_at: float = 0.0  # the clock's time before which a stream gets nothing more
 
 
@@ -52,23 +57,33 @@ class Waiter:
 
 @dataclass(eq=False)
 class Sequence:
-    """A turn in progress; an `open` is one that generates nothing. Times are of the engine's clock, in seconds."""
+    """A turn in progress; an `open` is one that generates nothing, and so are `fork` and `rewind` while they are written down.
+
+    Times are of the engine's clock, in seconds.
+    """
 
     session: Session[Context]
-    command: Open | Prompt
+    command: Open | Prompt | Fork | Rewind
     submitted_at: float
+    origin: str = ""  # the request that asked for it
     opens: bool = False  # it opened its session
     alone: bool = False  # its session ends with it
     status: Status = Status.LOADING
     number: int = 0  # of the turn, from when it runs
     subscribers: list[Subscriber] = field(default_factory=list)
     waiters: list[Waiter] = field(default_factory=list)
+    pulled: list[Subscriber] = field(default_factory=list)  # have their answer, and come back by `continue`
     orphaned_at: float | None = None  # since when nobody waits for it
     images: list[ImageInput] = field(default_factory=list)  # new with this turn
+    replay: tuple[int, ...] = ()  # ids that an engine that died had chosen already
     cancelled: bool = False
+    afterwards: list[Callable[[], None]] = field(
+        default_factory=list
+    )  # once it is committed, or not
     # From when it runs:
     ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
     num_prompt: int = 0  # ids before the reply
+    num_given: int = 0  # ids that were known when it began: the prompt's, and `replay`
     keep: int = 0  # ids of the session's log that stay as they are
     cached: int = 0  # ids whose KV was there
     past: Past | None = None  # where it goes on from, if that is not where its session stands
@@ -108,7 +123,7 @@ class Sequence:
     @property
     def num_to_prefill(self) -> int:
         """Ids whose KV is missing, the last generated one not counted: that is the next decode step's."""
-        return max(0, self.num_prompt - self.context.kv.length)
+        return max(0, self.num_given - self.context.kv.length)
 
     @property
     def num_generated(self) -> int:

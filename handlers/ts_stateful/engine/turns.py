@@ -14,7 +14,9 @@ from ts_stateful.defects import defect
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.conversation import branch
+from ts_stateful.engine.durability import Durability
 from ts_stateful.engine.images import ImageReader
+from ts_stateful.engine.journal import Done
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox, usage_of
 from ts_stateful.engine.prefix import Prefix, prefix_key, prefix_length
@@ -26,13 +28,14 @@ from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import (
     ContextTooLong,
     OutOfMemory,
+    SessionMoved,
     SessionNotFound,
     StatefulError,
     TurnGap,
 )
 from ts_stateful.media import ImageFile
-from ts_stateful.protocol import Chat, Image, Open, Prompt
-from ts_stateful.sessions.session import Turn
+from ts_stateful.protocol import Chat, Fork, Image, Open, Prompt, Rewind
+from ts_stateful.sessions.session import Session, Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 
@@ -62,8 +65,10 @@ class Turns:
         executor: Executor,
         post: Callable[[Callable[[], None]], None],
         clock: Callable[[], float],
+        durability: Durability,
     ) -> None:
         self._model = model
+        self._durability = durability
         self._table = table
         self._scheduler = scheduler
         self._audience = audience
@@ -88,62 +93,99 @@ class Turns:
     def fail(self, sequence: Sequence, error: StatefulError) -> None:
         """Rolls the turn back: the session stands where its last committed turn left it."""
         session, context = sequence.session, sequence.context
-        if sequence.status is Status.RUNNING:
+        if sequence.status in (Status.RUNNING, Status.COMMITTING):
             context.kv.truncate(sequence.keep)
             context.failed = (sequence.number, error)
             self._table.touch(session)
         self._scheduler.remove(sequence)
         self._leave(sequence)
         self._audience.failed(sequence, error)
-        if sequence.opens and not session.turns:
-            for other in list(session.work):
-                other.status = Status.DONE
-                self._audience.failed(other, SessionNotFound("the session could not be opened"))
-            session.work.clear()
-            self._table.forget(session)
+        if isinstance(error, SessionMoved):
+            self._let_go(session, error)
+        elif sequence.opens and not session.turns:
+            self._let_go(session, SessionNotFound("the session could not be opened"))
+
+    def _let_go(self, session: Session[Context], error: StatefulError) -> None:
+        for other in list(session.work):
+            other.status = Status.DONE
+            self._audience.failed(other, error)
+        session.work.clear()
+        self._table.forget(session)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
-        """Commits the turn as it stands."""
-        context = sequence.context
+        """Ends the turn as it stands; it is committed, and its last event goes out, when its record is in the store."""
         self._scheduler.remove(sequence)
-        turn = self._commit(sequence, reason) if isinstance(sequence.command, Prompt) else None
+        turn = self._turn(sequence, reason) if isinstance(sequence.command, Prompt) else None
         if turn is None:
-            context.open(sequence.ids)
-            if context.prefix is not None:
-                context.prefix.learn(context.kv)
+            sequence.context.open(sequence.ids)
+        sequence.status = Status.COMMITTING
+        self._durability.committed(sequence, turn, partial(self._recorded, sequence, turn))
+
+    def write_down(
+        self,
+        session: Session[Context],
+        command: Fork | Rewind,
+        write: Callable[[Done], None],
+        done: Done,
+    ) -> None:
+        """Has something written that is no turn; what comes next in the session waits until it is `done`."""
+        sequence = Sequence(session, command, self._clock(), status=Status.COMMITTING)
+        session.work.append(sequence)
+        write(partial(self._written, sequence, done))
+
+    def _written(self, sequence: Sequence, done: Done, error: StatefulError | None) -> None:
+        done(error)
+        self._leave(sequence)
+        if isinstance(error, SessionMoved):
+            self._let_go(sequence.session, error)
+        for follow in sequence.afterwards:
+            follow()
+
+    def _recorded(self, sequence: Sequence, turn: Turn | None, error: StatefulError | None) -> None:
+        if error is None:
+            self._commit(sequence, turn)
+        else:
+            self.fail(sequence, error)
+        for follow in sequence.afterwards:
+            follow()
+
+    def _commit(self, sequence: Sequence, turn: Turn | None) -> None:
+        session, context = sequence.session, sequence.context
+        if sequence.past is not None:
+            context.go_back(sequence.past)
+            session.turns = session.turns[: sequence.number - 1]
+        if turn is not None:
+            context.commit(turn.delta)
+            session.turns.append(turn)
+        elif context.prefix is not None:
+            context.prefix.learn(context.kv)
         context.kv.truncate(len(context.log))
         context.images += sequence.images
         sequence.images = []
-        self._table.touch(sequence.session)
+        self._table.touch(session)
         self._leave(sequence)
         self._audience.finished(sequence, turn)
         if sequence.alone:
             self._shared.keep(context.shared)
             self._table.forget(sequence.session)
 
-    def _commit(self, sequence: Sequence, reason: str) -> Turn:
-        context = sequence.context
+    def _turn(self, sequence: Sequence, reason: str) -> Turn:
         extension, reply = sequence.extension, sequence.reply
         assert extension is not None
         assert reply is not None
         text = reply.finish()
         reply_ids = sequence.ids[sequence.num_prompt :][: reply.num_kept]
-        if sequence.past is not None:
-            context.go_back(sequence.past)
-            sequence.session.turns = sequence.session.turns[: sequence.number - 1]
-        turn = Turn(
+        return Turn(
             number=sequence.number,
             text=text,
             finish_reason=reason,
             usage=usage_of(sequence),
             timing=self._outbox.timing_of(sequence),
             delta=self._model.text.committed(
-                context.dialogue, sequence.messages, extension, text, reply_ids
+                sequence.base.dialogue, sequence.messages, extension, text, reply_ids
             ),
+            origin=sequence.origin,
         )
-        context.commit(turn.delta)
-        sequence.session.turns.append(turn)
-        return turn
 
     def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
         """Runs on a media thread."""
@@ -197,13 +239,30 @@ class Turns:
         context.kv.truncate(sequence.keep)
         sequence.cached = context.kv.length
         sequence.status = Status.RUNNING
+        stopped = self._take_up(sequence)
         self._audience.started(sequence)
         if sequence.cancelled:
             self.finish(sequence, "cancelled")
+        elif stopped is not None:
+            self.finish(sequence, stopped)
         elif sequence.num_prompt == 0:
             self.finish(sequence, "stop")  # an opening of which the template tells nothing
         else:
             self._scheduler.add(sequence)
+
+    def _take_up(self, sequence: Sequence) -> str | None:
+        """Takes the ids that were chosen before as they are; returns why the reply ends with them, if it does."""
+        reply = sequence.reply
+        stopped = None
+        for token in sequence.replay if reply is not None else ():
+            assert reply is not None
+            sequence.ids.append(token)
+            if reply.push(token):
+                stopped = "stop"
+            elif sequence.num_generated >= sequence.max_new_tokens:
+                stopped = "length"
+        sequence.num_given = len(sequence.ids)
+        return stopped
 
     def _lent(self, sequence: Sequence) -> int:
         """The ids at the beginning whose states the session gets from others with the same system prompt."""

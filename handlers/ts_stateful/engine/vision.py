@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ts_stateful.config import ConfigError
+from ts_stateful.engine.fingerprint import weights_digest
 from ts_stateful.media import content_digest
 
 __all__ = ["ImageInput", "Vision"]
@@ -164,6 +165,4 @@ class Vision:
 
 def _identity(network: PreTrainedModel, processor: Any) -> tuple[str, ...]:
     """What the embeddings of an image depend on besides the image."""
-    config = network.config
-    commit = getattr(config, "_commit_hash", None)  # of a hub model; a folder has only its name
-    return (processor.to_json_string(), config.name_or_path, str(commit), str(network.dtype))
+    return (processor.to_json_string(), weights_digest(network), str(network.dtype))

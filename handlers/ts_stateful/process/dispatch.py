@@ -156,13 +156,15 @@ class Dispatcher:
                 "the id is, or was, that of a session on another engine; choose another one",
                 field="new_session_id",
             )
+        if message.command.session_id is not None:
+            self._by_session[message.command.session_id] = link
         link.submit(message)
 
     def _try(self, message: Submit, links: Sequence[EngineLink]) -> None:
         """Hands a request to the first of these engines; where it would open a session and that one is full, to the next."""
         link, *others = links
-        if message.opens and message.command.session_id is not None:
-            self._by_session[message.command.session_id] = link
+        if message.command.session_id is not None:
+            self._by_session[message.command.session_id] = link  # which opens it, or takes it over
         link.submit(
             message, partial(self._try, message, others) if message.opens and others else None
         )

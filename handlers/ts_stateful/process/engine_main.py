@@ -36,6 +36,7 @@ from ts_stateful.process.channel import Channel
 from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.state.engine import StateEngine, load_engine
+from ts_stateful.store.access import store_of
 
 __all__ = ["EngineProcess", "main"]
 
@@ -84,6 +85,7 @@ class EngineProcess:
             executor=ThreadPoolExecutor(media.workers, "media"),
             post=self._inbox.put,
             max_sessions=spec.max_sessions,
+            store=store_of(config.handler.store, Path(spec.folder).parent / "store"),
         )
 
     def serve(self) -> None:
@@ -163,7 +165,7 @@ class EngineProcess:
             self._engine.drop(request_id)
 
     def _emit(self, event: Event) -> None:
-        last = event.kind is EventKind.LAST
+        last = event.kind is EventKind.OVER or (event.kind is EventKind.LAST and not event.more)
         owner = (
             self._owners.pop(event.request_id, None) if last else self._owners.get(event.request_id)
         )

@@ -23,6 +23,7 @@ from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, 
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.channel import Channel
+from ts_stateful.process.in_flight import InFlight
 from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.supervisor import EngineDied, Supervisor
@@ -33,7 +34,6 @@ __all__ = ["EngineLink", "Timeouts"]
 logger = logging.getLogger(__name__)
 
 _BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
-_MAX_DEATHS = 2  # an engine that a request was in flight with and that died: after so many the request is given up
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,6 @@ class Timeouts:
     def of(cls, settings: EngineConfig) -> Timeouts:
         """Those of a configuration."""
         return cls(settings.load_timeout_sec, settings.restart_deadline_sec, settings.heartbeat_sec)
-
-
-@dataclass(eq=False)
-class _InFlight:
-    message: Submit
-    on_full: Callable[[], None] | None
-    sent: bool = False
-    deaths: int = 0
-    num_chars: int = 0
 
 
 class EngineLink:
@@ -84,7 +75,8 @@ class EngineLink:
         self._on_free = on_free
         self._clock = clock
         self._lock = threading.RLock()
-        self._in_flight: dict[str, _InFlight] = {}
+        self._in_flight: dict[str, InFlight] = {}
+        self._suspect: InFlight | None = None  # tried alone; everything else waits
         self._channel: Channel | None = None
         self._down_since: float | None = clock()
         self._last_sign = clock()
@@ -143,8 +135,7 @@ class EngineLink:
             self._last_sign = self._clock()
             channel.start()
             channel.send(Attach())
-            for request in self._in_flight.values():
-                self._send(request)
+            self._send_waiting()
         # Before anything is asked of it, its sessions must be known: they decide which engine is asked.
         self._attached.wait(self._timeouts.heartbeat_s)
 
@@ -154,7 +145,7 @@ class EngineLink:
         Where there is an `on_full`, it is called instead of an answer if the engine has no place for another session.
         """
         with self._lock:
-            request = self._in_flight[message.request_id] = _InFlight(message, on_full)
+            request = self._in_flight[message.request_id] = InFlight(message, on_full)
             self.num_sessions += message.opens
             self._send(request)
 
@@ -203,32 +194,28 @@ class EngineLink:
             if self._channel is not None:
                 self._channel.close()
 
-    def _send(self, request: _InFlight) -> None:
-        if self._channel is not None:
+    def _send(self, request: InFlight) -> None:
+        if self._channel is not None and self._suspect in (None, request):
             request.sent = True
-            skip = request.num_chars
-            message = request.message
-            self._channel.send(msgspec.structs.replace(message, skip=skip) if skip else message)
+            self._channel.send(request.to_send)
+
+    def _send_waiting(self) -> None:
+        """Sends what the engine does not have, in order; a request that may be what engines die of first, and alone."""
+        waiting = [request for request in self._in_flight.values() if not request.sent]
+        self._suspect = next((r for r in waiting if r.is_suspect), None)
+        for request in waiting:
+            self._send(request)
+
+    def _cleared(self, request: InFlight) -> None:
+        """The engine has lived on with this request."""
+        if request is self._suspect:
+            self._suspect = None
+            self._send_waiting()
 
     def _take(self, message: Any) -> None:
         self._last_sign = self._clock()
         if isinstance(message, Event):
-            with self._lock:
-                request = self._in_flight.get(message.request_id)
-                if request is None:
-                    return
-                request.num_chars += message.num_chars
-                not_opened = request.message.opens and message.status != 200
-                if message.kind is EventKind.LAST:
-                    del self._in_flight[message.request_id]
-                    self.num_sessions -= not_opened
-            command = request.message.command
-            if isinstance(command, Step) and command.session_id and (not_opened or message.closed):
-                self._on_free(command.session_id)
-            if message.status == TooManySessions.status and request.on_full is not None:
-                request.on_full()
-            else:
-                self._on_event(message)
+            self._hear(message)
         elif isinstance(message, Attached):
             self._supervisor.engine_pid = message.engine_pid
             self.num_sessions = len(message.session_ids)
@@ -244,6 +231,31 @@ class EngineLink:
             if then is not None:
                 then()
 
+    def _hear(self, event: Event) -> None:
+        ends = event.kind is EventKind.OVER or (event.kind is EventKind.LAST and not event.more)
+        with self._lock:
+            request = self._in_flight.get(event.request_id)
+            if request is None:
+                return
+            request.progressed(event)
+            not_opened = request.message.opens and event.status != 200
+            if ends:
+                del self._in_flight[event.request_id]
+                self.num_sessions -= not_opened
+            if ends or event.token_ids:
+                self._cleared(request)
+            for_worker = event.kind in (EventKind.PROGRESS, EventKind.OVER) or request.answered
+            request.answered |= event.more
+        if for_worker:
+            return
+        command = request.message.command
+        if isinstance(command, Step) and command.session_id and (not_opened or event.closed):
+            self._on_free(command.session_id)
+        if event.status == TooManySessions.status and request.on_full is not None:
+            request.on_full()
+        else:
+            self._on_event(event)
+
     def _lost(self, channel: Channel) -> None:
         with self._lock:
             if self._closing or channel is not self._channel:
@@ -254,14 +266,15 @@ class EngineLink:
             self.figures = Figures()
             unanswered = list(self._pings)
             self._pings.clear()
-            for request in self._in_flight.values():
-                request.deaths += request.sent
-                request.sent = False
-            doomed = [r for r in self._in_flight.values() if r.deaths >= _MAX_DEATHS]
+            self._suspect = None
+            sent = [request for request in self._in_flight.values() if request.sent]
+            for request in sent:
+                request.died(alone=len(sent) == 1)
+            doomed = [request for request in sent if request.is_doomed]
         for then in unanswered:
             then()
         logger.warning("the engine is gone with %d requests in flight", len(self._in_flight))
-        self._refuse(doomed, InternalError("the engine died twice while it worked on this request"))
+        self._refuse(doomed, InternalError("the engine died again while it worked on this request"))
         self.restart()
 
     def _restart(self) -> None:
@@ -283,12 +296,14 @@ class EngineLink:
             waiting = list(self._in_flight.values())
         self._refuse(waiting, error)
 
-    def _refuse(self, requests: list[_InFlight], error: StatefulError) -> None:
+    def _refuse(self, requests: list[InFlight], error: StatefulError) -> None:
         for request in requests:
             request_id = request.message.request_id
             with self._lock:
                 if self._in_flight.pop(request_id, None) is None:
                     continue
+            if request.answered:
+                continue
             self._on_event(
                 Event(request_id, EventKind.LAST, encode(error.to_body()), status=error.status)
             )

@@ -113,6 +113,7 @@ class Turn:
     usage: Usage
     timing: Timing
     delta: Delta
+    origin: str = ""  # the request that asked for it
 
 
 @dataclass(eq=False)
@@ -126,6 +127,7 @@ class Session(Generic[StateT]):
     idle_s: float  # idleness after which it expires
     last_used: float
     metadata: Mapping[str, object] = field(default_factory=dict)
+    origin: str = ""  # the request that opened it
     turns: list[Turn] = field(default_factory=list)
     work: deque[Any] = field(
         default_factory=deque

@@ -47,14 +47,16 @@ class _Ended(NamedTuple):
 
 
 class SessionTable(Generic[StateT]):
-    """The open sessions of one engine; `shared` is what they have in common."""
+    """The open sessions of one engine; `shared` is what they have in common. `on_expired` hears of each that ran out."""
 
     def __init__(
         self,
         limits: Limits,
         shared: SharedCache[Any],
         clock: Callable[[], float] = time.monotonic,
+        on_expired: Callable[[Session[StateT]], None] = lambda session: None,
     ) -> None:
+        self._on_expired = on_expired
         self._limits = limits
         self._shared = shared
         self._clock = clock
@@ -63,6 +65,9 @@ class SessionTable(Generic[StateT]):
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __contains__(self, session_id: object) -> bool:
+        return session_id in self._sessions
 
     def __iter__(self) -> Iterator[Session[StateT]]:
         """The sessions, most recently used first."""
@@ -75,8 +80,9 @@ class SessionTable(Generic[StateT]):
         *,
         ttl_s: float | None = None,
         metadata: dict[str, object] | None = None,
+        origin: str = "",
     ) -> Session[StateT]:
-        """Opens a session; `ttl_s` shortens its lifetime, never prolongs it.
+        """Opens a session; `ttl_s` shortens its lifetime, never prolongs it. `origin` is the request that asked for it.
 
         Raises:
             SessionExists: a session of that id is open.
@@ -85,11 +91,7 @@ class SessionTable(Generic[StateT]):
         self.expire()
         if session_id in self._sessions:
             raise SessionExists("a session of this id is open already", field="session_id")
-        if len(self._sessions) >= self._limits.max_sessions:
-            raise TooManySessions(
-                "as many sessions are open as maxNumSequence allows",
-                retry_after_s=self._retry_after_s(),
-            )
+        self._check_place()
         now = self._clock()
         lifetime_s = min(ttl_s or self._limits.lifetime_s, self._limits.lifetime_s)
         session = Session(
@@ -100,11 +102,26 @@ class SessionTable(Generic[StateT]):
             idle_s=self._limits.idle_s,
             last_used=now,
             metadata=metadata or {},
+            origin=origin,
         )
         self._sessions[session_id] = session
         if session_id in self._ended:
             del self._ended[session_id]
         return session
+
+    def adopt(self, session: Session[StateT]) -> None:
+        """Takes in a session that was opened elsewhere; its own times count, and its idle time goes on.
+
+        Raises:
+            SessionExpired: its time is up.
+            TooManySessions: the table is full, after what has expired was removed.
+        """
+        session.idle_s = self._limits.idle_s
+        if self._clock() >= session.deadline:
+            raise SessionExpired("the session has expired")
+        self.expire()
+        self._check_place()
+        self._sessions[session.session_id] = session
 
     def get(self, session_id: str) -> Session[StateT]:
         """The open session of that id; counts as a use for eviction, but does not postpone expiry.
@@ -230,6 +247,15 @@ class SessionTable(Generic[StateT]):
         session.state.release()
         del self._sessions[session.session_id]
         self._ended[session.session_id] = _Ended(self._clock(), error)
+        if error is SessionExpired:
+            self._on_expired(session)
+
+    def _check_place(self) -> None:
+        if len(self._sessions) >= self._limits.max_sessions:
+            raise TooManySessions(
+                "as many sessions are open as maxNumSequence allows",
+                retry_after_s=self._retry_after_s(),
+            )
 
     def _retry_after_s(self) -> float:
         deadline = self.next_deadline()

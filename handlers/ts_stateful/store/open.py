@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from ts_stateful.config import ConfigError
+from ts_stateful.config import ConfigError, StoreConfig
 from ts_stateful.store.base import Store
-from ts_stateful.store.config import StoreConfig
 from ts_stateful.store.file import FileStore
 from ts_stateful.store.memory import MemoryStore
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from ts_stateful.answers import Timing, Usage
 from ts_stateful.errors import InvalidRequest
@@ -119,11 +119,12 @@ class Turn(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults=True
 
 
 class Rewound(Struct, frozen=True, tag="rewound", tag_field="kind", omit_defaults=True):
-    """The session went back to what it was after turn `to_turn`, 0 for its opening."""
+    """The session went back to what it was after turn `to_turn`, 0 for its opening, which `blank` takes back as well."""
 
     to_turn: int
     at: float
     writer: str = ""
+    blank: bool = False
 
 
 class Closed(Struct, frozen=True, tag="closed", tag_field="kind", omit_defaults=True):
@@ -248,6 +249,8 @@ def history(entries: Sequence[Entry]) -> History:
             turns.append(entry)
         elif isinstance(entry, Rewound) and 0 <= entry.to_turn <= len(turns) and not closed:
             del turns[entry.to_turn :]
+            if entry.blank:
+                opened = structs.replace(opened, messages=(), token_ids=(), images=())
         elif isinstance(entry, Closed) and not closed:
             closed = True
         else:

@@ -1,0 +1,322 @@
+"""Entries of a log from sessions, and sessions from the entries of a log.
+
+Owns what of a session is written down and how it is made again: ids, texts and embeddings as they were, so nothing has to be
+rendered, tokenized or seen a second time. Knows nothing of requests, nor of when something is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+
+from ts_stateful.engine.context import Context, Past
+from ts_stateful.engine.journal import Write
+from ts_stateful.engine.model import Model
+from ts_stateful.engine.prefix import Prefix
+from ts_stateful.engine.vision import ImageInput
+from ts_stateful.errors import SessionClosed, SessionExpired, SessionNotFound
+from ts_stateful.protocol import Prompt
+from ts_stateful.sessions.session import Delta, Message, Session, Turn
+from ts_stateful.sessions.shared import SharedCache
+from ts_stateful.store import records
+from ts_stateful.store.base import Store, StoreCorrupt
+from ts_stateful.store.blobs import Tensor, get_tensors, put_tensors
+from ts_stateful.store.log import forget, read
+
+__all__ = ["Chronicle", "Recovered"]
+
+_REMEMBER_S = 3600.0  # how long it is known how a session has ended
+_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos")
+
+_FEATURE, _INPUT = "feature.", "input."  # what an image's tensors are called
+
+_Part = tuple[records.Entry, list[ImageInput]]
+
+
+class Recovered(NamedTuple):
+    """A session that was made again from the store, and how many entries its log has."""
+
+    session: Session[Context]
+    num_entries: int
+
+
+class Chronicle:
+    """The sessions of one model in a store. `utc` tells Unix time, `clock` the engine's; `writer` names this process."""
+
+    def __init__(
+        self,
+        model: Model,
+        store: Store,
+        shared: SharedCache[ImageInput | Prefix],
+        *,
+        writer: str,
+        clock: Callable[[], float],
+        utc: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._store = store
+        self._shared = shared
+        self._writer = writer
+        self._clock = clock
+        self._utc = utc
+
+    def opening(self, session: Session[Context], images: Iterable[ImageInput]) -> Write:
+        """The session is open, with these images."""
+        return self._write(session, [(self._opened(session), list(images))])
+
+    def turn(
+        self,
+        session: Session[Context],
+        turn: Turn,
+        command: Prompt,
+        images: Iterable[ImageInput],
+        *,
+        opens: bool = False,
+        past: Past | None = None,
+    ) -> Write:
+        """A turn is committed, with these new images.
+
+        `opens` says that the session was opened with it, `past` what the session goes back to first.
+        """
+        parts: list[_Part] = [(self._opened(session), [])] if opens else []
+        if past is not None:
+            blank = past.opening is not session.state.opening
+            parts.append((self._rewound(turn.number - 1, blank=blank), []))
+        return self._write(session, [*parts, (self._turn(turn, command), list(images))])
+
+    def rewound(self, session: Session[Context], to_turn: int) -> Write:
+        """The session goes back."""
+        return self._write(session, [(self._rewound(to_turn), [])])
+
+    def whole(self, session: Session[Context]) -> Write:
+        """Everything that the session is, which was made from another one."""
+        images = iter(session.state.images)
+        first = list(islice(images, session.state.opening.num_images))
+        parts: list[_Part] = [(self._opened(session), first)]
+        for turn in session.turns:
+            parts.append((self._turn(turn, None), list(islice(images, turn.delta.num_images))))
+        return self._write(session, parts)
+
+    def end(self, session_id: str, reason: Literal["closed", "expired"]) -> None:
+        """Removes a session that has ended; for an hour it is known how. On a thread of the store."""
+        closed = records.encode(records.Closed(self._utc(), self._writer, reason))
+        self._store.create(_ended_key(session_id), closed, _REMEMBER_S)
+        forget(self._store, session_id)
+
+    def load(self, session_id: str) -> Recovered:
+        """The session as its last committed turn left it. On a thread of the store.
+
+        Raises:
+            SessionError: there is none, by what became of it; or it was made by another model.
+            StoreError: as the store says.
+        """
+        entries = read(self._store, session_id)
+        if not entries:
+            raise self._gone(session_id)
+        opened, turns, closed = records.history(entries)
+        if closed:
+            raise SessionClosed("the session was closed")
+        try:
+            records.check_fingerprint(opened, self._model.fingerprint)
+        except records.FingerprintMismatch as error:
+            raise SessionNotFound(error.message, field="session_id") from error
+        context = Context(self._opening(opened), self._model.new_kv())
+        context.adopted = True
+        session = Session(
+            session_id=session_id,
+            state=context,
+            opened_at=self._engine_time(opened.created_at),
+            expires_at=self._engine_time(opened.expires_at),
+            idle_s=0.0,
+            last_used=self._engine_time(_time_of(entries[-1])),
+            metadata=opened.metadata,
+            origin=opened.origin,
+        )
+        context.images += self._images(opened.images)
+        for record in turns:
+            turn = _turn_of(record)
+            context.commit(turn.delta)
+            context.images += self._images(record.images)
+            session.turns.append(turn)
+        return Recovered(session, len(entries))
+
+    def _gone(self, session_id: str) -> Exception:
+        data = self._store.get(_ended_key(session_id))
+        if data is None:
+            return SessionNotFound("no session of this id is open here", field="session_id")
+        ended = records.decode(data)
+        if isinstance(ended, records.Closed) and ended.reason == "expired":
+            return SessionExpired("the session has expired")
+        return SessionClosed("the session was closed")
+
+    def _rewound(self, to_turn: int, *, blank: bool = False) -> records.Rewound:
+        return records.Rewound(to_turn, self._utc(), self._writer, blank)
+
+    def _opened(self, session: Session[Context]) -> records.Opened:
+        opening = session.state.opening
+        return records.Opened(
+            fingerprint=dict(self._model.fingerprint),
+            created_at=self._unix(session.opened_at),
+            expires_at=self._unix(session.expires_at),
+            metadata=dict(session.metadata),
+            token_ids=opening.ids,
+            messages=_said(opening.messages),
+            origin=session.origin,
+            writer=self._writer,
+        )
+
+    def _turn(self, turn: Turn, command: Prompt | None) -> records.Turn:
+        delta = turn.delta
+        num_prompt = turn.usage.prompt_tokens - delta.keep
+        return records.Turn(
+            number=turn.number,
+            reply=turn.text,
+            prompt_ids=delta.ids[:num_prompt],
+            reply_ids=delta.ids[num_prompt:],
+            finish_reason=turn.finish_reason,
+            committed_at=self._utc(),
+            keep=delta.keep,
+            keep_chars=delta.keep_chars,
+            rendered=delta.rendered,
+            seed=command.seed if command else None,
+            sampling={name: getattr(command, name) for name in _SAMPLING} if command else {},
+            stop=command.stop_strings if command else (),
+            messages=_said(delta.messages),
+            usage=turn.usage,
+            timing=turn.timing,
+            origin=turn.origin,
+            writer=self._writer,
+        )
+
+    def _write(self, session: Session[Context], parts: Sequence[_Part]) -> Write:
+        # What an image is made of may be exchanged by the engine meanwhile, but not these references.
+        tensors = [[_tensors(image) for image in images] for _, images in parts]
+        ttl_s = max(1.0, session.expires_at - self._clock())
+        return Write(partial(self._entries, parts, tensors, ttl_s), ttl_s)
+
+    def _entries(
+        self,
+        parts: Sequence[_Part],
+        tensors: Sequence[Sequence[Mapping[str, torch.Tensor]]],
+        ttl_s: float,
+    ) -> list[records.Entry]:
+        """Writes the images, on a thread of the store; the entries refer to them."""
+        entries = []
+        for (entry, images), made in zip(parts, tensors, strict=True):
+            refs = tuple(
+                records.ImageRef(
+                    embeddings=put_tensors(self._store, _at_rest(of), ttl_s),
+                    key=image.key,
+                    num_tokens=len(image.ids),
+                )
+                for image, of in zip(images, made, strict=True)
+            )
+            entries.append(msgspec.structs.replace(entry, images=refs) if refs else entry)
+        return entries
+
+    def _opening(self, opened: records.Opened) -> Delta:
+        return Delta(
+            ids=opened.token_ids,
+            messages=_messages(opened.messages),
+            num_images=len(opened.images),
+        )
+
+    def _images(self, refs: Sequence[records.ImageRef]) -> list[ImageInput]:
+        images = []
+        for ref in refs:
+            image = self._shared.get(ref.key or "", partial(self._image, ref))
+            assert isinstance(image, ImageInput)
+            images.append(image)
+        return images
+
+    def _image(self, ref: records.ImageRef) -> ImageInput:
+        found = get_tensors(self._store, ref.embeddings or "")
+        if found is None:
+            raise StoreCorrupt(
+                "an image of the session is not in the store any more",
+                "the session cannot go on; let the store keep values for as long as sessions live",
+            )
+        tensors = {name: _in_use(tensor) for name, tensor in found.items()}
+        ids, grid = tensors.pop("ids").tolist(), tensors.pop("grid", None)
+        features = [tensors.pop(name) for name in sorted(tensors) if name.startswith(_FEATURE)]
+        device = self._model.device
+        return ImageInput(
+            key=ref.key or "",
+            ids=ids,
+            grid=grid,
+            tensors={name.removeprefix(_INPUT): tensor for name, tensor in tensors.items()},
+            features=tuple(feature.to(device) for feature in features) or None,
+        )
+
+    def _unix(self, at: float) -> float:
+        return self._utc() + at - self._clock()
+
+    def _engine_time(self, unix: float) -> float:
+        return self._clock() + unix - self._utc()
+
+
+def _tensors(image: ImageInput) -> dict[str, torch.Tensor]:
+    """What an image is made of, by names under which it is made again."""
+    tensors = {"ids": torch.tensor(image.ids)}
+    if image.grid is not None:
+        tensors["grid"] = image.grid
+    if image.features is None:  # not seen yet
+        return tensors | {f"{_INPUT}{name}": tensor for name, tensor in image.tensors.items()}
+    features = enumerate(image.features)
+    return tensors | {f"{_FEATURE}{index:02}": feature for index, feature in features}
+
+
+def _at_rest(tensors: Mapping[str, torch.Tensor]) -> dict[str, Tensor]:
+    made = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().tobytes()
+        made[name] = Tensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
+    return made
+
+
+def _in_use(tensor: Tensor) -> torch.Tensor:
+    flat = torch.frombuffer(bytearray(tensor.data), dtype=getattr(torch, tensor.dtype))
+    return flat.reshape(tensor.shape)
+
+
+def _turn_of(record: records.Turn) -> Turn:
+    return Turn(
+        number=record.number,
+        text=record.reply,
+        finish_reason=record.finish_reason,
+        usage=record.usage,
+        timing=record.timing,
+        delta=Delta(
+            keep=record.keep,
+            ids=(*record.prompt_ids, *record.reply_ids),
+            keep_chars=record.keep_chars,
+            rendered=record.rendered,
+            messages=_messages(record.messages),
+            num_images=len(record.images),
+        ),
+        origin=record.origin,
+    )
+
+
+def _said(messages: Sequence[Message]) -> tuple[records.Message, ...]:
+    return tuple(records.Message(*message) for message in messages)
+
+
+def _messages(said: Sequence[records.Message]) -> tuple[Message, ...]:
+    return tuple(Message(one.role, one.text, one.num_images) for one in said)
+
+
+def _time_of(entry: records.Entry) -> float:
+    if isinstance(entry, records.Opened):
+        return entry.created_at
+    return entry.committed_at if isinstance(entry, records.Turn) else entry.at
+
+
+def _ended_key(session_id: str) -> str:
+    return f"ended/{session_id}"

@@ -1,0 +1,175 @@
+"""What turns and requests ask of the store, whether there is one or not.
+
+Owns the adoption of sessions: requests for one that is not here wait until it has been looked for. Without a store everything
+counts as written at once, and nothing is found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from ts_stateful.defects import defect
+from ts_stateful.engine.chronicle import Chronicle, Recovered
+from ts_stateful.engine.context import Context
+from ts_stateful.engine.journal import Done, Journal
+from ts_stateful.engine.model import Model
+from ts_stateful.engine.prefix import Prefix
+from ts_stateful.engine.sequence import Sequence
+from ts_stateful.engine.vision import ImageInput
+from ts_stateful.errors import StatefulError, StoreFailed
+from ts_stateful.events import Submit
+from ts_stateful.protocol import Prompt
+from ts_stateful.sessions.session import Session, Turn
+from ts_stateful.sessions.shared import SharedCache
+from ts_stateful.sessions.table import SessionTable
+from ts_stateful.store.access import StoreAccess
+from ts_stateful.store.base import StoreError
+
+__all__ = ["Durability", "make_durable"]
+
+logger = logging.getLogger(__name__)
+
+Waiting = Callable[[Submit, StatefulError | None], None]
+
+
+class Durability:
+    """The store of one engine, through `journal` and `chronicle`; None for both: there is none."""
+
+    def __init__(
+        self,
+        table: SessionTable[Context],
+        journal: Journal | None = None,
+        chronicle: Chronicle | None = None,
+    ) -> None:
+        self._table = table
+        self._journal = journal
+        self._chronicle = chronicle
+        self._wanted: dict[str, list[Submit]] = {}
+
+    @property
+    def num_failed(self) -> int:
+        """Writes that failed."""
+        return self._journal.num_failed if self._journal else 0
+
+    def is_saved(self, session: Session[Context]) -> bool | None:
+        """Whether all that was committed is in the store; None where there is no store."""
+        return self._journal.is_saved(session) if self._journal else None
+
+    def committed(self, sequence: Sequence, turn: Turn | None, then: Done) -> None:
+        """A turn, or the opening of a session where it is None, is complete."""
+        if self._journal is None or self._chronicle is None or sequence.alone:
+            then(None)
+            return
+        session, command = sequence.session, sequence.command
+        if turn is None:
+            write = self._chronicle.opening(session, sequence.images)
+        else:
+            assert isinstance(command, Prompt)
+            write = self._chronicle.turn(
+                session,
+                turn,
+                command,
+                sequence.images,
+                opens=sequence.opens,
+                past=sequence.past,
+            )
+        self._journal.write(session, write, then)
+
+    def rewound(self, session: Session[Context], to_turn: int, then: Done) -> None:
+        """The session goes back to what it was after a turn."""
+        if self._journal is None or self._chronicle is None:
+            then(None)
+        else:
+            self._journal.write(session, self._chronicle.rewound(session, to_turn), then)
+
+    def forked(self, session: Session[Context], then: Done) -> None:
+        """The session was made from another one."""
+        if self._journal is None or self._chronicle is None:
+            then(None)
+        else:
+            self._journal.write(session, self._chronicle.whole(session), then)
+
+    def ended(
+        self,
+        session: Session[Context],
+        reason: Literal["closed", "expired"],
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The session is over; it is so even where the store cannot be told, which forgets it when its time is up."""
+        if self._journal is None or self._chronicle is None:
+            then()
+            return
+
+        def told(outcome: Any) -> None:
+            if isinstance(outcome, Exception):
+                logger.warning("an ended session could not be removed from the store: %s", outcome)
+            then()
+
+        self._journal.run(partial(self._chronicle.end, session.session_id, reason), told)
+
+    def fetch(self, session_id: str, message: Submit, then: Waiting) -> bool:
+        """Looks for a session in the store; `then` gets the message and None, or the reason why there is no such session.
+
+        Messages are given back in the order in which they came. Returns False where there is no store to look in.
+        """
+        if self._journal is None or self._chronicle is None:
+            return False
+        wanted = self._wanted.setdefault(session_id, [])
+        wanted.append(message)
+        if len(wanted) == 1:
+            self._journal.run(
+                partial(self._chronicle.load, session_id), partial(self._loaded, session_id, then)
+            )
+        return True
+
+    def is_wanted(self, session_id: str) -> bool:
+        """Whether the session is being looked for."""
+        return session_id in self._wanted
+
+    def drop(self, request_id: str) -> None:
+        """The client of this request is gone."""
+        for wanted in self._wanted.values():
+            # The list stays, even empty: the session is on its way.
+            wanted[:] = [message for message in wanted if message.request_id != request_id]
+
+    def _loaded(self, session_id: str, then: Waiting, outcome: Any) -> None:
+        reason = self._adopt(session_id, outcome)
+        for message in self._wanted.pop(session_id):
+            then(message, reason)
+
+    def _adopt(self, session_id: str, outcome: Any) -> StatefulError | None:
+        assert self._journal is not None
+        if isinstance(outcome, Recovered):
+            try:
+                self._table.adopt(outcome.session)
+            except StatefulError as error:
+                return error
+            self._journal.adopted(outcome.session, outcome.num_entries)
+            return None
+        if isinstance(outcome, StatefulError):
+            return outcome
+        if isinstance(outcome, StoreError):
+            logger.error("a session could not be read from the store: %s", outcome)
+            return StoreFailed("the store of sessions does not answer", retry_after_s=1.0)
+        return defect(outcome, "reading a session from the store")
+
+
+def make_durable(
+    model: Model,
+    store: StoreAccess | None,
+    table: SessionTable[Context],
+    shared: SharedCache[ImageInput | Prefix],
+    *,
+    post: Callable[[Callable[[], None]], None],
+    clock: Callable[[], float],
+    utc: Callable[[], float],
+) -> Durability:
+    """The sessions of `table` in a store, or in none."""
+    if store is None:
+        return Durability(table)
+    journal = Journal(store, post)
+    chronicle = Chronicle(model, store.store, shared, writer=journal.writer, clock=clock, utc=utc)
+    return Durability(table, journal, chronicle)
