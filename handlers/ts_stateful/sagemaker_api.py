@@ -41,13 +41,10 @@ _ID = re.compile(ID_PATTERN.strip("^$"))
 _OPENED = re.compile(r"([^;\s]+);\sExpires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", re.ASCII)
 
 CONTAINER_VARIABLES = {
-    # TorchServe's worker and its frontend read the same two names from different variables.
     "TS_REQUEST_SEQUENCE_ID": SESSION_ID,
     "TS_REQUEST_SEQUENCE_END": CLOSED_SESSION_ID,
-    "TS_HEADER_KEY_SEQUENCE_ID": SESSION_ID,
-    "TS_HEADER_KEY_SEQUENCE_END": CLOSED_SESSION_ID,
 }
-"""The environment in which TorchServe speaks by SageMaker's session headers."""
+"""The environment in which TorchServe, in the continuous profile, speaks by SageMaker's session headers."""
 
 
 class OpenedSession(NamedTuple):
