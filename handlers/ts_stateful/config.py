@@ -110,6 +110,7 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     stream_interval_sec: Annotated[float, Meta(ge=0, le=10)] = (
         0.04  # between two pieces of a stream; what is generated in the meantime comes in one
     )
+    stateful_sessions: bool = True  # without, every prompt stands alone
     reattach_sec: _Positive = 10.0  # a turn whose client is gone goes on for this long
     context_length: _Count | None = None  # tokens; None: what the model's configuration says
     prefill_chunk: _Count = 256  # tokens prefilled between two decode steps

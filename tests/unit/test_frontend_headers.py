@@ -11,6 +11,7 @@ from tests.support.fake_torchserve import Context
 from ts_stateful.config import ConfigError, Profile
 from ts_stateful.errors import SessionIdMismatch
 from ts_stateful.frontend.headers import HeaderNames, RowHeaders, check_header_names
+from ts_stateful.session_ids import MAX_ID_LENGTH
 
 _MINTED = "ts-seq-0b9fd3a0-7e4e-4d5c-8b0e-0f0f0f0f0f0f"
 
@@ -104,15 +105,49 @@ def test_names_come_from_both_of_torchserves_settings() -> None:
     context = Context("chat", "/nowhere", None, 1, None, "0.12.0")
     names = HeaderNames.of(context, {"TS_HEADER_KEY_SEQUENCE_ID": "X-Session"})
     assert names.ids == {ID, "x-session"}
-    assert (names.id, names.end) == (ID, END)
+    assert (names.id, names.end) == ("X-Session", END)
     assert names.starts == {START}
     assert names.ends == {END}
 
 
+def test_answers_have_the_workers_names() -> None:
+    """Where it has been told any; the frontend's names are still read."""
+    context = named_context("X-Worker", "X-Worker-End")
+    environ = {
+        "TS_REQUEST_SEQUENCE_ID": "X-Worker",
+        "TS_REQUEST_SEQUENCE_END": "X-Worker-End",
+        "TS_HEADER_KEY_SEQUENCE_ID": "X-Session",
+        "TS_HEADER_KEY_SEQUENCE_END": "X-End",
+    }
+    names = HeaderNames.of(context, environ)
+    assert (names.id, names.end) == ("X-Worker", "X-Worker-End")
+    assert names.ids == {"x-worker", "x-session"}
+    assert names.ends == {"x-worker-end", "x-end"}
+
+
+def test_sagemakers_session_header_brings_its_closed_session_header() -> None:
+    """TS_REQUEST_SEQUENCE_ID alone names the header, and no other name for the end would be understood there."""
+    name = "X-Amzn-SageMaker-Session-Id"
+    names = HeaderNames.of(named_context(name, END), {"TS_REQUEST_SEQUENCE_ID": name})
+    assert (names.id, names.end) == (name, "X-Amzn-SageMaker-Closed-Session-Id")
+    environ = {"TS_REQUEST_SEQUENCE_ID": name, "TS_REQUEST_SEQUENCE_END": "X-End"}
+    assert HeaderNames.of(named_context(name, "X-End"), environ).end == "X-End"
+
+
+def named_context(session_id: str, end: str) -> Context:
+    """TorchServe's context of a worker that was told these names."""
+    context = Context("chat", "/nowhere", None, 1, None, "0.12.0")
+    context.header_key_sequence_id = session_id
+    context.header_key_sequence_end = end
+    return context
+
+
 def test_an_opened_session_is_announced_with_its_end() -> None:
-    """SageMaker's form: one space, whole seconds, UTC."""
+    """SageMaker's form: one space, whole seconds, UTC, 256 characters at most."""
     event = accepted("r", session_id="a", opened_until=UNTIL)
     assert NAMES.of_answer(event) == {ID: f"a; {EXPIRES}"}
+    longest = accepted("r", session_id="a" * MAX_ID_LENGTH, opened_until=UNTIL)
+    assert len(NAMES.of_answer(longest)[ID]) == 256
 
 
 def test_other_answers_carry_the_bare_id() -> None:

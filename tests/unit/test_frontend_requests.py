@@ -277,3 +277,24 @@ def test_only_a_call_that_says_so_is_streamed_in_the_async_profile() -> None:
     assert (unary.streams, unary.command.stream) == (False, False)
     over_http = parse({"body": json.dumps(document)}, HTTP, Profile.ASYNC)
     assert over_http.streams
+
+
+def test_a_server_that_keeps_no_sessions_answers_every_prompt_for_itself() -> None:
+    """It opens none; whoever names one is told by the engine that it is not there."""
+    parser = RequestParser(Profile.CONTINUOUS, NAMES, keeps_sessions=False)
+    read = RowHeaders.read(HTTP, NAMES, minting=False)
+
+    def submit(document: Any, headers: RowHeaders = read) -> Submit:
+        key = "body" if headers.is_http else "data"
+        message = parser.parse("r", {key: json.dumps(document).encode()}, headers)
+        assert isinstance(message, Submit)
+        return message
+
+    assert submit({"prompt": "hi"}).alone
+    named = submit({"prompt": "hi", "session_id": "s"})
+    assert (named.opens, named.alone) == (False, False)
+    for document in ({"type": "open"}, {"type": "fork", "session_id": "s"}):
+        with pytest.raises(InvalidRequest, match="keeps no sessions"):
+            submit(document)
+    with pytest.raises(InvalidRequest, match="over HTTP"):
+        submit({"prompt": "hi"}, RowHeaders.read({}, NAMES, minting=False))

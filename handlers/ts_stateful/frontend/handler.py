@@ -15,6 +15,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 from ts_stateful.config import Config, ConfigError, Profile, load_config
 from ts_stateful.config_check import check_config
+from ts_stateful.environment import with_environment
 from ts_stateful.figures import Figures
 from ts_stateful.frontend.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.delivery import Batch, Delivery
@@ -47,7 +48,8 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
             ConfigError: the configuration would hang, leak or lose something; the message says how to change it.
             EngineDied: an engine does not start.
         """
-        config = load_config(context.model_yaml_config)
+        document = with_environment(context.model_yaml_config, os.environ)
+        config = load_config(document)
         profile = config.frontend.profile
         self._check_kind(config)
         _check(config)
@@ -55,7 +57,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         mailbox = AsyncMailbox() if profile is Profile.ASYNC else Inbox()
         dispatcher = self.dispatcher_factory(
             config,
-            context.model_yaml_config or {},
+            document,
             model_name=context.model_name,
             model_dir=Path(context.system_properties["model_dir"]),
             on_event=mailbox.post,
@@ -66,7 +68,13 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         intake = Intake(
             dispatcher,
             mailbox,
-            RequestParser(profile, names, config.state, dialects=Dialects(context.model_name)),
+            RequestParser(
+                profile,
+                names,
+                config.state,
+                dialects=Dialects(context.model_name),
+                keeps_sessions=config.handler.stateful_sessions,
+            ),
             names,
             minting=config.frontend.sequence_batching,
         )

@@ -21,6 +21,10 @@ _FRONTEND_ID = "TS_HEADER_KEY_SEQUENCE_ID"
 _FRONTEND_START = "TS_HEADER_KEY_SEQUENCE_START"
 _FRONTEND_END = "TS_HEADER_KEY_SEQUENCE_END"
 _BACKEND_ID = "TS_REQUEST_SEQUENCE_ID"
+_BACKEND_END = "TS_REQUEST_SEQUENCE_END"
+# SageMaker's router knows no other pair of names.
+_SAGEMAKER_ID = "x-amzn-sagemaker-session-id"
+_SAGEMAKER_CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"
 
 _MINTED_PREFIX = "ts-seq-"
 # TorchServe gives every prediction over HTTP a `url_path`, and nothing else.
@@ -53,14 +57,24 @@ class HeaderNames:
 
     @classmethod
     def of(cls, context: Any, environ: Mapping[str, str]) -> HeaderNames:
-        """The names in TorchServe's context, and those that only its frontend has been told."""
+        """The names in TorchServe's context, and those that only its frontend has been told.
+
+        Answers have the names of the context unless those are nobody's choice but the frontend's are.
+        """
 
         def both(name: str, variable: str) -> frozenset[str]:
             return frozenset({name.lower(), environ.get(variable, name).lower()})
 
+        def said(name: str, chosen: str, variable: str) -> str:
+            return name if chosen in environ else environ.get(variable, name)
+
+        session_id = said(context.header_key_sequence_id, _BACKEND_ID, _FRONTEND_ID)
+        end = said(context.header_key_sequence_end, _BACKEND_END, _FRONTEND_END)
+        if session_id.lower() == _SAGEMAKER_ID and not {_BACKEND_END, _FRONTEND_END} & set(environ):
+            end = _SAGEMAKER_CLOSED
         return cls(
-            id=context.header_key_sequence_id,
-            end=context.header_key_sequence_end,
+            id=session_id,
+            end=end,
             ids=both(context.header_key_sequence_id, _FRONTEND_ID),
             starts=both(context.header_key_sequence_start, _FRONTEND_START),
             ends=both(context.header_key_sequence_end, _FRONTEND_END),

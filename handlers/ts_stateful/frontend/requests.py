@@ -31,7 +31,8 @@ _PUSHED = b"StreamPredictions"
 class RequestParser:
     """Parses rows of one profile; `settings` are those of a model with recurrent state, which has no dialects.
 
-    `new_seed` makes a seed for a prompt that samples without one.
+    Where the server `keeps_sessions` not, every prompt stands alone. `new_seed` makes a seed for a prompt that samples without
+    one.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class RequestParser:
         settings: StateConfig | None = None,
         *,
         dialects: Dialects | None = None,
+        keeps_sessions: bool = True,
         new_seed: Callable[[], int] = lambda: secrets.randbelow(2**63),
     ) -> None:
         self._profile = profile
         self._dialects = dialects or Dialects()
+        self._keeps_sessions = keeps_sessions
         self._new_seed = new_seed
         self._steps = StepReader(settings, names) if settings else None
         # What TorchServe's own clients may send beside the JSON is ignored, as those headers are over HTTP.
@@ -87,23 +90,27 @@ class RequestParser:
         data: Mapping[str, Any],
     ) -> Submit:
         headers, attachments = letter.headers, letter.content.attachments
-        request, opens = _address(request, headers, translation.unnamed)
+        unnamed = translation.unnamed
+        if not self._keeps_sessions:
+            unnamed = _without_sessions(request, unnamed)
+        request, opens = _address(request, headers, unnamed)
         if attachments and not (translation.voice.pulls and isinstance(request, Open | Prompt)):
             raise InvalidRequest("files go with `open` and `prompt` alone", field="type")
         if isinstance(request, Prompt):
             request = self._completed(request, data, headers)
         pulled = isinstance(request, Prompt) and not headers.is_http
         pulled = pulled and self._profile is Profile.CONTINUOUS
-        if pulled and not translation.voice.pulls:
+        alone = opens and unnamed is Unnamed.ALONE
+        if pulled and (alone or not translation.voice.pulls):
             raise InvalidRequest(
-                "in this profile a reply over gRPC is pulled, which only `prompt` and `continue` can: ask over HTTP"
+                "in this profile replies over gRPC are pulled from their sessions by `prompt` and `continue`; ask over HTTP"
             )
         return Submit(
             request_id,
             request,
             attachments,
             opens=opens,
-            alone=opens and translation.unnamed is Unnamed.ALONE,
+            alone=alone,
             pull=pulled,
         )
 
@@ -147,6 +154,13 @@ class RequestParser:
             # A second message to a unary call would take the worker down.
             prompt = msgspec.structs.replace(prompt, stream=False)
         return prompt
+
+
+def _without_sessions(request: AnyRequest, unnamed: Unnamed) -> Unnamed:
+    """What becomes of a request without a session on a server that keeps none."""
+    if isinstance(request, Open | Fork):
+        raise InvalidRequest("this server keeps no sessions (`handler.statefulSessions`)")
+    return Unnamed.ALONE if unnamed is Unnamed.OPENS else unnamed
 
 
 def _address(

@@ -1,0 +1,74 @@
+"""Settings of other servers' names in the environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ts_stateful.config import ConfigError, load_config
+from ts_stateful.environment import with_environment
+
+DOCUMENT: dict[str, Any] = {
+    "sequenceMaxIdleMSec": 1000,
+    "sequenceTimeoutMSec": 2000,
+    "handler": {"model": "m"},
+}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OPTION_SESSIONS_EXPIRATION": "3600"},
+        {"SES_TTL_MIN": "60"},
+        {"SES_TTL_MIN": "60", "OPTION_SESSIONS_EXPIRATION": "3600"},
+    ],
+)
+def test_a_session_is_there_until_its_time_is_up(environ: dict[str, str]) -> None:
+    """Used or not: idleness does not end it before."""
+    config = load_config(with_environment(DOCUMENT, environ))
+    assert (config.frontend.lifetime_s, config.frontend.idle_s) == (3600, 3600)
+
+
+def test_sessions_can_be_switched_off() -> None:
+    """In any case of letters."""
+    for value, enabled in (("false", False), ("True", True), ("", True)):
+        document = with_environment(DOCUMENT, {"OPTION_ENABLE_STATEFUL_SESSIONS": value})
+        assert load_config(document).handler.stateful_sessions is enabled
+
+
+def test_sessions_are_kept_in_a_folder() -> None:
+    """The other settings of the store stay as they are."""
+    document = {"handler": {"model": "m", "store": {"url": "redis://x", "policy": "best_effort"}}}
+    made = with_environment(document, {"OPTION_SESSIONS_PATH": "/dev/shm/djl sessions"})
+    assert made["handler"] == {
+        "model": "m",
+        "store": {"url": "file:///dev/shm/djl%20sessions", "policy": "best_effort"},
+    }
+    assert document["handler"]["store"]["url"] == "redis://x"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("document", [None, {}, DOCUMENT])
+def test_an_environment_that_says_nothing_changes_nothing(document: dict[str, Any] | None) -> None:
+    """Nor does one of empty variables."""
+    assert with_environment(document, {"SES_TTL_MIN": " ", "PATH": "/bin"}) == (document or {})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SES_TTL_MIN": "0"},
+        {"SES_TTL_MIN": "-1"},
+        {"SES_TTL_MIN": "1.5"},
+        {"SES_TTL_MIN": "²"},
+        {"OPTION_SESSIONS_EXPIRATION": "1" * 5000},
+        {"OPTION_SESSIONS_EXPIRATION": "soon"},
+        {"OPTION_ENABLE_STATEFUL_SESSIONS": "yes"},
+        {"OPTION_SESSIONS_PATH": "sessions"},
+        {"SES_TTL_MIN": "60", "OPTION_SESSIONS_EXPIRATION": "60"},
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_its_name(environ: dict[str, str]) -> None:
+    """When the model starts, not when the first session is opened."""
+    with pytest.raises(ConfigError, match=next(iter(environ))):
+        with_environment(DOCUMENT, environ)
