@@ -23,6 +23,7 @@ __all__ = [
     "SESSION_ID",
     "STREAM_TIMEOUT_S",
     "OpenedSession",
+    "is_endpoint_name",
     "is_session_id",
     "parse_opened",
 ]
@@ -37,6 +38,7 @@ STREAM_TIMEOUT_S = 480.0  # for a whole stream
 
 ID_PATTERN = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
 _MAX_ID_LENGTH = 256
+_MAX_NAME_LENGTH = 63
 _ID = re.compile(ID_PATTERN.strip("^$"))
 _OPENED = re.compile(r"([^;\s]+);\sExpires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", re.ASCII)
 
@@ -57,6 +59,11 @@ class OpenedSession(NamedTuple):
 def is_session_id(text: str) -> bool:
     """Whether the service takes it for the id of a session; `NEW_SESSION` is none."""
     return len(text) <= _MAX_ID_LENGTH and _ID.fullmatch(text) is not None
+
+
+def is_endpoint_name(text: str) -> bool:
+    """Whether an endpoint can have that name."""
+    return len(text) <= _MAX_NAME_LENGTH and _ID.fullmatch(text) is not None
 
 
 def parse_opened(value: str) -> OpenedSession | None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from ts_stateful.cli.terminal import Terminal
+from ts_stateful.sagemaker_api import is_endpoint_name
 
 __all__ = ["EPILOG", "Unservable", "add_options", "serve"]
 
@@ -118,6 +119,8 @@ def _count(text: str) -> int:
 
 
 def _name(text: str) -> str:
-    if not text.replace("-", "a").isalnum() or not text.isascii() or not text[:1].isalnum():
-        raise argparse.ArgumentTypeError(f"{text!r} is not letters, digits and hyphens")
+    if not is_endpoint_name(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not letters and digits, with hyphens between them, 63 at most"
+        )
     return text

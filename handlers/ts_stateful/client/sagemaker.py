@@ -28,7 +28,7 @@ from ts_stateful.client.sse import documents
 from ts_stateful.client.transport import Events
 from ts_stateful.errors import InvalidRequest, SessionClosed, SessionNotFound, StatefulError
 from ts_stateful.protocol import Close, Command, Fork, Open, Prompt, Step
-from ts_stateful.sagemaker_api import MAX_BODY_BYTES, NEW_SESSION, is_session_id
+from ts_stateful.sagemaker_api import MAX_BODY_BYTES, NEW_SESSION, is_endpoint_name, is_session_id
 
 try:
     import boto3
@@ -76,7 +76,7 @@ def parse_sagemaker_url(url: str) -> SageMakerAddress:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     # Not `hostname`, which is in lower case.
-    if not is_session_id(parts.netloc) or parts.path.strip("/") or parts.fragment:
+    if not is_endpoint_name(parts.netloc) or parts.path.strip("/") or parts.fragment:
         raise ValueError(f"{url!r} is not a URL like sagemaker://endpoint-name?region=us-east-1")
     unknown = options.keys() - set(SageMakerAddress._fields[1:])
     if unknown:
