@@ -54,6 +54,13 @@ def test_the_protocols_curl_lines_fork_and_go_back(continuous_server: TorchServe
     assert printed.count("closed") == 2
 
 
+def test_openais_client_runs_as_shown(continuous_server: TorchServe) -> None:
+    """Without a session and in one, as docs/clients.md has it."""
+    (block,) = blocks("python", "docs/clients.md")
+    script = block.replace("http://127.0.0.1:8080", continuous_server.http_url)
+    assert run([sys.executable, "-c", script], continuous_server).endswith("True\n")
+
+
 def test_the_python_block_runs(continuous_server: TorchServe) -> None:
     """The client library as the README shows it."""
     (block,) = blocks("python")
