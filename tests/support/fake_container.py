@@ -14,7 +14,7 @@ __all__ = ["FakeContainer"]
 
 
 class FakeContainer:
-    """Serves `app`. `seen` are the headers of the requests that arrived, `bodies` their bodies.
+    """Serves `app`. `seen` are the headers of the requests that arrived, `bodies` their bodies; the next `sick_pings` pings fail.
 
     A body is a JSON object: `opens` and `closes` name what the session headers say; `status` and `says` are the answer; `parts`
     is a stream, which `breaks` or falls `silent` behind them; `waits` holds the answer back. `resume` ends every wait.
@@ -23,7 +23,7 @@ class FakeContainer:
     def __init__(self) -> None:
         self.seen: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
-        self.healthy = True
+        self.sick_pings = 0
         self._resumed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.app = web.Application(client_max_size=10_000_000)
@@ -36,7 +36,8 @@ class FakeContainer:
             self._loop.call_soon_threadsafe(self._resumed.set)
 
     async def _ping(self, _request: web.Request) -> web.Response:
-        return web.Response(status=200 if self.healthy else 500)
+        self.sick_pings -= 1
+        return web.Response(status=500 if self.sick_pings >= 0 else 200)
 
     async def _invoke(self, request: web.Request) -> web.StreamResponse:
         self._loop = asyncio.get_running_loop()

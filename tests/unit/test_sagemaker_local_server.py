@@ -259,13 +259,13 @@ def test_an_instance_that_is_gone_is_left_out() -> None:
 
 
 def test_an_instance_that_is_not_healthy_gets_nothing(start: Callable[[Limits], Service]) -> None:
-    """One whose ping fails leaves service, and returns when it answers again."""
+    """One whose ping fails three times in a row leaves service, and returns when it answers."""
     service = start(Limits(ping_s=0.01))
     first, second = service.containers
-    first.healthy = False
+    first.sick_pings = 1_000_000
     _wait_for(lambda: len(service.said) == 1)
     assert service.open("abc") == 1
-    first.healthy = True
+    first.sick_pings = 0
     _wait_for(lambda: len(service.said) == 2)
     assert service.open("def") == 0
     assert [line.split()[1:] for line in service.said] == [
@@ -273,6 +273,15 @@ def test_an_instance_that_is_not_healthy_gets_nothing(start: Callable[[Limits], 
         ["returns", "to", "service"],
     ]
     assert len(second.seen) == 1
+
+
+def test_a_ping_that_is_missed_moves_nobody(start: Callable[[Limits], Service]) -> None:
+    """Two in a row, as of a machine that is busy, change nothing."""
+    service = start(Limits(ping_s=0.01))
+    for _ in range(3):
+        service.containers[0].sick_pings = 2
+        _wait_for(lambda: service.containers[0].sick_pings < -1)
+    assert service.said == []
 
 
 def _wait_for(happened: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ from ts_stateful.sagemaker_local.routing import Instance, Router
 
 __all__ = ["Limits", "make_app"]
 
+_MAX_MISSED_PINGS = 3  # in a row; a session that is sent elsewhere does not come back
 _CONTENT_TYPE = "X-Amzn-SageMaker-Content-Type"  # of what a stream carries
 
 
@@ -197,12 +199,14 @@ class _Endpoint:
             raise model_failed(self._name, 500, WENT_AWAY) from None
 
     async def _watch(self) -> None:
+        num_missed: Counter[Instance] = Counter()
         while True:
             await asyncio.sleep(self._limits.ping_s)
             for instance in self._router.instances:
-                self._set_health(
-                    instance, in_service=await self._containers.is_healthy(instance.url)
-                )
+                healthy = await self._containers.is_healthy(instance.url)
+                num_missed[instance] = 0 if healthy else num_missed[instance] + 1
+                if healthy or num_missed[instance] == _MAX_MISSED_PINGS:
+                    self._set_health(instance, in_service=healthy)
 
     def _set_health(self, instance: Instance, *, in_service: bool) -> None:
         if instance.in_service != in_service:
