@@ -14,7 +14,8 @@ __all__ = ["FakeContainer"]
 
 
 class FakeContainer:
-    """Serves `app`. `seen` are the headers of the requests that arrived, `bodies` their bodies; the next `sick_pings` pings fail.
+    """Serves `app`. `seen` are the headers of the requests that arrived, `bodies` their bodies; so many pings more fail as
+    `sick_pings` says.
 
     A body is a JSON object: `opens` and `closes` name what the session headers say; `status` and `says` are the answer; `parts`
     is a stream, which `breaks` or falls `silent` behind them; `waits` holds the answer back. `resume` ends every wait.
