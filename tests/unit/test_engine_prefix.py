@@ -11,6 +11,7 @@ from tests.support.pictures import noise
 from tests.support.tiny import llama, llava, qwen2_vl
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.prefix import prefix_key, prefix_length
+from ts_stateful.protocol import Chat, Said
 
 SYSTEM = "You are a helpful assistant who answers every question about pictures in one short word."
 
@@ -42,6 +43,25 @@ def test_the_second_session_copies_the_system_prompt_and_replies_the_same(model:
         if not model.vision:
             reference_reply(model, harness, name, 6)
     assert replies[0] == replies[1]
+
+
+def test_a_told_conversation_finds_it_too(model: Model) -> None:
+    """Also one that stands alone: its session is new every time, and its system prompt the same."""
+    harness = Harness(model)
+    said = (Said("system", (SYSTEM,)), Said("user", ("What is it?",)))
+    answers = [
+        harness.ask(Chat(session_id=name, messages=said, max_new_tokens=6), opens=True, alone=alone)
+        for name, alone in (("a", True), ("b", True), ("c", False))
+    ]
+    assert [cached(answer) >= 16 for answer in answers] == [False, True, True]
+    assert len({answer["text"] for answer in answers}) == 1
+    reference_reply(model, harness, "c", 6)
+    other = (Said("system", (SYSTEM[::-1],)), Said("user", ("What is it?",)))
+    assert cached(harness.ask(Chat(session_id="c", messages=other, max_new_tokens=6))) == 0
+    reference_reply(model, harness, "c", 6)
+    again = Chat(session_id="d", messages=other, max_new_tokens=6)
+    assert cached(harness.ask(again, opens=True)) == 0
+    reference_reply(model, harness, "d", 6)
 
 
 def test_it_outlives_the_sessions_that_opened_with_it(model: Model) -> None:

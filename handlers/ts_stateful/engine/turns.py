@@ -17,9 +17,10 @@ from ts_stateful.engine.conversation import branch
 from ts_stateful.engine.durability import Durability
 from ts_stateful.engine.images import ImageReader
 from ts_stateful.engine.journal import Done
+from ts_stateful.engine.lending import Lender
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox, usage_of
-from ts_stateful.engine.prefix import Prefix, prefix_key, prefix_length
+from ts_stateful.engine.prefix import Prefix
 from ts_stateful.engine.reply import ReplyText
 from ts_stateful.engine.scheduler import Scheduler
 from ts_stateful.engine.sequence import Sequence, Status
@@ -34,7 +35,7 @@ from ts_stateful.errors import (
     TurnGap,
 )
 from ts_stateful.media import ImageFile
-from ts_stateful.protocol import Chat, Fork, Image, Open, Prompt, Rewind
+from ts_stateful.protocol import Chat, Fork, Image, Prompt, Rewind
 from ts_stateful.sessions.session import Session, Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
@@ -74,6 +75,7 @@ class Turns:
         self._audience = audience
         self._outbox = outbox
         self._shared = shared
+        self._lender = Lender(model, shared)
         self._images = ImageReader(model.vision, shared) if model.vision else None
         self._load_images = load_images
         self._executor = executor
@@ -157,8 +159,7 @@ class Turns:
         if turn is not None:
             context.commit(turn.delta)
             session.turns.append(turn)
-        elif context.prefix is not None:
-            context.prefix.learn(context.kv)
+        self._lender.learn(sequence)
         context.kv.truncate(len(context.log))
         context.images += sequence.images
         sequence.images = []
@@ -231,7 +232,7 @@ class Turns:
         self._check_window(sequence)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
-        known = max(extension.keep, self._lent(sequence))
+        known = max(extension.keep, self._lender.lend(sequence))
         if sequence.past is not None:
             known = min(known, common_prefix(context.log, sequence.past.log))
         # The last id is always computed: its logits choose the first token.
@@ -263,23 +264,6 @@ class Turns:
                 stopped = "length"
         sequence.num_given = len(sequence.ids)
         return stopped
-
-    def _lent(self, sequence: Sequence) -> int:
-        """The ids at the beginning whose states the session gets from others with the same system prompt."""
-        context, opens = sequence.context, isinstance(sequence.command, Open)
-        opening = sequence.ids if opens else context.opening.ids
-        vision = self._model.vision
-        length = prefix_length(opening, vision.image_token_id if vision else None)
-        kept = len(opening) if opens else sequence.extension.keep if sequence.extension else 0
-        if context.kv.length or not 0 < length <= kept:
-            return 0
-        if context.prefix is None:
-            key = prefix_key(opening[:length], sequence.session.metadata.get("tenant"))
-            made = self._shared.get(key, lambda: Prefix(key, length))
-            assert isinstance(made, Prefix)
-            context.prefix = made
-        context.kv = context.prefix.lend() or context.kv
-        return context.kv.length
 
     def _extension(self, sequence: Sequence) -> Extension:
         context, command, text = sequence.context, sequence.command, self._model.text
