@@ -155,3 +155,30 @@ def test_the_forecasters_page_runs(state_models: StateModels) -> None:
     answers = re.findall(r'"turn": ?(\d).*?"name": ?"forecast"', done.stdout)
     assert answers == ["1", "2"]
     assert re.search(r'"closed": ?true', done.stdout)
+
+
+def test_the_keyword_spotter_hears_in_pieces_what_it_hears_at_once(
+    state_models: StateModels,
+) -> None:
+    """Eight microphones, as fast as answers come: words and times are those of whole recordings run here."""
+    server, model = state_models.server, state_models.named("keywords")
+    script = str(ROOT / "examples" / "keywords" / "client.py")
+    options = ["--url", server.grpc_url, "--model", model, "--microphones", "8", "--fast"]
+    done = run(sys.executable, script, *options, "--check", server=server)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "8 of 8 microphones" in done.stdout
+    assert "real-time factor" in done.stdout
+
+
+def test_the_keyword_spotters_page_runs(state_models: StateModels) -> None:
+    """Its curl line and its Python hear the words of the sample that they send."""
+    state_models.named("keywords")
+    page = ROOT / "examples" / "keywords" / "README.md"
+    (script,) = blocks("sh", page)
+    done = run("bash", "-c", f"set -euo pipefail\n{script}", server=state_models.server)
+    assert done.returncode == 0, done.stderr
+    assert '"name":"word"' in done.stdout.replace(" ", "")
+    (block,) = blocks("python", page)
+    block = block.replace("grpc://127.0.0.1:7070", state_models.server.grpc_url)
+    done = run(sys.executable, "-c", block, server=state_models.server)
+    assert (done.returncode, done.stdout) == (0, "music\nkitchen\n"), done.stderr
