@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.e2e.speak import HEADER, SCENE, Innocent, Speaker
+from tests.e2e.speak import DEADLINE_S, HEADER, SCENE, Innocent, Speaker
 from ts_stateful.torchserve import TorchServe
 
 END_HEADER = "ts_request_sequence_end"
@@ -159,6 +160,46 @@ def test_a_client_of_the_sample_with_llava(runtime: Runtime) -> None:
         assert send(prompt, session_id)["response_text"] == answer
     close = {"type": "close_session", "session_id": session_id}
     assert send(close, session_id) == {"success": True}
+
+
+def test_over_grpc_the_bodies_are_the_same(
+    continuous_server: TorchServe,
+    sequence_server: TorchServe,
+    async_server: TorchServe,
+    speak: Callable[[TorchServe], Speaker],
+) -> None:
+    """Pushed where the profile pushes; where replies are pulled, sessions come and go but prompts are refused."""
+    question = {"inputs": "Is there a circle?", "stream": True}
+    pushing, pulling = speak(async_server), speak(continuous_server)
+    with pushing.stub() as stub:
+        message = pushing.message(question, rpc=b"StreamPredictions")
+        pieces = [r.prediction for r in stub.StreamPredictions(message, timeout=DEADLINE_S)]
+        assert json.loads(b"".join(pieces).splitlines()[-1])["generated_text"]
+    over = threading.Event()
+    sequence = speak(sequence_server)
+    with sequence.stub() as stub:
+        message = sequence.message(question, session=f"dialect-{uuid.uuid4().hex}")
+        message.input["data"] = json.dumps({"requestType": "NEW_SESSION"}).encode()
+        again = sequence.message(question, session=message.sequence_id)
+
+        def requests() -> Iterator[Any]:
+            yield message
+            yield again
+            over.wait(DEADLINE_S)
+
+        body = b""
+        for reply in stub.StreamPredictions2(requests(), timeout=DEADLINE_S):
+            body += reply.prediction
+            if b"generated_text" in body:
+                over.set()
+        assert json.loads(body.splitlines()[-1])["generated_text"]
+    with pulling.stub() as stub:
+        opened = stub.Predictions(
+            pulling.message({"requestType": "NEW_SESSION"}), timeout=DEADLINE_S
+        )
+        assert "result" in json.loads(opened.prediction)
+        refused = stub.Predictions(pulling.message(question), timeout=DEADLINE_S)
+        assert json.loads(refused.prediction)["code"] == 400
 
 
 def test_an_address_that_is_not_public_is_not_fetched_in_any_dialect(runtime: Runtime) -> None:
