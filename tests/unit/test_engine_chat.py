@@ -204,6 +204,20 @@ def test_images_stand_where_they_are_told_and_are_known_by_their_pixels() -> Non
     ]
 
 
+def test_an_image_that_the_session_shows_is_not_fetched_again() -> None:
+    """Its URL means the same picture, though the server behind it may be gone; as long as the session shows it."""
+    chats = Chats(llava())
+    told: Told = ("user", ["@1", "What?"])
+    first = chats.say(told, opens=True)
+    del chats.harness.pictures["@1"]
+    more: list[Told] = [told, ("assistant", first["text"]), ("user", ["And", "@2"])]
+    second = chats.say(*more)
+    assert second["turn"] == 2
+    del chats.harness.pictures["@2"]
+    assert chats.say(*more[:2], ("user", "Another question."))["turn"] == 2
+    assert list(chats.session().state.by_url) == ["@1"]
+
+
 def test_prompts_and_conversations_may_take_turns(model: Model) -> None:
     """They are turns of the same session, and `rewind` works on both."""
     chats = Chats(model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,6 +46,7 @@ class Context:
         self.dialogue = Dialogue(opening)
         self.log = list(opening.ids)
         self.images: list[ImageInput] = []
+        self.by_url: dict[str, ImageInput] = {}  # of these; never changed, but replaced
         self.kv = kv
         self.prefix: Prefix | None = None
         self.failed: tuple[int, StatefulError] | None = None  # the last turn that was rolled back
@@ -62,6 +63,12 @@ class Context:
         """Takes in the next turn; its images are the caller's to add."""
         _apply(turn, self.dialogue, self.log)
         self.failed = None
+
+    def remember(self, urls: Mapping[str, ImageInput]) -> None:
+        """Knows the session's images by these URLs too, and those that it shows no more by none."""
+        shown = set(self.images)
+        known = {**self.by_url, **urls}
+        self.by_url = {url: image for url, image in known.items() if image in shown}
 
     def fork(self, turns: Sequence[Turn], kv: KVCache) -> Context:
         """A context of its own as this one was after `turns`, its first ones; images are shared, and `kv` is empty."""

@@ -72,9 +72,12 @@ class Sequence:
     number: int = 0  # of the turn, from when it runs
     subscribers: list[Subscriber] = field(default_factory=list)
     waiters: list[Waiter] = field(default_factory=list)
-    pulled: list[Subscriber] = field(default_factory=list)  # have their answer, and come back by `continue`
+    pulled: list[Subscriber] = field(
+        default_factory=list
+    )  # have their answer, and come back by `continue`
     orphaned_at: float | None = None  # since when nobody waits for it
     images: list[ImageInput] = field(default_factory=list)  # new with this turn
+    urls: dict[str, ImageInput] = field(default_factory=dict)  # of images that were told
     replay: tuple[int, ...] = ()  # ids that an engine that died had chosen already
     cancelled: bool = False
     afterwards: list[Callable[[], None]] = field(

@@ -25,6 +25,7 @@ from ts_stateful.engine.reply import ReplyText
 from ts_stateful.engine.scheduler import Scheduler
 from ts_stateful.engine.sequence import Sequence, Status
 from ts_stateful.engine.text import Extension, common_prefix
+from ts_stateful.engine.told_images import load_unknown, urls_of
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import (
     ContextTooLong,
@@ -162,6 +163,7 @@ class Turns:
         self._lender.learn(sequence)
         context.kv.truncate(len(context.log))
         context.images += sequence.images
+        context.remember(sequence.urls)
         sequence.images = []
         self._table.touch(session)
         self._leave(sequence)
@@ -193,8 +195,9 @@ class Turns:
         assert self._images is not None
         read = partial(self._images.read, tenant=sequence.session.metadata.get("tenant"))
         made: list[ImageInput] | StatefulError
+        known = sequence.context.by_url if isinstance(sequence.command, Chat) else {}
         try:
-            made = self._load_images(images, files, read)
+            made = load_unknown(images, known, lambda some: self._load_images(some, files, read))
         except StatefulError as error:
             made = error.with_traceback(None)  # its frames would hold the session
         except Exception as error:  # the boundary of a media thread
@@ -208,6 +211,8 @@ class Turns:
             self.fail(sequence, made)
             return
         sequence.images = made
+        if isinstance(sequence.command, Chat):
+            sequence.urls = urls_of(sequence.command.images, made)
         sequence.status = Status.WAITING
         self._advance(sequence)
 
