@@ -100,7 +100,9 @@ class Commands:
         return self._durability.fetch(session_id, message, self._fetched)
 
     def _fetched(self, message: Submit, error: StatefulError | None) -> None:
-        begins_anew = message.opens and isinstance(error, SessionNotFound)
+        # A fork opens another session than the one that was looked for.
+        opens = message.opens and not isinstance(message.command, Fork)
+        begins_anew = opens and isinstance(error, SessionNotFound)
         if error is None or begins_anew:
             self._again(structs.replace(message, again=False) if begins_anew else message)
         else:
