@@ -2,91 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
-from tests.support.harness import Harness, stock_reply
-from tests.support.pictures import noise
+from tests.support.chats import NEW_TOKENS, Chats, Told, cached, chat
+from tests.support.harness import Harness
 from tests.support.tiny import REWRITING, llama, llava, qwen2_vl
 from ts_stateful.engine.model import Model
 from ts_stateful.protocol import Chat, Fork, Image, Rewind, Said
 
-NEW_TOKENS = 8
 MAKERS: dict[str, Callable[[], Model]] = {
     "llama": llama,
     "rewriting": lambda: llama(REWRITING),
     "llava": llava,
     "qwen2_vl": qwen2_vl,
 }
-Told = tuple[str, Any]  # role; a text, or texts and names of pictures
 
 
 @pytest.fixture(scope="module", params=sorted(MAKERS))
 def model(request: pytest.FixtureRequest) -> Model:
     """Templates that append and one that rewrites; models that see and those that do not."""
     return MAKERS[request.param]()
-
-
-class Chats:
-    """A client that tells the whole conversation every time, and checks every reply against stock `generate`."""
-
-    def __init__(self, model: Model, **config: Any) -> None:
-        self.model = model
-        self.harness = Harness(model, config)
-        self.pictures = {name: noise(seed) for seed, name in enumerate(("@1", "@2", "@3"), start=1)}
-        self.harness.pictures.update(self.pictures)
-
-    def say(self, *told: Told, session: str = "s", **fields: Any) -> dict[str, Any]:
-        """The answer to a conversation."""
-        parts = [(role, [said] if isinstance(said, str) else list(said)) for role, said in told]
-        names = [part for _, said in parts for part in said if part in self.pictures]
-        chat = Chat(
-            session_id=session,
-            max_new_tokens=NEW_TOKENS,
-            images=tuple(Image(url=name) for name in names),
-            messages=tuple(
-                Said(role, tuple(self.shown(part) for part in said)) for role, said in parts
-            ),
-        )
-        answer = self.harness.ask(chat, **fields)
-        self.check(parts, session)
-        return answer
-
-    def check(self, told: Sequence[tuple[str, Sequence[str]]], session: str = "s") -> None:
-        """The last turn is what stock `transformers` make of this conversation: its template, and `generate` from scratch."""
-        held, model, text = self.session(session), self.model, self.model.text
-        messages = [text.told(role, [self.shown(part) for part in said]) for role, said in told]
-        assert held.state.dialogue.rendered == text._render(messages)
-        turn = held.turns[-1]
-        prompt, reply = held.state.log[: turn.usage.prompt_tokens], held.state.log
-        pictures = [part for _, said in told for part in said if part in self.pictures]
-        inputs: dict[str, Any] = {}
-        if model.vision is not None and pictures:
-            shown = [[self.pictures[name] for name in pictures]]
-            made = model.vision._processor.image_processor(shown, return_tensors="pt")
-            inputs = {name: made[name] for name in made if isinstance(made[name], torch.Tensor)}
-            if "image_grid_thw" in made:
-                mask = model.vision.mask(prompt, held.state.images)
-                inputs["mm_token_type_ids"] = torch.tensor([list(mask)], dtype=torch.int)
-        generated = stock_reply(model, prompt, NEW_TOKENS, **inputs)
-        while generated and generated[-1] in model.eos_ids:
-            generated.pop()
-        assert reply[turn.usage.prompt_tokens :] == generated
-
-    def shown(self, part: str) -> str | None:
-        """A text, or None for a picture."""
-        return None if part in self.pictures else part
-
-    def session(self, name: str = "s") -> Any:
-        """The session in the engine's table."""
-        return self.harness.engine.table.get(name)
-
-
-def cached(answer: dict[str, Any]) -> int:
-    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 def test_the_same_history_is_not_computed_again(model: Model) -> None:
@@ -180,11 +118,6 @@ def test_what_the_session_was_opened_with_need_not_be_told() -> None:
     )
     assert (untold["turn"], untold["text"]) == (2, again["text"])
     assert len(chats.session().state.images) == 1
-
-
-def chat(session: str, *messages: tuple[str, tuple[str | None, ...]]) -> Chat:
-    said = tuple(Said(role, parts) for role, parts in messages)
-    return Chat(session_id=session, max_new_tokens=NEW_TOKENS, messages=said)
 
 
 def test_images_stand_where_they_are_told_and_are_known_by_their_pixels() -> None:

@@ -309,7 +309,7 @@ def _said(messages: Sequence[Message]) -> tuple[records.Message, ...]:
 
 
 def _messages(said: Sequence[records.Message]) -> tuple[Message, ...]:
-    return tuple(Message(one.role, one.text, one.num_images) for one in said)
+    return tuple(Message(one.role, one.text, one.num_images, one.parts) for one in said)
 
 
 def _time_of(entry: records.Entry) -> float:
