@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -97,6 +98,34 @@ def server(endpoint: Endpoint) -> Iterator[Server]:
     """The client's connection."""
     with connect(f"sagemaker://demo?endpoint_url={endpoint.url}") as server:
         yield server
+
+
+def test_the_clients_of_other_servers_need_not_be_changed(invoke: Callable[..., Any]) -> None:
+    """DJL Serving's, and those of the samples with SGLang and LLaVA: what their documents have them send by boto3."""
+    opened = invoke({"requestType": "NEW_SESSION"}, "NEW_SESSION")
+    session_id = opened["NewSessionId"].split(";")[0]
+    assert json.loads(opened["Body"].read())["result"] == f"Session {session_id} created"
+    answer = invoke({"inputs": "Is there a circle?"}, session_id)
+    assert json.loads(answer["Body"].read())["generated_text"]
+    assert invoke({"requestType": "CLOSE"}, session_id)["ClosedSessionId"] == session_id
+
+    name = f"conversation-{new_session_id()[:8]}"
+    sessions = {"extSessionID": name, "requestType": "NEW_SESSION"}
+    assert invoke(sessions, "NEW_SESSION")["NewSessionId"].startswith(f"{name}; Expires=")
+    sampling = {"temperature": 0.9, "max_new_token": 128, "do_sample": True}
+    prompt = {**sessions, "requestType": "SESSION", "inputs": "Hello", "sampling_params": sampling}
+    assert "text" in json.loads(invoke(prompt, name)["Body"].read())["generation"]
+    ended = invoke({**sessions, "requestType": "CLOSE_SESSION"}, name)
+    assert ended["ClosedSessionId"] == name
+
+    path = f"data:image/png;base64,{base64.b64encode(SCENE.read_bytes()).decode()}"
+    body = invoke({"type": "start_session", "path": path}, "NEW_SESSION")["Body"]
+    session_id = json.loads(body.readlines()[0])["session_id"]
+    request = {"type": "send_text_prompt", "session_id": session_id, "prompt_text": QUESTION}
+    body = invoke(request, session_id)["Body"]
+    assert json.loads(body.readlines()[0]) == {"response_text": "red"}
+    body = invoke({"type": "close_session", "session_id": session_id}, session_id)["Body"]
+    assert json.loads(body.readlines()[0]) == {"success": True}
 
 
 def test_boto3_holds_a_conversation_on_each_instance(
