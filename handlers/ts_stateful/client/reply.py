@@ -22,7 +22,7 @@ from ts_stateful.client.errors import (
     StreamStalled,
 )
 from ts_stateful.client.turns import TurnCounter
-from ts_stateful.errors import SessionExpired, SessionNotFound, StatefulError
+from ts_stateful.errors import SessionExpired, SessionNotFound, StatefulError, TurnGap
 from ts_stateful.protocol import Cancel, Continue, Prompt
 
 __all__ = ["Reply"]
@@ -66,6 +66,7 @@ class Reply:
         self._reopen = reopen  # within so many seconds; the id of the session that takes the place of one that has ended
         self._pieces: list[str] = []
         self._num_chars = 0
+        self._known = 0  # characters that come once more, since the turn was begun anew
         self._events: Generator[TurnAnswer, None, None] | None = None
         self._pulls = False
         self._over = False
@@ -139,7 +140,7 @@ class Reply:
             # What has come is not asked for again; without any of it, the prompt may not even have arrived.
             self._pulls = self._pulls or self._num_chars > 0
             try:
-                if not self._reopened_after(error):
+                if not self._reopened_after(error) and not self._begun_anew_after(error):
                     self._attempts.wait_after(error)
             except (ClientError, StatefulError):
                 self._end()
@@ -168,10 +169,25 @@ class Reply:
         self._pulls = False
         return True
 
+    def _begun_anew_after(self, error: Exception) -> bool:
+        """Whether the turn, of which something has come, is asked for again: those who worked on it are gone, all of them.
+
+        It gives the same text, of which the beginning is known.
+        """
+        policy, attempts = self._calls.policy, self._attempts
+        lost = isinstance(error, TurnGap) and self._pulls and self._num_chars > 0
+        if not lost or attempts.num_failures >= policy.max_retries:
+            return False
+        attempts.num_failures += 1
+        self._pulls, self._known = False, self._num_chars
+        return True
+
     def _take(self, event: TurnAnswer) -> str:
         self._attempts.succeeded()
-        self._pieces.append(event.text)
-        self._num_chars += len(event.text)
+        text = event.text[self._known :]
+        self._known -= len(event.text) - len(text)
+        self._pieces.append(text)
+        self._num_chars += len(text)
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
             self.usage, self.timing = event.usage, event.timing
@@ -179,10 +195,10 @@ class Reply:
             self._end()
         elif event.more and not self._pulls:
             self._drop_events()
-            self._pulls = True
+            self._pulls, self._known = True, 0  # it is asked for what is behind
         elif event.more is False:
             raise ProtocolError("an answer says that there is no more, but not how the turn ended")
-        return event.text
+        return text
 
     def _push(self) -> Generator[TurnAnswer, None, None]:
         """The events that the server sends by itself, from the beginning of the turn."""
