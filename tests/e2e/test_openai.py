@@ -115,7 +115,7 @@ def test_with_a_session_header_only_what_is_new_is_computed(server: TorchServe) 
             model="chat", messages=messages, extra_headers=headers
         )
         assert edited.choices[0].message.content == "red"
-        assert 0 < cached(edited) < cached(completion) + 2
+        assert cached(edited) >= cached(completion)
 
 
 def test_models(client: OpenAI) -> None:

@@ -57,7 +57,7 @@ def test_a_told_conversation_finds_it_too(model: Model) -> None:
     assert len({answer["text"] for answer in answers}) == 1
     reference_reply(model, harness, "c", 6)
     other = (Said("system", (SYSTEM[::-1],)), Said("user", ("What is it?",)))
-    assert cached(harness.ask(Chat(session_id="c", messages=other, max_new_tokens=6))) == 0
+    assert cached(harness.ask(Chat(session_id="c", messages=other, max_new_tokens=6))) < 16
     reference_reply(model, harness, "c", 6)
     again = Chat(session_id="d", messages=other, max_new_tokens=6)
     assert cached(harness.ask(again, opens=True)) == 0

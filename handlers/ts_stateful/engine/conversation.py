@@ -1,6 +1,6 @@
 """A conversation as a client tells it, against the one that a session holds: what they have in common, and what is new.
 
-Owns the comparison: message by message, images by what they show. Knows nothing of token ids; decides nothing.
+Owns the comparison: message by message, images by what they show, and of the token ids that come out of it. Decides nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ts_stateful.engine.context import Context
+from ts_stateful.engine.text import common_prefix
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.sessions.session import Message, Turn
 
-__all__ = ["Branch", "branch"]
+__all__ = ["Branch", "branch", "same_states"]
 
 
 class Branch(NamedTuple):
@@ -58,6 +59,25 @@ def branch(
         num_turns, num_messages = num_turns + 1, longer
         num_images += turn.delta.num_images
     return Branch(num_turns, tuple(told[num_messages:]), images[num_images:])
+
+
+def same_states(
+    held: Context, ids: Sequence[int], images: Sequence[ImageInput], image_token: int | None
+) -> int:
+    """How many of `ids`, in which `images` stand, have the KV states of what `held` has: as far as both are the same.
+
+    The ids of two images may be the same, so the first one that shows something else ends it.
+    """
+    length = common_prefix(held.log, ids)
+    pairs = zip(held.images, images, strict=False)
+    same = list(
+        itertools.takewhile(lambda pair: pair[0] is pair[1] or pair[0].key == pair[1].key, pairs)
+    )
+    if len(same) == len(images):
+        return length
+    seen = sum(image.ids.count(image_token) for image, _ in same if image_token is not None)
+    places = (at for at, token in enumerate(ids) if token == image_token)
+    return min(length, next(itertools.islice(places, seen, None), 0))
 
 
 _Unit = tuple[str, tuple[str | None, ...], tuple[str, ...]]  # role, texts and places, images

@@ -13,7 +13,7 @@ from functools import partial
 from ts_stateful.defects import defect
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.context import Context
-from ts_stateful.engine.conversation import branch
+from ts_stateful.engine.conversation import branch, same_states
 from ts_stateful.engine.durability import Durability
 from ts_stateful.engine.images import ImageReader
 from ts_stateful.engine.journal import Done
@@ -24,7 +24,7 @@ from ts_stateful.engine.prefix import Prefix
 from ts_stateful.engine.reply import ReplyText
 from ts_stateful.engine.scheduler import Scheduler
 from ts_stateful.engine.sequence import Sequence, Status
-from ts_stateful.engine.text import Extension, common_prefix
+from ts_stateful.engine.text import Extension
 from ts_stateful.engine.told_images import load_unknown, urls_of
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import (
@@ -113,7 +113,8 @@ class Turns:
             other.status = Status.DONE
             self._audience.failed(other, error)
         session.work.clear()
-        self._table.forget(session)
+        if session.session_id in self._table:
+            self._table.forget(session)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """Ends the turn as it stands; it is committed, and its last event goes out, when its record is in the store."""
@@ -239,7 +240,9 @@ class Turns:
         sequence.restored_from = context.to_device()
         known = max(extension.keep, self._lender.lend(sequence))
         if sequence.past is not None:
-            known = min(known, common_prefix(context.log, sequence.past.log))
+            vision = self._model.vision
+            token = vision.image_token_id if vision else None
+            known = same_states(context, sequence.ids, sequence.all_images, token)
         # The last id is always computed: its logits choose the first token.
         sequence.keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
         context.kv.truncate(sequence.keep)
