@@ -55,6 +55,44 @@ def test_a_description_is_asked_of_the_dispatcher() -> None:
     assert json.loads(inbox.take("r")[0].body) == {"described": True}
 
 
+def test_what_needs_no_engine_is_answered_at_once() -> None:
+    """The dispatcher never hears of it."""
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox)
+    intake = dispatcher.intake(Profile.CONTINUOUS)
+    row = intake.take("r", {"body": b""}, {**HTTP, "url_path": "v1/models"})
+    row.add(inbox.take("r"))
+    response = row.next()
+    assert response is not None
+    assert json.loads(response.body)["object"] == "list"
+    assert not dispatcher.submitted
+
+
+def test_a_refusal_is_said_in_the_dialect_of_the_request() -> None:
+    """Also where not even its body can be read."""
+    inbox = Inbox()
+    intake = ScriptedDispatcher(inbox).intake(Profile.CONTINUOUS)
+    for data, path, form in (
+        (b'{"inputs": 1}', "", {"error", "code"}),
+        (b"{", "v1/chat/completions", {"error"}),
+    ):
+        row = intake.take("r", {"body": data}, {**HTTP, "url_path": path})
+        row.add(inbox.take("r"))
+        response = row.next()
+        assert response is not None
+        assert response.status == 400
+        assert json.loads(response.body).keys() == form
+        assert "retryable" not in response.body.decode()
+
+
+def test_a_prompt_that_stands_alone_has_no_session_header() -> None:
+    """The row knows from the beginning."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    row = dispatcher.intake(Profile.CONTINUOUS).take("r", body({"inputs": "hi"}), HTTP)
+    assert dispatcher.submitted["r"].alone
+    assert not row.names_session
+
+
 def test_a_refused_request_gets_its_error_as_last_event() -> None:
     """The dispatcher never hears of it."""
     inbox = Inbox()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fake_dispatcher import EXPIRES, ID, NAMES, UNTIL, accepted, last, part, refused
+from ts_stateful.events import Event
+from ts_stateful.frontend.dialects.dialect import Whole
 from ts_stateful.frontend.row import Response, Row, RowKind
 
 _JSON, _SSE = "application/json", "text/event-stream"
@@ -151,3 +153,59 @@ def test_a_row_knows_what_it_has_sent() -> None:
     response = it.next()
     assert response is not None
     assert (it.status, it.num_sent) == (404, len(response.body))
+
+
+class _Loud:
+    """A voice of its own."""
+
+    stream_type = "text/loud"
+    idle = b"..."
+    pulls = False
+
+    def whole(self, event: Event) -> Whole:
+        return Whole(418 if event.status != 200 else 200, event.body.upper(), "text/whole")
+
+    def piece(self, event: Event) -> bytes:
+        return event.body.upper() + b"!"
+
+
+def loud(kind: RowKind = RowKind.HTTP, *, streams: bool = False) -> Row:
+    it = row(kind, streams=streams)
+    it.speak(_Loud())
+    return it
+
+
+def test_everything_is_said_in_the_rows_voice() -> None:
+    """Whole answers, errors with a status of their own, streams, and what comes when there is nothing to say."""
+    whole = loud()
+    whole.add([last("r", {"a": 1})])
+    assert whole.next() == Response(b'{"A": 1}', None, 200, "text/whole", {})
+    failed = loud(streams=True)
+    failed.add([refused("r", 503, retry_after_s=1.0)])
+    response = failed.next()
+    assert response is not None
+    assert (response.status, response.headers) == (418, {"Retry-After": "1"})
+    stream = loud(streams=True)
+    stream.add([accepted("r"), part("r", "a")])
+    assert stream.next() == Response(b'{"TEXT": "A"}!', True, 200, "text/loud", {})
+    stream.add([refused("r", 503)])
+    response = stream.next()
+    assert response is not None
+    assert response.body.endswith(b"!")
+    silent = loud(RowKind.GRPC, streams=True)
+    assert silent.begin() == Response(b"...", True)
+    silent.add([last("r", {"text": "b"})])
+    response = silent.next()
+    assert response is not None
+    assert response.body == b'{"TEXT": "B"}!'
+
+
+def test_a_session_that_ends_with_the_answer_is_in_no_header() -> None:
+    """Nobody could use it."""
+    for streams in (False, True):
+        it = row(streams=streams)
+        it.names_session = False
+        it.add([accepted("r", session_id="s", opened_until=UNTIL)])
+        first = it.next(hold=True)
+        assert first is not None
+        assert first.headers == {}
