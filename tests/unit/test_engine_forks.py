@@ -193,8 +193,8 @@ def test_a_fork_begins_a_life_of_its_own(plain: Model) -> None:
     harness.clock.now += 50
     request = harness.submit(Fork(session_id="s", new_session_id="f", ttl_s=100), opens=True)
     (event,) = harness.events[request]
-    assert (event.session_id, event.opened_until) == ("f", 1_700_000_100)
-    assert harness.last(request)["expires_at"] == "2023-11-14T22:15:00Z"
+    assert (event.session_id, event.opened_until) == ("f", 1_700_000_150)
+    assert harness.last(request)["expires_at"] == "2023-11-14T22:15:50Z"
     fork(harness, "other", metadata={})
     sessions = {session.session_id: session for session in harness.engine.table}
     assert sessions["f"].metadata == {"user": 7}

@@ -261,6 +261,21 @@ def test_an_answer_that_was_lost_is_given_again(
     assert second.engine.table.get("s").turns == first.engine.table.get("s").turns
 
 
+def test_a_fork_that_was_made_is_not_made_twice(first: Harness, second: Harness) -> None:
+    """Also where nobody was told; and one that was not made is made now."""
+    first.open("s")
+    first.ask(ask())
+    fork = Fork(session_id="s", new_session_id="f")
+    request = first.submit(fork, opens=True)
+    first.run()
+    second._ids = iter([int(request[1:]), 90, 91])  # type: ignore[assignment]
+    again = second.ask(fork, opens=True, again=True)
+    assert (again["session_id"], again["turn"], again["forked_from"]) == ("f", 1, "s")
+    other = structs.replace(fork, new_session_id="g")
+    assert second.ask(other, opens=True, again=True)["session_id"] == "g"
+    assert code(second.ask(fork, opens=True, again=True)) == "session_exists"
+
+
 def test_what_never_got_there_begins_anew(second: Harness) -> None:
     """An `open` that the engine had when it died, but not in the store yet."""
     assert second.ask(Open(session_id="s"), opens=True, again=True)["session_id"] == "s"

@@ -18,22 +18,20 @@ from ts_stateful.engine.context import Context, Past
 from ts_stateful.engine.journal import Write
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.prefix import Prefix
+from ts_stateful.engine.stored_images import image_tensors, load_image, save_image
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import SessionClosed, SessionExpired, SessionNotFound
 from ts_stateful.protocol import Prompt
 from ts_stateful.sessions.session import Delta, Message, Session, Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.store import records
-from ts_stateful.store.base import Store, StoreCorrupt
-from ts_stateful.store.blobs import Tensor, get_tensors, put_tensors
+from ts_stateful.store.base import Store
 from ts_stateful.store.log import forget, read
 
 __all__ = ["Chronicle", "Recovered"]
 
 _REMEMBER_S = 3600.0  # how long it is known how a session has ended
 _SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos")
-
-_FEATURE, _INPUT = "feature.", "input."  # what an image's tensors are called
 
 _Part = tuple[records.Entry, list[ImageInput]]
 
@@ -195,7 +193,7 @@ class Chronicle:
 
     def _write(self, session: Session[Context], parts: Sequence[_Part]) -> Write:
         # What an image is made of may be exchanged by the engine meanwhile, but not these references.
-        tensors = [[_tensors(image) for image in images] for _, images in parts]
+        tensors = [[image_tensors(image) for image in images] for _, images in parts]
         ttl_s = max(1.0, session.expires_at - self._clock())
         return Write(partial(self._entries, parts, tensors, ttl_s), ttl_s)
 
@@ -210,7 +208,7 @@ class Chronicle:
         for (entry, images), made in zip(parts, tensors, strict=True):
             refs = tuple(
                 records.ImageRef(
-                    embeddings=put_tensors(self._store, _at_rest(of), ttl_s),
+                    embeddings=save_image(self._store, of, ttl_s),
                     key=image.key,
                     num_tokens=len(image.ids),
                 )
@@ -229,60 +227,18 @@ class Chronicle:
     def _images(self, refs: Sequence[records.ImageRef]) -> list[ImageInput]:
         images = []
         for ref in refs:
-            image = self._shared.get(ref.key or "", partial(self._image, ref))
+            image = self._shared.get(
+                ref.key or "", partial(load_image, self._store, ref, self._model.device)
+            )
             assert isinstance(image, ImageInput)
             images.append(image)
         return images
-
-    def _image(self, ref: records.ImageRef) -> ImageInput:
-        found = get_tensors(self._store, ref.embeddings or "")
-        if found is None:
-            raise StoreCorrupt(
-                "an image of the session is not in the store any more",
-                "the session cannot go on; let the store keep values for as long as sessions live",
-            )
-        tensors = {name: _in_use(tensor) for name, tensor in found.items()}
-        ids, grid = tensors.pop("ids").tolist(), tensors.pop("grid", None)
-        features = [tensors.pop(name) for name in sorted(tensors) if name.startswith(_FEATURE)]
-        device = self._model.device
-        return ImageInput(
-            key=ref.key or "",
-            ids=ids,
-            grid=grid,
-            tensors={name.removeprefix(_INPUT): tensor for name, tensor in tensors.items()},
-            features=tuple(feature.to(device) for feature in features) or None,
-        )
 
     def _unix(self, at: float) -> float:
         return self._utc() + at - self._clock()
 
     def _engine_time(self, unix: float) -> float:
         return self._clock() + unix - self._utc()
-
-
-def _tensors(image: ImageInput) -> dict[str, torch.Tensor]:
-    """What an image is made of, by names under which it is made again."""
-    tensors = {"ids": torch.tensor(image.ids)}
-    if image.grid is not None:
-        tensors["grid"] = image.grid
-    if image.features is None:  # not seen yet
-        return tensors | {f"{_INPUT}{name}": tensor for name, tensor in image.tensors.items()}
-    features = enumerate(image.features)
-    return tensors | {f"{_FEATURE}{index:02}": feature for index, feature in features}
-
-
-def _at_rest(tensors: Mapping[str, torch.Tensor]) -> dict[str, Tensor]:
-    made = {}
-    for name, tensor in tensors.items():
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy().tobytes()
-        made[name] = Tensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
-    return made
-
-
-def _in_use(tensor: Tensor) -> torch.Tensor:
-    flat = torch.frombuffer(bytearray(tensor.data), dtype=getattr(torch, tensor.dtype))
-    return flat.reshape(tensor.shape)
 
 
 def _turn_of(record: records.Turn) -> Turn:

@@ -10,23 +10,22 @@ from functools import partial
 
 from msgspec import structs
 
-from ts_stateful.answers import Cancelled, Closed, Rewound
+from ts_stateful.answers import Cancelled, Closed
 from ts_stateful.config import Config, Profile
 from ts_stateful.engine import reports
 from ts_stateful.engine.audience import Audience
+from ts_stateful.engine.branches import Branches
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.durability import Durability
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.sequence import Sequence, Status, Subscriber
-from ts_stateful.engine.text import common_prefix
 from ts_stateful.engine.turns import Turns, check_number
 from ts_stateful.errors import (
     ContextTooLong,
     InvalidRequest,
     QueueFull,
     SessionClosed,
-    SessionExists,
     SessionNotFound,
     StatefulError,
     TurnGap,
@@ -44,7 +43,7 @@ from ts_stateful.protocol import (
     Prompt,
     Rewind,
 )
-from ts_stateful.sessions.session import Residency, Session, Turn
+from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["Commands"]
@@ -79,6 +78,7 @@ class Commands:
         self._clock = clock
         self._durability = durability
         self._again = again
+        self._branches = Branches(model, table, turns, outbox, durability)
 
     def handle(self, message: Submit) -> None:
         """Takes a request of a client; where it is for a session that is not here, when that has been looked for."""
@@ -124,9 +124,9 @@ class Commands:
         elif isinstance(command, Close):
             self._close(message, self._session(command.session_id))
         elif isinstance(command, Fork):
-            self._fork(message.request_id, command)
+            self._fork(message, command)
         elif isinstance(command, Rewind):
-            self._rewind(message.request_id, command)
+            self._branches.rewind(message.request_id, self._session(command.session_id), command)
         elif isinstance(command, Info):
             session = self._session(command.session_id)
             saved = self._durability.is_saved(session)
@@ -136,6 +136,20 @@ class Commands:
             raise InvalidRequest(
                 "this model holds conversations: it takes `prompt`, not `step`", field="type"
             )
+
+    def _fork(self, message: Submit, command: Fork) -> None:
+        name, request_id = command.new_session_id, message.request_id
+        if message.again and name is not None:
+            if self._branches.forked_before(request_id, command):
+                return
+            if name not in self._table and self._durability.fetch(
+                name, message, self._fetched_fork
+            ):
+                return
+        self._branches.fork(request_id, self._session(command.session_id), command)
+
+    def _fetched_fork(self, message: Submit, error: StatefulError | None) -> None:
+        self._again(structs.replace(message, again=error is None))
 
     def _opened_before(self, message: Submit) -> bool:
         """Answers an `open` whose session an engine that died had opened, but not said so."""
@@ -293,86 +307,11 @@ class Commands:
         )
         self._durability.ended(session, "closed", answer)
 
-    def _fork(self, request_id: str, command: Fork) -> None:
-        source = self._session(command.session_id)
-        if command.new_session_id is None:
-            raise InvalidRequest("name the new session", field="new_session_id")
-        if source.work and isinstance(source.work[0].command, Open):
-            raise TurnGap("the session is still being opened; fork it when that is answered")
-        at_turn = len(source.turns) if command.at_turn is None else command.at_turn
-        turns = _first_turns(source, at_turn, "at_turn")
-        self._table.touch(source)
-        metadata = source.metadata if command.metadata is None else command.metadata
-        try:
-            fork = self._table.open(
-                command.new_session_id,
-                source.state.fork(turns, self._model.new_kv()),
-                ttl_s=command.ttl_s,
-                metadata=dict(metadata),
-            )
-        except SessionExists as error:
-            raise SessionExists(error.message, field="new_session_id") from None
-        fork.turns = turns
-        self._lend_kv(source, fork)
-
-        def done(error: StatefulError | None) -> None:
-            if error is not None:
-                self._table.forget(fork)
-                self._outbox.refuse(request_id, error, fork.session_id)
-                return
-            self._outbox.answer(
-                request_id,
-                reports.forked(fork, source.session_id, self._outbox),
-                session_id=fork.session_id,
-                opened_until=self._outbox.unix_time(fork.expires_at),
-            )
-
-        self._turns.write_down(fork, command, partial(self._durability.forked, fork), done)
-
-    def _lend_kv(self, source: Session[Context], fork: Session[Context]) -> None:
-        """Copies the KV states that a fork can use, if they fit; what is missing is computed with its next prompt."""
-        kv = source.state.kv
-        running = [work for work in source.work if work.status is Status.RUNNING]
-        computed = running[0].ids if running else source.state.log
-        length = min(kv.length, common_prefix(computed, fork.state.log))
-        if running and running[0].past is not None:  # the same ids may stand for other images
-            length = min(length, running[0].keep)
-        on_device = source.state.residency is Residency.DEVICE
-        if on_device and self._table.make_room(length * kv.token_bytes, spared=source):
-            source.state.lend_kv(fork.state, length)
-
-    def _rewind(self, request_id: str, command: Rewind) -> None:
-        session = self._session(command.session_id)
-        if session.busy:
-            raise TurnGap("a turn is in progress; cancel it or wait for its end before you rewind")
-        turns = _first_turns(session, command.to_turn, "to_turn")
-        self._table.touch(session)
-
-        def done(error: StatefulError | None) -> None:
-            if error is not None:
-                self._outbox.refuse(request_id, error, session.session_id)
-                return
-            session.state.rewind(turns)
-            session.turns = turns
-            answer = Rewound(session.session_id, len(turns), len(session.state.log))
-            self._outbox.answer(request_id, answer, session_id=session.session_id)
-
-        write = partial(self._durability.rewound, session, len(turns))
-        self._turns.write_down(session, command, write, done)
-
 
 def _subscriber(message: Submit) -> Subscriber:
     return Subscriber(
         message.request_id, message.streams and not message.pull, message.pull, message.skip
     )
-
-
-def _first_turns(session: Session[Context], count: int, field: str) -> list[Turn]:
-    if count > len(session.turns):
-        raise TurnGap(
-            f"turn {count} was asked for, but the session has {len(session.turns)}", field=field
-        )
-    return session.turns[:count]
 
 
 def _prompts(session: Session[Context]) -> list[Sequence]:
