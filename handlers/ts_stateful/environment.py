@@ -37,14 +37,23 @@ def with_environment(
     if lifetime_ms is not None:
         # Until then a session is there, used or not.
         document["sequenceTimeoutMSec"] = document["sequenceMaxIdleMSec"] = lifetime_ms
-    handler: dict[str, Any] = {}
+    handler = dict(document.get("handler") or {})
     if _ENABLE in said:
         handler["statefulSessions"] = _bool(said[_ENABLE])
     if _PATH in said:
-        handler["store"] = {**_store(document), "url": _folder(said[_PATH]).as_uri()}
-    if handler:
-        document["handler"] = {**(document.get("handler") or {}), **handler}
-    return document
+        store = handler.get("store") or {}
+        handler["store"] = {**store, "url": _folder(said[_PATH]).as_uri()}
+    if "states" in handler:
+        _check_states(said, handler)
+    return {**document, "handler": handler} if handler else document
+
+
+def _check_states(said: Mapping[str, str], handler: dict[str, Any]) -> None:
+    """A model with recurrent state has sessions, always, and keeps them in memory."""
+    if _PATH in said:
+        raise ConfigError(f"{_PATH}: a model with recurrent state keeps its sessions in memory")
+    if not handler.pop("statefulSessions", True):
+        raise ConfigError(f"{_ENABLE}: a model with recurrent state cannot do without sessions")
 
 
 def _lifetime_ms(said: Mapping[str, str]) -> int | None:
@@ -75,8 +84,3 @@ def _folder(text: str) -> Path:
     if not folder.is_absolute():
         raise ConfigError(f"{_PATH} must be an absolute path, not {text[:200]!r}")
     return folder
-
-
-def _store(document: Mapping[str, Any]) -> dict[str, Any]:
-    store = (document.get("handler") or {}).get("store")
-    return dict(store) if isinstance(store, Mapping) else {}

@@ -48,6 +48,19 @@ def test_sessions_are_kept_in_a_folder() -> None:
     assert document["handler"]["store"]["url"] == "redis://x"  # type: ignore[index]
 
 
+def test_a_model_with_recurrent_state_has_sessions_in_memory() -> None:
+    """What asks for anything else is refused; what asks for no more than that is not."""
+    states: dict[str, Any] = {"handler": {"model": "m", "states": []}}
+    enabled = with_environment(states, {"OPTION_ENABLE_STATEFUL_SESSIONS": "true"})
+    assert enabled == states
+    for name, value in (
+        ("OPTION_ENABLE_STATEFUL_SESSIONS", "false"),
+        ("OPTION_SESSIONS_PATH", "/x"),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            with_environment(states, {name: value})
+
+
 @pytest.mark.parametrize("document", [None, {}, DOCUMENT])
 def test_an_environment_that_says_nothing_changes_nothing(document: dict[str, Any] | None) -> None:
     """Nor does one of empty variables."""
