@@ -37,15 +37,19 @@ def with_environment(
     if lifetime_ms is not None:
         # Until then a session is there, used or not.
         document["sequenceTimeoutMSec"] = document["sequenceMaxIdleMSec"] = lifetime_ms
-    handler = dict(document.get("handler") or {})
+    handler = document.get("handler") or {}
+    if not (_ENABLE in said or _PATH in said) or not isinstance(handler, Mapping):
+        return document
+    handler = dict(handler)
     if _ENABLE in said:
         handler["statefulSessions"] = _bool(said[_ENABLE])
     if _PATH in said:
-        store = handler.get("store") or {}
-        handler["store"] = {**store, "url": _folder(said[_PATH]).as_uri()}
+        store = handler.get("store")
+        others = store if isinstance(store, Mapping) else {}
+        handler["store"] = {**others, "url": _folder(said[_PATH]).as_uri()}
     if "states" in handler:
         _check_states(said, handler)
-    return {**document, "handler": handler} if handler else document
+    return {**document, "handler": handler}
 
 
 def _check_states(said: Mapping[str, str], handler: dict[str, Any]) -> None:

@@ -61,6 +61,13 @@ def test_a_model_with_recurrent_state_has_sessions_in_memory() -> None:
             with_environment(states, {name: value})
 
 
+def test_what_is_wrong_in_the_file_is_left_to_its_own_check() -> None:
+    """It says so by the name of the key."""
+    document = with_environment({"handler": "x"}, {"OPTION_SESSIONS_PATH": "/x"})
+    with pytest.raises(ConfigError, match="handler"):
+        load_config(document)
+
+
 @pytest.mark.parametrize("document", [None, {}, DOCUMENT])
 def test_an_environment_that_says_nothing_changes_nothing(document: dict[str, Any] | None) -> None:
     """Nor does one of empty variables."""
