@@ -62,9 +62,9 @@ def test_a_model_with_recurrent_state_has_sessions_in_memory() -> None:
 
 
 def test_what_is_wrong_in_the_file_is_left_to_its_own_check() -> None:
-    """It says so by the name of the key."""
+    """Which has a message of its own for it."""
     document = with_environment({"handler": "x"}, {"OPTION_SESSIONS_PATH": "/x"})
-    with pytest.raises(ConfigError, match="handler"):
+    with pytest.raises(ConfigError, match="Expected `object`"):
         load_config(document)
 
 
