@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ts_stateful.config import FrontendConfig, HandlerConfig, MediaConfig
+from ts_stateful.config import FrontendConfig, HandlerConfig, MediaConfig, StoreConfig
 
 _MODEL_FILES = {"config.json": "{}", "model.safetensors": "weights", ".cache/x": "hidden"}
 
@@ -206,7 +206,8 @@ def test_every_configuration_key_is_in_the_readme(repository: Path) -> None:
         ("", FrontendConfig),
         ("handler.", HandlerConfig),
         ("handler.media.", MediaConfig),
+        ("handler.store.", StoreConfig),
     ):
         for key in kind.__struct_encode_fields__:
-            if key != "media":
+            if key not in ("media", "store"):
                 assert f"`{prefix}{key}`" in text, f"{prefix}{key} is not in the README"
