@@ -204,6 +204,17 @@ def test_a_body_that_cannot_be_read_is_refused_in_openais_form_where_the_path_te
     assert "retryable" in ask(body).refusal[1]["error"]
 
 
+def test_a_conversation_has_so_many_messages_and_parts_at_most() -> None:
+    """Although each is small."""
+    message = {"role": "user", "content": ""}
+    assert completion(messages=[message] * 4096).submit
+    part = {"type": "text", "text": ""}
+    parts = {"role": "user", "content": [part] * 100}
+    for told in ([message] * 4097, [parts] * 41, [{"role": "user", "content": [part] * 4097}]):
+        status, body = completion(messages=told).refusal
+        assert (status, body["error"]["param"].partition("[")[0]) == (400, "messages")
+
+
 def test_another_model_is_not_found() -> None:
     """And none at all is not enough."""
     status, body = completion(model="gpt-4o").refusal

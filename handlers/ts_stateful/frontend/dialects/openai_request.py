@@ -19,6 +19,8 @@ __all__ = ["Completion", "read_completion"]
 # A reply without any limit would have to be given all of the context window that is left, on the device too.
 _MAX_TOKENS = 1024
 _SEEDS = 2**63
+# Every message and part costs an engine some time, also where it says nothing.
+_MAX_PARTS = 4096
 
 _Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -80,7 +82,7 @@ class _Picture(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"
 
 class _Message(Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[_Text | _Picture], Meta(min_length=1)]
+    content: str | Annotated[list[_Text | _Picture], Meta(min_length=1, max_length=_MAX_PARTS)]
     name: str | None = None
 
 
@@ -91,7 +93,7 @@ class _StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Body(Struct, frozen=True, forbid_unknown_fields=True):
     model: str
-    messages: Annotated[list[_Message], Meta(min_length=1)]
+    messages: Annotated[list[_Message], Meta(min_length=1, max_length=_MAX_PARTS)]
     max_completion_tokens: _Tokens | None = None
     max_tokens: _Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -190,4 +192,6 @@ def _messages(
                 images.append(Image(url=part.image_url.url))
                 fields.append(f"{field}.url")
         messages.append(Said(role, tuple(parts)))
+    if sum(len(said.parts) for said in messages) > _MAX_PARTS:
+        raise InvalidRequest(f"more than {_MAX_PARTS} parts", field="messages")
     return tuple(messages), tuple(images), tuple(fields)
