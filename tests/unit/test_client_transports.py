@@ -50,6 +50,20 @@ def test_a_known_profile_is_not_asked_for(profile: str) -> None:
     assert fake.of_kind("hello") == []
 
 
+@pytest.mark.parametrize("profile", ["continuous", "async", "sequence"])
+def test_a_session_is_named_in_the_metadata_too(profile: str) -> None:
+    """A proxy, which reads no messages, can send all calls about a session to one server."""
+    fake = FakeSessions(profile=profile)
+    with (
+        connected(fake, FakeTime(), profile=profile, session_header="X-Session") as server,
+        server.open() as session,
+    ):
+        assert "".join(session.prompt("Hello")) == reply_to("Hello")
+    named = [headers.get("x-session") for headers in fake.headers]
+    assert set(named) == {session.session_id}
+    assert len(named) >= 3
+
+
 def test_hello_without_a_session_names_the_shared_sequence() -> None:
     """In the sequence profile a request without a session goes under the one id that means none."""
     fake = FakeSessions(profile="sequence")
@@ -277,7 +291,9 @@ def test_grpcs_is_spoken(certificate: tuple[Path, Path]) -> None:
 def test_a_refusal_inside_a_stream_is_read() -> None:
     """TorchServe without a free sequence sends an empty message with a status, and nothing more."""
     refused = inference_pb2.PredictionResponse(status=status_pb2.Status(code=13, message="full"))
-    call = calls_grpc.Call(_Responses([inference_pb2.PredictionResponse(), refused]), lambda: None, 0)
+    call = calls_grpc.Call(
+        _Responses([inference_pb2.PredictionResponse(), refused]), lambda: None, 0
+    )
     with pytest.raises(ServerRefused, match="full") as caught:
         list(calls_grpc.messages(call, stall_s=30))
     assert caught.value.retryable

@@ -90,8 +90,9 @@ def grpc_transport(
     max_body_bytes: int,
     ca_file: str | Path | None,
     profile: str | None,
+    header: str,
 ) -> GrpcTransport:
-    """A transport to a `grpc` or `grpcs` address; headers become metadata."""
+    """A transport to a `grpc` or `grpcs` address; headers become metadata, and so does the session's id, named `header`."""
     credentials = None
     if address.scheme == "grpcs":
         trusted = Path(ca_file).read_bytes() if ca_file else None
@@ -100,6 +101,7 @@ def grpc_transport(
         partial(open_channel, address.authority, credentials, through_proxy=address.through_proxy),
         model=model,
         metadata=[(name.lower(), value) for name, value in headers.items()],
+        session_header=header,
         max_body_bytes=max_body_bytes,
         profile=None if profile is None else Profile(profile),
     )

@@ -58,7 +58,10 @@ def open_channel(
 
 
 class GrpcTransport:
-    """Calls to one model over a channel of its own; finds the server's profile out unless it is told."""
+    """Calls to one model over a channel of its own; finds the server's profile out unless it is told.
+
+    A call about a session has its id in the metadata too, as `session_header`: a proxy reads no messages.
+    """
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class GrpcTransport:
         *,
         model: str,
         metadata: Sequence[tuple[str, str]],
+        session_header: str,
         max_body_bytes: int,
         profile: Profile | None = None,
     ) -> None:
@@ -75,6 +79,7 @@ class GrpcTransport:
         self._stub = InferenceAPIsServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._model = model
         self._metadata = tuple(metadata)
+        self._session_header = session_header.lower()
         self._profile = profile
 
     def call(
@@ -91,7 +96,7 @@ class GrpcTransport:
             return None
         return GrpcPipeline(
             lambda requests: self._stub.StreamPredictions2(
-                requests, timeout=_PIPELINE_S, metadata=self._metadata
+                requests, timeout=_PIPELINE_S, metadata=self._metadata_of(session_id)
             ),
             lambda command, raw: self._request(command, raw, session_id),
         )
@@ -104,7 +109,7 @@ class GrpcTransport:
         elif profile is Profile.ASYNC:
             request = self._request(command, _MARKER)
             responses = self._stub.StreamPredictions(
-                request, timeout=timeout_s, metadata=self._metadata
+                request, timeout=timeout_s, metadata=self._metadata_of(command.session_id)
             )
             yield from messages(Call(responses, lambda: None, request.ByteSize()), stall_s)
         else:
@@ -145,8 +150,9 @@ class GrpcTransport:
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
     ) -> bytes:
         request = self._request(command, raw)
+        metadata = self._metadata_of(command.session_id)
         try:
-            response = self._stub.Predictions(request, timeout=timeout_s, metadata=self._metadata)
+            response = self._stub.Predictions(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise error_of(error, request.ByteSize()) from None
         return bytes(response.prediction)
@@ -176,9 +182,16 @@ class GrpcTransport:
             ended.wait()  # returning half-closes, which before the last event breaks the model for everybody
 
         responses = (stub or self._stub).StreamPredictions2(
-            requests(), timeout=timeout_s, metadata=self._metadata
+            requests(),
+            timeout=timeout_s,
+            metadata=self._metadata_of(session_id or command.session_id),
         )
         return Call(responses, ended.set, request.ByteSize())
+
+    def _metadata_of(self, session_id: str | None) -> tuple[tuple[str, str], ...]:
+        return (
+            (*self._metadata, (self._session_header, session_id)) if session_id else self._metadata
+        )
 
     def _request(
         self,

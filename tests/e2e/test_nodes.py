@@ -1,0 +1,146 @@
+"""Two nodes behind HAProxy, with Redis as their store: one of them dies, and its sessions go on at the other one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Barrier
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.server import log_path, profile_server
+from tests.e2e.speak import DEADLINE_S, HEADER, SCENE, SCENE_BASE64, Speaker, eventually
+from tests.support.haproxy import NO_HAPROXY, Proxy, haproxy, haproxy_binary
+from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
+from ts_stateful.client import Session, connect
+from ts_stateful.client.session import PromptOptions
+from ts_stateful.config import Profile
+from ts_stateful.torchserve import TorchServe
+
+NUM_SESSIONS = 16
+LONG: PromptOptions = {"max_new_tokens": 300, "ignore_eos": True}
+
+
+class Nodes:
+    """TorchServes, and the HAProxy in front of them."""
+
+    def __init__(self, servers: list[TorchServe], proxy: Proxy) -> None:
+        self.proxy = proxy
+        self._servers = servers
+        self._speakers = [Speaker(server) for server in servers]
+
+    def sessions(self) -> list[float]:
+        """How many each node holds; one that two of them hold counts twice."""
+        return [speaker.figure("StatefulSessionsOpen") for speaker in self._speakers]
+
+    def are_shared(self) -> bool:
+        """Whether each node holds some of the sessions, and no session is held twice."""
+        held = self.sessions()
+        return sum(held) == NUM_SESSIONS and all(held)
+
+    def kill_one(self) -> None:
+        """Every process of the first node at once, as when its machine is lost."""
+        speaker, server = self._speakers.pop(0), self._servers[0]
+        engines = server.engines()
+        os.killpg(os.getpgid(speaker.worker_pid()), signal.SIGKILL)
+        for engine in engines:
+            engine.kill()
+        psutil.wait_procs(engines, timeout=DEADLINE_S)
+        speaker.http.close()
+
+    def close(self) -> None:
+        """Ends what looks at them, not themselves."""
+        for speaker in self._speakers:
+            speaker.http.close()
+
+
+def at_once(act: Callable[[TorchServe], None], servers: list[TorchServe]) -> None:
+    """Does something with all servers at the same time; it takes seconds for each."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(act, servers))
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Two of them, started at the same time."""
+    redis, proxy = redis_binary(), haproxy_binary()
+    if redis is None or proxy is None:
+        pytest.skip(NO_REDIS if redis is None else NO_HAPROXY)
+    with ExitStack() as stack:
+        store = {"url": stack.enter_context(redis_server(redis))}
+        servers = [
+            profile_server(
+                Profile.CONTINUOUS,
+                tmp_path_factory.mktemp("node"),
+                name=f"node-{number}",
+                handler={"store": store},
+            )
+            for number in (1, 2)
+        ]
+        stack.callback(at_once, TorchServe.stop, servers)
+        at_once(TorchServe.start, servers)
+        ports = [server.ports for server in servers]
+        nodes = Nodes(servers, stack.enter_context(haproxy(proxy, ports, log_path("haproxy"))))
+        stack.callback(nodes.close)
+        yield nodes
+
+
+def test_a_session_stays_on_its_node(nodes: Nodes) -> None:
+    """Those that the server names too, of which HAProxy learns from the answer to `open`; both nodes get some."""
+    url = f"{nodes.proxy.http_url}/predictions/chat"
+    with httpx.Client(timeout=DEADLINE_S, trust_env=False) as http:
+
+        def tell(document: dict[str, object], name: str = "NEW_SESSION") -> httpx.Response:
+            response = http.post(url, json=document, headers={HEADER: name})
+            assert response.status_code == 200, response.text
+            return response
+
+        opening: dict[str, object] = {"type": "open", "images": [{"base64": SCENE_BASE64}]}
+        opened = [tell(opening).headers[HEADER] for _ in range(NUM_SESSIONS)]
+        assert all("; Expires=" in header for header in opened)
+        names = [header.partition(";")[0] for header in opened]
+        for _ in range(3):
+            for name in names:
+                assert tell({"prompt": "Is there a circle?"}, name).json()["text"] == "yes"
+        eventually(nodes.are_shared)
+        for name in names:
+            tell({"type": "close"}, name)
+    eventually(lambda: nodes.sessions() == [0, 0])
+
+
+def talk(session: Session, everybody: Barrier | None = None) -> list[str]:
+    """What one session is told, and the replies; in the middle of the first one it waits for all others."""
+    reply = session.prompt("What color is the circle?", **LONG)
+    pieces = iter(reply)
+    first = next(pieces)
+    if everybody is not None:
+        everybody.wait(DEADLINE_S)
+    replies = [first + "".join(pieces)]
+    replies += [session.ask(question) for question in ("And the square?", "Is there a triangle?")]
+    assert session.info().turns == 3
+    return replies
+
+
+def test_the_sessions_of_a_lost_node_go_on_at_the_other_one(nodes: Nodes) -> None:
+    """Sixteen streams over HTTP and gRPC, and SIGKILL in the middle of them: all say what they would have said."""
+    with ExitStack() as stack, ThreadPoolExecutor(NUM_SESSIONS) as pool:
+        servers = [stack.enter_context(connect(url)) for url in nodes.proxy]
+        sessions = [
+            stack.enter_context(servers[number % 2].open(images=[SCENE]))
+            for number in range(NUM_SESSIONS)
+        ]
+        calm = list(pool.map(talk, sessions))
+        for session in sessions:
+            session.rewind(0)
+        eventually(nodes.are_shared)
+        everybody = Barrier(NUM_SESSIONS + 1)
+        talking = [pool.submit(talk, session, everybody) for session in sessions]
+        everybody.wait(DEADLINE_S)
+        nodes.kill_one()
+        assert [one.result() for one in talking] == calm
+        eventually(lambda: nodes.sessions() == [NUM_SESSIONS])
