@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.plans import GIB, LLAMA_8B, LLAVA_7B, STATES, document_of, plan_of
@@ -115,6 +115,9 @@ def _budget(asked: Asked, memory: int) -> tuple[Weight, Budget]:
 
 
 @settings(deadline=None)
+@example(
+    92, 7, 24 * GIB, None, LLAVA_7B
+)  # engines with 13 sessions hold one more than those with 14
 @given(
     st.integers(1, 300),
     st.sampled_from([1, 2, 3, 7]),

@@ -112,8 +112,9 @@ def test_the_death_of_an_engine_is_its_own(start: Start, model_dir: Path, tmp_pa
     assert worker.ask(prompt)["turn"] == 2
     (model_dir / "gone").rename(model_dir / "model")
     eventually(lambda: all(engine["up"] for engine in worker.describe()["engines"]))
-    opened(worker, "f", "g", "h", "i")
-    assert refusal(worker.ask(Info(session_id="a"))) == "session_not_found"
+    opened(worker, "f", "g", "h")
+    assert worker.ask(Info(session_id="a"))["turns"] == 0
+    assert refusal(worker.ask(Open(session_id="i"), opens=True)) == "too_many_sessions"
 
 
 def test_a_fork_is_where_its_source_is(worker: Worker, start: Start) -> None:

@@ -57,9 +57,9 @@ def find_budget(asked: Asked, one: Weight, memory: int) -> Budget:
     device = max(0, free - passing) * USED_PERCENT // 100
     if device < max(1, one.total + (asked.share - 1) * one.kept):
         raise _nothing_fits(asked, one, memory, device, passing)
-    slots = (device - asked.share * one.kept) // max(1, one.evicted)
+    slots = _slots(asked.share, one, device)
     host = _host(asked, one, device, slots)
-    left = [max(0, share - slots) for share in asked.shares]
+    left = [max(0, share - _slots(share, one, device)) for share in asked.shares]
     moved = sum(min(count, host // max(1, one.evicted)) for count in left)
     return Budget(
         memory=memory,
@@ -72,6 +72,11 @@ def find_budget(asked: Asked, one: Weight, memory: int) -> Budget:
         moved=moved,
         rebuilt=sum(left) - moved,
     )
+
+
+def _slots(share: int, one: Weight, device: int) -> int:
+    """Sessions that stay on a device beside the images of all of its `share`."""
+    return (device - share * one.kept) // max(1, one.evicted)
 
 
 def _rows(asked: Asked, one: Weight, free: int) -> int:
