@@ -13,7 +13,7 @@ from functools import partial
 from ts_stateful.defects import defect
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.context import Context
-from ts_stateful.engine.conversation import branch, same_states
+from ts_stateful.engine.conversation import same_states
 from ts_stateful.engine.durability import Durability
 from ts_stateful.engine.images import ImageReader
 from ts_stateful.engine.journal import Done
@@ -21,19 +21,16 @@ from ts_stateful.engine.lending import Lender
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox, usage_of
 from ts_stateful.engine.prefix import Prefix
-from ts_stateful.engine.reply import ReplyText
+from ts_stateful.engine.preparation import check_window, extend, take_up
 from ts_stateful.engine.scheduler import Scheduler
 from ts_stateful.engine.sequence import Sequence, Status
-from ts_stateful.engine.text import Extension
 from ts_stateful.engine.told_images import load_unknown, urls_of
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import (
-    ContextTooLong,
     OutOfMemory,
     SessionMoved,
     SessionNotFound,
     StatefulError,
-    TurnGap,
 )
 from ts_stateful.media import ImageFile
 from ts_stateful.protocol import Chat, Fork, Image, Prompt, Rewind
@@ -41,7 +38,7 @@ from ts_stateful.sessions.session import Session, Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["LoadImages", "ReadImage", "Turns", "check_number"]
+__all__ = ["LoadImages", "ReadImage", "Turns"]
 
 ReadImage = Callable[[ImageFile], ImageInput]
 LoadImages = Callable[[Items[Image], Items[bytes], ReadImage], list[ImageInput]]
@@ -231,11 +228,11 @@ class Turns:
 
     def _start(self, sequence: Sequence) -> None:
         context = sequence.context
-        extension = self._extension(sequence)
+        extension = extend(self._model, sequence)
         sequence.extension = extension
         sequence.ids = sequence.base.log[: extension.keep] + extension.ids
         sequence.num_prompt = len(sequence.ids)
-        self._check_window(sequence)
+        check_window(sequence, self._model.context_tokens)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
         known = max(extension.keep, self._lender.lend(sequence))
@@ -248,7 +245,7 @@ class Turns:
         context.kv.truncate(sequence.keep)
         sequence.cached = context.kv.length
         sequence.status = Status.RUNNING
-        stopped = self._take_up(sequence)
+        stopped = take_up(sequence)
         self._audience.started(sequence)
         if sequence.cancelled:
             self.finish(sequence, "cancelled")
@@ -258,62 +255,6 @@ class Turns:
             self.finish(sequence, "stop")  # an opening of which the template tells nothing
         else:
             self._scheduler.add(sequence)
-
-    def _take_up(self, sequence: Sequence) -> str | None:
-        """Takes the ids that were chosen before as they are; returns why the reply ends with them, if it does."""
-        reply = sequence.reply
-        stopped = None
-        for token in sequence.replay if reply is not None else ():
-            assert reply is not None
-            sequence.ids.append(token)
-            if reply.push(token):
-                stopped = "stop"
-            elif sequence.num_generated >= sequence.max_new_tokens:
-                stopped = "length"
-        sequence.num_given = len(sequence.ids)
-        return stopped
-
-    def _extension(self, sequence: Sequence) -> Extension:
-        context, command, text = sequence.context, sequence.command, self._model.text
-        if not isinstance(command, Prompt):
-            expansions = [image.ids for image in sequence.all_images]
-            return Extension(0, text.opening(context.dialogue, expansions), "")
-        sequence.number = len(sequence.session.turns) + 1
-        check_number(command.turn, sequence.number)
-        if isinstance(command, Chat):
-            self._branch(sequence, command)
-        else:
-            num_images = len(sequence.images)
-            sequence.messages = (text.user_message(context.dialogue, command.prompt, num_images),)
-        sequence.reply = ReplyText(self._model.tokenizer.backend_tokenizer, command.stop_strings)
-        expansions = [image.ids for image in sequence.all_images]
-        base = sequence.base
-        return text.extend(base.dialogue, base.log, sequence.messages, expansions)
-
-    def _branch(self, sequence: Sequence, chat: Chat) -> None:
-        """Leaves of a told conversation what the session does not hold. Until it commits, the session stands where it is."""
-        context, turns = sequence.context, sequence.session.turns
-        told = [self._model.text.told(said.role, said.parts) for said in chat.messages]
-        found = branch(context, turns, told, sequence.images)
-        sequence.messages, sequence.images = found.messages, found.images
-        if found.num_turns is None:
-            sequence.past, sequence.number = context.blank(), 1
-        elif found.num_turns < len(turns):
-            sequence.past = context.after(turns[: found.num_turns])
-            sequence.number = found.num_turns + 1
-
-    def _check_window(self, sequence: Sequence) -> None:
-        window, need = self._model.context_tokens, sequence.num_prompt
-        generates = isinstance(sequence.command, Prompt)
-        if need + generates > window:
-            left = max(0, window - len(sequence.context.log) - 1)
-            raise ContextTooLong(
-                f"history, prompt and images are {need} tokens and the context window is {window}; "
-                f"{left} tokens are left for a prompt",
-                field="prompt" if generates else "images",
-            )
-        if isinstance(sequence.command, Prompt):
-            sequence.max_new_tokens = min(sequence.command.max_new_tokens, window - need)
 
     def _make_room(self, sequence: Sequence) -> None:
         kv = sequence.context.kv
@@ -332,9 +273,3 @@ class Turns:
         if was_first and work:
             following = work[0]
             self._post(lambda: self._advance(following))
-
-
-def check_number(asked: int | None, number: int) -> None:
-    """Raises `TurnGap` unless a prompt's own `turn` is the one that comes next."""
-    if asked is not None and asked != number:
-        raise TurnGap(f"turn {asked} was asked for, but turn {number} is next", field="turn")

@@ -1,0 +1,90 @@
+"""From a request to the ids of its turn.
+
+Owns what of a turn is known before it runs: its place in the session, its messages and ids, how long its reply may get, and
+what of it an engine that died had chosen already. Knows nothing of scheduling or tensors.
+"""
+
+from __future__ import annotations
+
+from ts_stateful.engine.conversation import branch
+from ts_stateful.engine.model import Model
+from ts_stateful.engine.reply import ReplyText
+from ts_stateful.engine.sequence import Sequence
+from ts_stateful.engine.text import Extension
+from ts_stateful.errors import ContextTooLong, TurnGap
+from ts_stateful.protocol import Chat, Prompt
+
+__all__ = ["check_number", "check_window", "extend", "take_up"]
+
+
+def take_up(sequence: Sequence) -> str | None:
+    """Takes the ids that were chosen before as they are; returns why the reply ends with them, if it does."""
+    reply = sequence.reply
+    stopped = None
+    for token in sequence.replay if reply is not None else ():
+        assert reply is not None
+        sequence.ids.append(token)
+        if reply.push(token):
+            stopped = "stop"
+        elif sequence.num_generated >= sequence.max_new_tokens:
+            stopped = "length"
+    sequence.num_given = len(sequence.ids)
+    return stopped
+
+
+def extend(model: Model, sequence: Sequence) -> Extension:
+    """What the session's log becomes with this turn's prompt.
+
+    Raises:
+        TurnGap: the prompt is not the next turn.
+        InvalidRequest: the template or the tokenizer cannot take it.
+    """
+    context, command, text = sequence.context, sequence.command, model.text
+    if not isinstance(command, Prompt):
+        expansions = [image.ids for image in sequence.all_images]
+        return Extension(0, text.opening(context.dialogue, expansions), "")
+    sequence.number = len(sequence.session.turns) + 1
+    check_number(command.turn, sequence.number)
+    if isinstance(command, Chat):
+        _branch(model, sequence, command)
+    else:
+        num_images = len(sequence.images)
+        sequence.messages = (text.user_message(context.dialogue, command.prompt, num_images),)
+    sequence.reply = ReplyText(model.tokenizer.backend_tokenizer, command.stop_strings)
+    expansions = [image.ids for image in sequence.all_images]
+    base = sequence.base
+    return text.extend(base.dialogue, base.log, sequence.messages, expansions)
+
+
+def _branch(model: Model, sequence: Sequence, chat: Chat) -> None:
+    """Leaves of a told conversation what the session does not hold. Until it commits, the session stands where it is."""
+    context, turns = sequence.context, sequence.session.turns
+    told = [model.text.told(said.role, said.parts) for said in chat.messages]
+    found = branch(context, turns, told, sequence.images)
+    sequence.messages, sequence.images = found.messages, found.images
+    if found.num_turns is None:
+        sequence.past, sequence.number = context.blank(), 1
+    elif found.num_turns < len(turns):
+        sequence.past = context.after(turns[: found.num_turns])
+        sequence.number = found.num_turns + 1
+
+
+def check_window(sequence: Sequence, window: int) -> None:
+    """Bounds the reply by what is left of a context window of so many tokens; raises `ContextTooLong` if that is nothing."""
+    need = sequence.num_prompt
+    generates = isinstance(sequence.command, Prompt)
+    if need + generates > window:
+        left = max(0, window - len(sequence.context.log) - 1)
+        raise ContextTooLong(
+            f"history, prompt and images are {need} tokens and the context window is {window}; "
+            f"{left} tokens are left for a prompt",
+            field="prompt" if generates else "images",
+        )
+    if isinstance(sequence.command, Prompt):
+        sequence.max_new_tokens = min(sequence.command.max_new_tokens, window - need)
+
+
+def check_number(asked: int | None, number: int) -> None:
+    """Raises `TurnGap` unless a prompt's own `turn` is the one that comes next."""
+    if asked is not None and asked != number:
+        raise TurnGap(f"turn {asked} was asked for, but turn {number} is next", field="turn")
