@@ -9,22 +9,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+import yaml
 from botocore.exceptions import ClientError
 
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
 from tests.support.sagemaker import boto_client, parts_of
 from ts_stateful.client import Server, connect
-from ts_stateful.errors import InvalidRequest, SessionNotFound
+from ts_stateful.client.session import PromptOptions
+from ts_stateful.errors import InvalidRequest
 from ts_stateful.session_ids import new_session_id
 
 SCENE = ROOT / "examples" / "shapes" / "scene.png"
 QUESTION = "What color is the circle?"
+LONG: PromptOptions = {"max_new_tokens": 300, "ignore_eos": True}
 _GONE_S = 30.0
 
 
@@ -68,8 +72,12 @@ class Endpoint:
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """Two instances of the shapes model."""
-    archive = pack(tmp_path_factory.mktemp("sagemaker"))
+    """Two instances of the shapes model, with one store."""
+    folder = tmp_path_factory.mktemp("sagemaker")
+    config = yaml.safe_load((ROOT / "model-config.yaml").read_text())
+    config["handler"]["store"] = {"url": (folder / "store").as_uri()}
+    (folder / "model-config.yaml").write_text(yaml.safe_dump(config))
+    archive = pack(folder / "archive", "--config", str(folder / "model-config.yaml"))
     with Endpoint(archive, log_path("sagemaker").with_suffix("")) as endpoint:
         endpoint.wait_ready()
         yield endpoint
@@ -215,22 +223,34 @@ def test_the_notebook_runs_from_top_to_bottom(endpoint: Endpoint) -> None:
     assert sum(endpoint.sessions()) == 0
 
 
-def test_the_sessions_of_a_stopped_instance_reach_another(
+def test_the_sessions_of_a_stopped_instance_go_on_at_another(
     endpoint: Endpoint, server: Server
 ) -> None:
-    """The other instance answers for them, of which it knows nothing, and takes the new ones."""
-    session = server.open()
-    (holds,) = [one for one in endpoint.ping()["instances"] if one["sessions"]]
-    java = _java_at(endpoint.process.pid, int(holds["url"].rpartition(":")[2]))
-    java.kill()
-    java.wait(_GONE_S)
-    with pytest.raises(SessionNotFound):
-        session.ask("Hello?")
-    in_service = {one["url"]: one["in_service"] for one in endpoint.ping()["instances"]}
-    assert in_service.pop(holds["url"]) is False
-    assert list(in_service.values()) == [True]
-    with server.open() as another:
-        assert another.info().turns == 0
+    """In the middle of a stream too: the other instance reads them from the store, and says what they would have said."""
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(server.open(images=[SCENE])) for _ in range(4)]
+        replies = [session.prompt(QUESTION, **LONG) for session in sessions]
+        calm = {"".join(reply) for reply in replies}
+        assert len(calm) == 1
+        for session in sessions:
+            session.rewind(0)
+        replies = [session.prompt(QUESTION, **LONG) for session in sessions]
+        streams = [iter(reply) for reply in replies]
+        begun = [next(stream) for stream in streams]
+        stopped, other = endpoint.ping()["instances"]
+        assert stopped["sessions"] == other["sessions"] == 2
+        java = _java_at(endpoint.process.pid, int(stopped["url"].rpartition(":")[2]))
+        java.kill()
+        java.wait(_GONE_S)
+        with ThreadPoolExecutor() as pool:
+            ended = pool.map("".join, streams)
+        assert {first + rest for first, rest in zip(begun, ended, strict=True)} == calm
+        for session in sessions:
+            assert session.ask("And the square?") == "blue"
+            assert session.info().turns == 2
+        left, other = endpoint.ping()["instances"]
+        assert (left["in_service"], left["sessions"]) == (False, 0)
+        assert (other["in_service"], other["sessions"]) == (True, 4)
 
 
 def test_sigterm_stops_everything(endpoint: Endpoint) -> None:
