@@ -26,6 +26,7 @@ __all__ = [
     "TokenDetails",
     "TurnAnswer",
     "TurnPart",
+    "Uploaded",
     "Usage",
     "encode",
 ]
@@ -99,6 +100,16 @@ class TurnAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replayed: bool = False
     next: int | None = None
     more: bool | None = None
+
+
+class Uploaded(Struct, frozen=True):
+    """Answer to `upload`: how many parts are there, which are not, and whether the file is whole and has its hash."""
+
+    session_id: str
+    sha256: str
+    received: int
+    missing: Sequence[int]
+    complete: bool
 
 
 class Cancelled(Struct, frozen=True):

@@ -52,10 +52,12 @@ class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     allowed_hosts: tuple[
         str, ...
     ] = ()  # empty: every public host; `*.example.com` matches subdomains
+    allowed_buckets: tuple[str, ...] = ()  # of S3, as `allowed_hosts`; empty: none
     allow_private_addresses: bool = False  # loopback, private, link-local (cloud metadata), ...
     max_bytes: _Count = 20_000_000
     max_pixels: _Count = 40_000_000
     max_images: _Count = 8  # per request
+    max_upload_bytes: _Count = 500_000_000  # of all sessions of an engine together
     timeout_sec: _Positive = 10.0  # for one image, all redirects and bytes included
     max_redirects: Annotated[int, Meta(ge=0)] = 3
     workers: _Count = 4  # images fetched and decoded at the same time

@@ -34,24 +34,27 @@ __all__ = [
     "Said",
     "SequenceParameters",
     "Step",
+    "Upload",
     "parse_request",
 ]
 
 _Count = Annotated[int, Meta(ge=0, le=2**31)]
 _Metadata = Annotated[dict[str, str | int | float | bool | None], Meta(max_length=32)]
 _Seconds = Annotated[float, Meta(gt=0)]
+_Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class Image(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One image of a request: exactly one of a URL or base64 text."""
+    """One image of a request: exactly one of a URL, base64 text, or the SHA-256 of a file uploaded into the session."""
 
     url: str | None = None
     base64: str | None = None
+    upload: _Sha256 | None = None
 
     def __post_init__(self) -> None:
-        if (self.url is None) == (self.base64 is None):
-            raise ValueError("an image takes exactly one of `url` and `base64`")
+        if (self.url, self.base64, self.upload).count(None) != 2:
+            raise ValueError("an image takes exactly one of `url`, `base64` and `upload`")
 
 
 class Command(
@@ -198,11 +201,23 @@ class Rewind(Command, frozen=True, tag="rewind", kw_only=True):
     to_turn: _Count
 
 
+class Upload(Command, frozen=True, tag="upload", kw_only=True):
+    """One part of an image file, for prompts of the session to refer to: the parts in order are the file of that SHA-256.
+
+    `base64` is the part, unless it comes as the file part of a form.
+    """
+
+    sha256: _Sha256
+    part: _Count = 0
+    parts: Annotated[int, Meta(ge=1, le=1000)] = 1
+    base64: str | None = None
+
+
 class Hello(Command, frozen=True, tag="hello"):
     """Asks what server this is."""
 
 
-Request = Open | Prompt | Step | Cancel | Close | Info | Continue | Fork | Rewind | Hello
+Request = Open | Prompt | Step | Cancel | Close | Info | Continue | Fork | Rewind | Upload | Hello
 AnyRequest = Request | Chat  # what an engine is asked
 _TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)
 

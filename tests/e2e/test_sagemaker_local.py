@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import PIL.Image
+import PIL.PngImagePlugin
 import psutil
 import pytest
 import yaml
@@ -181,6 +184,24 @@ def test_boto3_sees_the_errors_of_service_and_container(invoke: Callable[..., An
         assert (response["Error"]["Code"], response["OriginalStatusCode"]) == ("ModelError", 400)
         assert json.loads(response["OriginalMessage"])["error"]["code"] == "invalid_request"
     invoke({"type": "close"}, name)["Body"].read()
+
+
+def test_an_image_beyond_the_limit_of_the_service_is_seen(server: Server) -> None:
+    """It goes up in parts: with `open`, where the first prompt has it, and with a later prompt."""
+    chunks = PIL.PngImagePlugin.PngInfo()
+    chunks.add(b"nsYn", os.urandom(9_000_000))
+    file = io.BytesIO()
+    PIL.Image.open(SCENE).save(file, "PNG", pnginfo=chunks)
+    image = file.getvalue()
+    with server.open(images=[image]) as session:
+        assert session.ask(QUESTION) == "red"
+        assert session.info().images == 1
+        session.rewind(0)
+        assert "".join(session.prompt(QUESTION)) == "red"
+    with server.open() as session:
+        session.ask("Hello")
+        assert session.prompt(QUESTION, images=[image, SCENE]).result()
+        assert session.info().images == 2
 
 
 def test_the_client_talks_about_a_picture(endpoint: Endpoint, server: Server) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ts_stateful.errors import (
+    InvalidRequest,
     SessionClosed,
     SessionExists,
     SessionNotFound,
@@ -92,6 +95,7 @@ class FakeSessions:
     closed: set[str] = field(default_factory=set)
     faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
     lock: threading.RLock = field(default_factory=threading.RLock)
+    uploads: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     _silence: int = 0
 
     def fail(self, kind: str, *faults: Fault) -> None:
@@ -142,6 +146,9 @@ class FakeSessions:
         number = request.get("turn") or len(turns) + 1
         if number > len(turns) + 1:
             raise TurnGap(f"turn {number} was asked for, but turn {len(turns) + 1} is next")
+        for index, image in enumerate(request.get("images", ())):
+            if "upload" in image and not self._is_whole(request["session_id"], image["upload"]):
+                raise InvalidRequest("no such upload", field=f"images[{index}].upload")
         if number == len(turns) + 1:
             turns.append(Turn(number, request["prompt"], reply_to(request["prompt"])))
         return turns[number - 1]
@@ -227,6 +234,27 @@ class FakeSessions:
         if count > len(turns):
             raise TurnGap(f"there is no turn {count}", field=field)
         return turns[:count]
+
+    def _upload(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._turns(request)
+        session_id, sha256 = request["session_id"], request["sha256"]
+        request.setdefault("part", 0)
+        request.setdefault("parts", 1)
+        parts = self.uploads.setdefault((session_id, sha256), {})
+        parts[request["part"]] = base64.b64decode(request["base64"])
+        missing = [number for number in range(request["parts"]) if number not in parts]
+        return {
+            "session_id": session_id,
+            "sha256": sha256,
+            "received": len(parts),
+            "missing": missing,
+            "complete": not missing,
+        }
+
+    def _is_whole(self, session_id: str, sha256: str) -> bool:
+        parts = self.uploads.get((session_id, sha256), {})
+        whole = b"".join(parts[number] for number in sorted(parts))
+        return hashlib.sha256(whole).hexdigest() == sha256
 
     def _cancel(self, request: dict[str, Any]) -> dict[str, Any]:
         running = [turn for turn in self._turns(request) if turn.finish_reason is None]

@@ -232,7 +232,7 @@ def test_the_limit_of_the_service_holds_whatever_the_server_takes(
         connected(fake, time, max_body_bytes=20_000_000) as server,
         pytest.raises(RequestTooLarge, match="6,291,456"),
     ):
-        server.open(images=[bytes(4_800_000)])
+        server.open(system="x" * 6_400_000)
     assert fake.requests == []
 
 

@@ -13,7 +13,7 @@ from PIL import Image as Pictures
 
 from ts_stateful.config import MediaConfig
 from ts_stateful.errors import InvalidRequest, MediaForbidden, MediaInvalid, MediaTooLarge
-from ts_stateful.media import Fetcher, ImageFile, MediaLoader
+from ts_stateful.media import Fetcher, ImageFile, MediaLoader, UploadedImage
 from ts_stateful.protocol import Image
 
 DECODE = ImageFile.decode
@@ -54,6 +54,13 @@ def make() -> Iterator[Make]:
     yield make
     for loader in loaders:
         loader.close()
+
+
+def test_an_upload_is_a_file_like_any_other(make: Make) -> None:
+    """In its place among the others."""
+    images = [Image(url=url(1)), UploadedImage(upload="0" * 64, data=png(2))]
+    files = make().load(images, [png(3)], lambda file: (file.data, file.field))
+    assert files[1] == (png(2), "images[1].upload")
 
 
 @pytest.mark.parametrize("workers", [1, 4])

@@ -10,38 +10,36 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ts_stateful.client.documents import check_size
+from ts_stateful.client.errors import RequestTooLarge
 from ts_stateful.protocol import Image
 
 __all__ = ["ImageSource", "wire_images"]
 
+_MAX_FILE_BYTES = 1_000_000_000  # a server takes 20,000,000, unless it is told otherwise
+
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview
-"""A path, a URL (`https:`, `http:` or `data:`), or the bytes of an encoded image."""
+"""A path, a URL (`https:`, `http:`, `data:` or `s3:`), or the bytes of an encoded image."""
 
 
-def wire_images(sources: Iterable[ImageSource], max_bytes: int) -> tuple[Image, ...]:
+def wire_images(sources: Iterable[ImageSource]) -> tuple[Image, ...]:
     """The images as requests carry them; a URL is fetched by the server.
 
     Raises:
         OSError: a file cannot be read.
-        RequestTooLarge: an image alone is larger than a request may be.
+        RequestTooLarge: a file is larger than any server takes.
     """
     if isinstance(sources, str | bytes | bytearray | memoryview | os.PathLike):
         raise TypeError("`images` is a list: write images=[...]")
-    return tuple(_wire_image(source, max_bytes) for source in sources)
+    return tuple(_wire_image(source) for source in sources)
 
 
-def _wire_image(source: ImageSource, max_bytes: int) -> Image:
+def _wire_image(source: ImageSource) -> Image:
     if isinstance(source, bytes | bytearray | memoryview):
-        check_size(_base64_length(len(source)), max_bytes)
         return Image(base64=base64.b64encode(source).decode("ascii"))
     if isinstance(source, str) and ("://" in source or source.startswith("data:")):
         return Image(url=source)
     path = Path(source)
     # Before it is read: the file may be of any size.
-    check_size(_base64_length(path.stat().st_size), max_bytes)
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise RequestTooLarge(f"{path.name} has more than {_MAX_FILE_BYTES:,} bytes")
     return Image(base64=base64.b64encode(path.read_bytes()).decode("ascii"))
-
-
-def _base64_length(num_bytes: int) -> int:
-    return (num_bytes + 2) // 3 * 4

@@ -22,6 +22,7 @@ from ts_stateful.client.errors import (
     StreamStalled,
 )
 from ts_stateful.client.turns import TurnCounter
+from ts_stateful.client.uploads import Carrier
 from ts_stateful.errors import SessionExpired, SessionNotFound, StatefulError, TurnGap
 from ts_stateful.protocol import Cancel, Continue, Prompt
 
@@ -51,6 +52,7 @@ class Reply:
         turns: TurnCounter,
         command: Prompt,
         timeout_s: float | None,
+        carrier: Carrier,
         reopen: Callable[[float], str] | None = None,
     ) -> None:
         self.turn: int | None = None
@@ -63,6 +65,7 @@ class Reply:
         self._command = command
         self._attempts = calls.attempts(timeout_s)
         self._timeout_s = timeout_s
+        self._carrier = carrier
         self._reopen = reopen  # within so many seconds; the id of the session that takes the place of one that has ended
         self._pieces: list[str] = []
         self._num_chars = 0
@@ -140,7 +143,7 @@ class Reply:
             # What has come is not asked for again; without any of it, the prompt may not even have arrived.
             self._pulls = self._pulls or self._num_chars > 0
             try:
-                if not self._reopened_after(error) and not self._begun_anew_after(error):
+                if not self._goes_on_after(error):
                     self._attempts.wait_after(error)
             except (ClientError, StatefulError):
                 self._end()
@@ -156,6 +159,13 @@ class Reply:
             if not self._reopened_after(error):
                 raise
             self._over = False
+
+    def _goes_on_after(self, error: Exception) -> bool:
+        return (
+            self._reopened_after(error)
+            or self._begun_anew_after(error)
+            or self._uploads_again_after(error)
+        )
 
     def _reopened_after(self, error: Exception) -> bool:
         """Whether the turn, of which nothing has come, has a session again; once in a turn."""
@@ -174,13 +184,19 @@ class Reply:
 
         It gives the same text, of which the beginning is known.
         """
-        policy, attempts = self._calls.policy, self._attempts
         lost = isinstance(error, TurnGap) and self._pulls and self._num_chars > 0
-        if not lost or attempts.num_failures >= policy.max_retries:
+        if not lost or not self._may_try_again():
             return False
-        attempts.num_failures += 1
         self._pulls, self._known = False, self._num_chars
         return True
+
+    def _uploads_again_after(self, error: Exception) -> bool:
+        """Whether the server had dropped an upload: because others came, or its engine died."""
+        return self._carrier.lost(error) and self._may_try_again()
+
+    def _may_try_again(self) -> bool:
+        self._attempts.num_failures += 1
+        return self._attempts.num_failures <= self._calls.policy.max_retries
 
     def _take(self, event: TurnAnswer) -> str:
         self._attempts.succeeded()
@@ -202,7 +218,8 @@ class Reply:
 
     def _push(self) -> Generator[TurnAnswer, None, None]:
         """The events that the server sends by itself, from the beginning of the turn."""
-        command = msgspec.structs.replace(self._command, turn=self.turn)
+        numbered = msgspec.structs.replace(self._command, turn=self.turn)
+        command = self._carrier.carried(numbered, self._attempts)
         transport, timeout_s = self._calls.transport, self._attempts.deadline.remaining_s()
         if not command.stream:
             yield parse(transport.call(command, timeout_s), TurnAnswer)

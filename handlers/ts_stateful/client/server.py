@@ -26,8 +26,9 @@ from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.client.session import Session
 from ts_stateful.client.steps import Steps
 from ts_stateful.client.transport import Transport
+from ts_stateful.client.uploads import fits
 from ts_stateful.errors import SessionExists, SessionNotFound
-from ts_stateful.protocol import Hello, Open
+from ts_stateful.protocol import Hello, Image, Open
 from ts_stateful.session_ids import check_session_id, new_session_id
 
 __all__ = ["Server", "connect"]
@@ -120,6 +121,9 @@ class Server:
         prompt that finds the session expired or lost opens it again under a new id, with the same images and system prompt but
         without its turns, and runs there.
 
+        Images that are too large for a request go with the session's first prompt, uploaded in parts: what is wrong with them,
+        that prompt tells, and its first piece takes longer. The conversation is the same, also after a `fork` or a `rewind`.
+
         Raises:
             StatefulError: the server refuses, for instance `TooManySessions` or `MediaInvalid`.
             ClientError: the server could not be asked, or not in time.
@@ -130,17 +134,28 @@ class Server:
         command = Open(
             session_id=name,
             system=system,
-            images=wire_images(images, self._calls.transport.max_body_bytes),
+            images=wire_images(images),
             ttl_s=ttl_s,
             metadata=dict(metadata or {}),
         )
+        first_images: tuple[Image, ...] = ()
+        if not fits(command, self._calls.transport.max_body_bytes):
+            first_images = command.images
+            command = msgspec.structs.replace(command, images=())
 
         # An id of somebody's choice may have been open before.
         lost = partial(self._opened_unheard, command, timeout_s)
         applied = (SessionExists, lost) if session_id is None else None
         opened = self._calls.call(command, Opened, timeout_s, applied=applied)
         again = partial(self._open_again, command) if reopen else None
-        return Session(self._calls, opened.session_id, opened=opened, num_turns=0, reopen=again)
+        return Session(
+            self._calls,
+            opened.session_id,
+            opened=opened,
+            num_turns=0,
+            reopen=again,
+            first_images=first_images,
+        )
 
     def _opened_unheard(self, command: Open, timeout_s: float | None) -> Opened:
         """What the lost answer to an `open` said."""

@@ -6,7 +6,7 @@ Owns the numbering of turns, the closing, and what a session's history allows: f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
@@ -26,6 +26,7 @@ from ts_stateful.client.errors import ClientError
 from ts_stateful.client.images import ImageSource, wire_images
 from ts_stateful.client.reply import Reply
 from ts_stateful.client.turns import TurnCounter
+from ts_stateful.client.uploads import Carrier
 from ts_stateful.errors import (
     SessionClosed,
     SessionError,
@@ -33,7 +34,7 @@ from ts_stateful.errors import (
     SessionNotFound,
     StatefulError,
 )
-from ts_stateful.protocol import Cancel, Close, Continue, Fork, Info, Prompt, Rewind
+from ts_stateful.protocol import Cancel, Close, Continue, Fork, Image, Info, Prompt, Rewind
 from ts_stateful.session_ids import check_session_id, new_session_id
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Session:
 
     One client at a time: turns are numbered here, and a second client of the same session would number them alike.
     `opened` is the server's answer to `open` or `fork`, None for a session that was attached to. `num_reopened` counts how
-    often it was opened again; its id is another one then.
+    often it was opened again; its id is another one then. `first_images` were too large to go with `open`: turn 1 has them.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Session:
         opened: Opened | None,
         num_turns: int | None,
         reopen: Callable[[float], Opened] | None = None,
+        first_images: Sequence[Image] = (),
     ) -> None:
         self.session_id = session_id
         self.opened = opened
@@ -77,6 +79,7 @@ class Session:
         self._calls = calls
         self._reopen = reopen
         self._turns = TurnCounter(self.info, num_turns)
+        self._carrier = Carrier(calls, first_images)
         self._closed = False
 
     def prompt(
@@ -91,19 +94,20 @@ class Session:
         """One turn. Iterate over the reply for its pieces as they come; nothing is sent before that.
 
         `timeout_s` bounds the whole turn. The loop raises `StatefulError` for what the server refuses and `ClientError` for
-        what goes wrong on the way; broken connections are resumed within the deadline.
+        what goes wrong on the way; broken connections are resumed within the deadline. Images that are too large for a request
+        go ahead in parts.
         """
         if isinstance(options.get("stop"), list):
             options["stop"] = tuple(options["stop"])
         command = Prompt(
             session_id=self.session_id,
             prompt=prompt,
-            images=wire_images(images, self._calls.transport.max_body_bytes),
+            images=wire_images(images),
             stream=stream,
             **options,
         )
         reopen = None if self._reopen is None else self._opened_again
-        return Reply(self._calls, self._turns, command, timeout_s, reopen)
+        return Reply(self._calls, self._turns, command, timeout_s, self._carrier, reopen)
 
     def ask(
         self,
@@ -167,7 +171,13 @@ class Session:
 
         applied = (SessionExists, made_up) if session_id is None else None
         forked = self._calls.call(command, Forked, timeout_s, applied=applied)
-        return Session(self._calls, forked.session_id, opened=forked, num_turns=forked.turn)
+        return Session(
+            self._calls,
+            forked.session_id,
+            opened=forked,
+            num_turns=forked.turn,
+            first_images=self._carrier.first,
+        )
 
     def rewind(self, to_turn: int, timeout_s: float | None = None) -> Rewound:
         """Forgets every turn behind turn `to_turn`; 0 is the session as it was opened.

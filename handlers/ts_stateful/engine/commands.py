@@ -21,6 +21,7 @@ from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.sequence import Sequence, Status, Subscriber
 from ts_stateful.engine.turns import Turns, check_number
+from ts_stateful.engine.uploads import Uploads
 from ts_stateful.errors import (
     ContextTooLong,
     InvalidRequest,
@@ -42,6 +43,7 @@ from ts_stateful.protocol import (
     Open,
     Prompt,
     Rewind,
+    Upload,
 )
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
@@ -79,6 +81,7 @@ class Commands:
         self._durability = durability
         self._again = again
         self._branches = Branches(model, table, turns, outbox, durability)
+        self._uploads = Uploads(config.handler.media)
 
     def handle(self, message: Submit) -> None:
         """Takes a request of a client; where it is for a session that is not here, when that has been looked for."""
@@ -127,6 +130,8 @@ class Commands:
             self._fork(message, command)
         elif isinstance(command, Rewind):
             self._branches.rewind(message.request_id, self._session(command.session_id), command)
+        elif isinstance(command, Upload):
+            self._upload(message, command)
         elif isinstance(command, Info):
             session = self._session(command.session_id)
             saved = self._durability.is_saved(session)
@@ -171,6 +176,7 @@ class Commands:
         if command.session_id is None:
             raise InvalidRequest("name the session", field="session_id")
         self._check_images(command.images, message.attachments)
+        self._uploads.find(None, command.images)
         self._check_length(command)
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
@@ -234,13 +240,22 @@ class Commands:
                 field=field,
             )
 
+    def _upload(self, message: Submit, command: Upload) -> None:
+        if self._model.vision is None:
+            raise InvalidRequest("this model takes no images", field="type")
+        session = self._session(command.session_id)
+        answer = self._uploads.receive(session, command, message.attachments)
+        self._table.touch(session)
+        self._outbox.answer(message.request_id, answer, session_id=session.session_id)
+
     def _admit(self, session: Session[Context], command: Open | Prompt, message: Submit) -> None:
+        images = self._uploads.find(session, command.images)
         sequence = Sequence(
             session, command, self._clock(), opens=message.opens, alone=message.alone
         )
         sequence.origin, sequence.replay = message.request_id, message.replay
         self._audience.subscribe(sequence, message)
-        self._turns.admit(sequence, command.images, message.attachments)
+        self._turns.admit(sequence, images, message.attachments)
 
     def _reattach(self, session: Session[Context], turn: int, message: Submit) -> bool:
         """Answers a retried turn from its record, or attaches it to the turn in progress or in the queue."""

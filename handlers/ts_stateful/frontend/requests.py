@@ -20,7 +20,7 @@ from ts_stateful.frontend.dialects.dialect import Letter, Translation, Unnamed, 
 from ts_stateful.frontend.headers import HeaderNames, RowHeaders
 from ts_stateful.frontend.letters import check_inputs, document_of, read_content, split
 from ts_stateful.frontend.steps import StepReader
-from ts_stateful.protocol import AnyRequest, Fork, Hello, Open, Prompt, Step, parse_request
+from ts_stateful.protocol import AnyRequest, Fork, Hello, Open, Prompt, Step, Upload, parse_request
 from ts_stateful.session_ids import new_session_id, resolve_session_id
 
 __all__ = ["RequestParser"]
@@ -94,8 +94,9 @@ class RequestParser:
         if not self._keeps_sessions:
             unnamed = _without_sessions(request, unnamed)
         request, opens = _address(request, headers, unnamed)
-        if attachments and not (translation.voice.pulls and isinstance(request, Open | Prompt)):
-            raise InvalidRequest("files go with `open` and `prompt` alone", field="type")
+        takes_files = translation.voice.pulls and isinstance(request, Open | Prompt | Upload)
+        if attachments and not takes_files:
+            raise InvalidRequest("files go with `open`, `prompt` and `upload` alone", field="type")
         if isinstance(request, Prompt):
             request = self._completed(request, data, headers)
         pulled = isinstance(request, Prompt) and not headers.is_http

@@ -5,6 +5,14 @@ from __future__ import annotations
 from ts_stateful.media.decode import decode_image
 from ts_stateful.media.digest import content_digest, file_digest
 from ts_stateful.media.fetch import Fetcher
-from ts_stateful.media.load import ImageFile, MediaLoader
+from ts_stateful.media.load import ImageFile, MediaLoader, UploadedImage
 
-__all__ = ["Fetcher", "ImageFile", "MediaLoader", "content_digest", "decode_image", "file_digest"]
+__all__ = [
+    "Fetcher",
+    "ImageFile",
+    "MediaLoader",
+    "UploadedImage",
+    "content_digest",
+    "decode_image",
+    "file_digest",
+]

@@ -20,7 +20,14 @@ from ts_stateful.errors import MediaForbidden, MediaInvalid
 from ts_stateful.media.addresses import is_local_name, is_public_address
 from ts_stateful.media.connect import Clock, Deadline, PinnedBackend, Resolver, resolve
 from ts_stateful.media.encoded import check_size, decode_data_url
-from ts_stateful.media.urls import Target, parse_url, resolve_redirect, scheme_of
+from ts_stateful.media.objects import ObjectReader
+from ts_stateful.media.urls import (
+    Target,
+    parse_object_url,
+    parse_url,
+    resolve_redirect,
+    scheme_of,
+)
 
 __all__ = ["Fetcher"]
 
@@ -51,6 +58,9 @@ class Fetcher:
         self._backend = backend or httpcore.SyncBackend()
         self._given_ssl_context = ssl_context
         self._web_schemes = tuple(name for name in config.allowed_schemes if name != "data")
+        self._objects = (
+            ObjectReader(config.max_bytes, config.timeout_sec) if config.allowed_buckets else None
+        )
         # A query cannot be interrupted, only left behind; the pool bounds how many of those there
         # can be.
         self._queries = concurrent.futures.ThreadPoolExecutor(
@@ -60,19 +70,23 @@ class Fetcher:
     def close(self) -> None:
         """Ends the threads; a fetch after this is refused with a RuntimeError."""
         self._queries.shutdown(wait=False, cancel_futures=True)
+        if self._objects is not None:
+            self._objects.close()
 
     def fetch(self, url: str, field: str) -> bytes:
         """The bytes behind `url`, at most `max_bytes` of them; takes at most `timeout_sec` seconds
         with all redirects.
 
         Raises:
-            MediaForbidden: the scheme, the host or one of its addresses is not allowed, here or
+            MediaForbidden: the scheme, the bucket, the host or one of its addresses is not allowed, here or
                 after a redirect. No connection was made to what is not allowed.
             MediaTooLarge: the body is larger than `max_bytes`.
             MediaInvalid: the URL is malformed, or the server does not answer with a body of status
                 200 in time.
         """
         config = self._config
+        if url[:5].lower() == "s3://":
+            return self._fetch_object(url, field)
         if scheme_of(url, config.allowed_schemes, field) == "data":
             return decode_data_url(url, config.max_bytes, field)
         target = parse_url(url, self._web_schemes, field)
@@ -86,6 +100,19 @@ class Fetcher:
             raise MediaInvalid(
                 "the image could not be fetched from its server", field=field
             ) from None
+
+    def _fetch_object(self, url: str, field: str) -> bytes:
+        target, allowed = parse_object_url(url, field), self._config.allowed_buckets
+        if self._objects is None or not any(_matches(p, target.bucket) for p in allowed):
+            raise MediaForbidden("the URL's bucket is not one of the allowed buckets", field=field)
+        # The library's timeouts are for one wait each, as above.
+        reading = self._queries.submit(self._objects.read, target, field)
+        try:
+            return reading.result(self._config.timeout_sec)
+        except concurrent.futures.TimeoutError:
+            reading.cancel()
+            message = f"the image could not be read within {self._config.timeout_sec:g} s"
+            raise MediaInvalid(message, field=field) from None
 
     def _follow(self, target: Target, deadline: Deadline, field: str) -> bytes:
         for _ in range(self._config.max_redirects + 1):

@@ -21,9 +21,15 @@ from ts_stateful.media.encoded import decode_base64
 from ts_stateful.media.fetch import Fetcher
 from ts_stateful.protocol import Image
 
-__all__ = ["ImageFile", "MediaLoader"]
+__all__ = ["ImageFile", "MediaLoader", "UploadedImage"]
 
 T = TypeVar("T")
+
+
+class UploadedImage(Image, frozen=True, kw_only=True):
+    """An image that was uploaded before, with its file; no document of the wire protocol is one."""
+
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class MediaLoader:
         Raises:
             InvalidRequest: more than `max_images`; nothing was fetched.
             MediaError: one of them was refused; `field` names it: `images[0].url`,
-                `images[0].base64` or `files[0]`. What `read` raises comes out too.
+                `images[0].base64`, `images[0].upload` or `files[0]`. What `read` raises comes out too.
         """
         if len(images) + len(attachments) > self._config.max_images:
             message = f"a request takes at most {self._config.max_images} images"
@@ -94,6 +100,9 @@ class MediaLoader:
         if image.url is not None:
             field = f"images[{index}].url"
             data = self._fetcher.fetch(image.url, field)
+        elif isinstance(image, UploadedImage):
+            field = f"images[{index}].upload"
+            data = image.data
         else:
             field = f"images[{index}].base64"
             data = decode_base64(image.base64 or "", self._config.max_bytes, field)

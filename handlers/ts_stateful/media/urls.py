@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 
 from ts_stateful.errors import MediaForbidden, MediaInvalid
 
-__all__ = ["Target", "parse_url", "resolve_redirect", "scheme_of"]
+__all__ = ["Object", "Target", "parse_object_url", "parse_url", "resolve_redirect", "scheme_of"]
 
 _MAX_CHARS = 8192
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -23,6 +23,10 @@ _AUTHORITY = re.compile(r"//([^/?#]*)")
 _HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:]*)(?::(.*))?")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_OBJECT = re.compile(r"s3://([^/]*)/(.+)", re.IGNORECASE | re.DOTALL)
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_NO_CHAR = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_MAX_KEY_BYTES = 1024
 _UNSAFE = re.compile(r"[\x00-\x20\x7f]")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -51,6 +55,32 @@ class Target:
     def url(self) -> str:
         """The URL that parses to this target."""
         return f"{self.scheme}://{self.authority}{self.path}"
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object in S3."""
+
+    bucket: str
+    key: str
+
+
+def parse_object_url(url: str, field: str) -> Object:
+    """The object that `s3://bucket/key` names; the key is all behind the slash, as it is, without any decoding.
+
+    Raises:
+        MediaInvalid: there is no bucket of such a name (an access point is none), or the key is none.
+    """
+    match = _OBJECT.fullmatch(url)
+    if match is None or not _BUCKET.fullmatch(match[1]):
+        raise MediaInvalid("an object's URL is like s3://bucket/key", field=field)
+    key = match[2]
+    # Libraries may read `..` as a way into another bucket.
+    if _NO_CHAR.search(key) or {".", ".."} & set(key.split("/")):
+        raise MediaInvalid("control characters, `.` or `..` in an object's key", field=field)
+    if len(key.encode()) > _MAX_KEY_BYTES:
+        raise MediaInvalid(f"an object's key has at most {_MAX_KEY_BYTES} bytes", field=field)
+    return Object(match[1], key)
 
 
 def scheme_of(url: str, allowed: Collection[str], field: str) -> str:

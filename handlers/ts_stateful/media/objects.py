@@ -1,0 +1,87 @@
+"""Images that are objects in S3, read with the server's own credentials.
+
+Owns the requests and what S3's errors mean to a client. Which buckets may be read is decided before: what is read here is
+readable for whoever may ask this server.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ts_stateful.config import ConfigError
+from ts_stateful.errors import MediaForbidden, MediaInvalid
+from ts_stateful.media.encoded import check_size
+from ts_stateful.media.urls import Object
+
+__all__ = ["ObjectReader"]
+
+_ABSENT = {"NoSuchKey", "NoSuchBucket", "404"}
+_DENIED = {"AccessDenied", "AllAccessDisabled", "InvalidObjectState", "403"}
+
+
+class ObjectReader:
+    """Reads objects by boto3, whose credentials, region and endpoint are the environment's; thread-safe.
+
+    Connecting, and every wait for more of an object, take at most `timeout_s` seconds.
+
+    Raises:
+        ConfigError: boto3 is not installed, or what it is told in the environment cannot be meant.
+    """
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        try:
+            # An extra of the package, imported where buckets are allowed.
+            from boto3.session import Session  # noqa: PLC0415
+            from botocore import exceptions as aws  # noqa: PLC0415
+            from botocore.config import Config  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"handler.media.allowedBuckets: {error.name} is not installed; "
+                "pip install 'torchserve-stateful[s3]'"
+            ) from error
+        self._aws: Any = aws
+        config = Config(
+            connect_timeout=timeout_s,
+            read_timeout=timeout_s,
+            retries={"total_max_attempts": 1},
+            response_checksum_validation="when_required",  # the image's own decoder judges the bytes
+        )
+        try:
+            # A session of its own: the one that boto3 shares must not make clients in two threads.
+            self._client = Session().client("s3", config=config)
+        except (aws.BotoCoreError, ValueError) as error:
+            raise ConfigError(f"handler.media.allowedBuckets: {error}") from error
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def read(self, source: Object, field: str) -> bytes:
+        """The bytes of an object, at most `max_bytes` of them.
+
+        Raises:
+            MediaTooLarge: it has more; none of them was read if S3 says so beforehand.
+            MediaForbidden: S3 does not let the server have it.
+            MediaInvalid: there is no such object, or S3 does not answer.
+        """
+        try:
+            answer = self._client.get_object(Bucket=source.bucket, Key=source.key)
+            with answer["Body"] as body:
+                check_size(answer["ContentLength"], self._max_bytes, field)
+                data: bytes = body.read(self._max_bytes + 1)
+        except self._aws.ClientError as error:
+            raise _refused(str(error.response.get("Error", {}).get("Code", "")), field) from None
+        except (self._aws.BotoCoreError, OSError):
+            # Its text may name the server's endpoint and credentials.
+            raise MediaInvalid("the image could not be read from S3", field=field) from None
+        check_size(len(data), self._max_bytes, field)
+        return data
+
+
+def _refused(code: str, field: str) -> MediaForbidden | MediaInvalid:
+    if code in _DENIED:
+        return MediaForbidden("S3 does not let the server read this object", field=field)
+    if code in _ABSENT:
+        return MediaInvalid("there is no such object in S3", field=field)
+    return MediaInvalid(f"the image could not be read from S3: {code}"[:200], field=field)
