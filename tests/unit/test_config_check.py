@@ -109,6 +109,16 @@ def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
         ),
         (
             _GOOD,
+            {
+                "handler": {
+                    "store": {"url": "s3://bucket/sessions"},
+                    "media": {"allowedBuckets": ["photos", "bucket"]},
+                }
+            },
+            ("warning", "handler.media.allowedBuckets"),
+        ),
+        (
+            _GOOD,
             {"handler": {"media": {"allowPrivateAddresses": True}}},
             ("warning", "handler.media.allowPrivateAddresses"),
         ),

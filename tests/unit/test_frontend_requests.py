@@ -24,6 +24,7 @@ from ts_stateful.protocol import (
     Open,
     Prompt,
     Rewind,
+    Upload,
 )
 
 _MINTED = "ts-seq-0b9fd3a0-7e4e-4d5c-8b0e-0f0f0f0f0f0f"
@@ -112,6 +113,16 @@ def test_parts_of_a_form_are_images_in_their_order() -> None:
     """The part `data` is the JSON; the names of the others do not matter."""
     data = {"z": bytearray(b"1"), "data": b'{"prompt": "hi"}', "body": b"2", "host": "3"}
     assert parse(data).attachments == (b"1", b"2", b"3")
+
+
+def test_a_part_of_an_upload_may_be_the_file_of_a_form() -> None:
+    """Its bytes are a third less than in base64."""
+    document = f'{{"type": "upload", "session_id": "a", "sha256": "{"0" * 64}"}}'
+    message = parse({"data": document.encode(), "file": bytearray(b"part")})
+    assert (message.command, message.attachments) == (
+        Upload(session_id="a", sha256="0" * 64),
+        (b"part",),
+    )
 
 
 def test_files_go_with_what_takes_images() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +107,25 @@ class Told:
         if self.error is not None:
             raise self.error
         return {"Body": self.body, "ContentLength": 1}
+
+
+def test_an_object_that_takes_too_long_is_given_up(client: Any, make_fetcher: MakeFetcher) -> None:
+    """However slowly it comes; whoever asked waits no longer."""
+    goes_on = threading.Event()
+
+    class Slow:
+        def read(self, source: Object, field: str) -> bytes:
+            goes_on.wait()
+            return b""
+
+        def close(self) -> None:
+            goes_on.set()
+
+    fetcher = make_fetcher(allowed_buckets=(BUCKET,), timeout_sec=0.01)
+    assert fetcher._objects is not None
+    fetcher._objects.close()
+    fetcher._objects = Slow()  # type: ignore[assignment]
+    assert "within 0.01 s" in refusal(fetcher, f"s3://{BUCKET}/cat.png", MediaInvalid)
 
 
 def reading(told: Told) -> ObjectReader:

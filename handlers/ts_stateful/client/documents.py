@@ -31,8 +31,8 @@ def check_size(num_bytes: int, max_bytes: int) -> None:
     """Raises `RequestTooLarge` for a request that TorchServe's transport would not take."""
     if num_bytes > max_bytes:
         raise RequestTooLarge(
-            f"the request has {num_bytes:,} bytes and the server takes {max_bytes:,}; send a smaller"
-            " image or its URL, or raise `max_request_size` in the server's config.properties and"
+            f"the request has {num_bytes:,} bytes and the server takes {max_bytes:,}; send less at"
+            " a time, or raise `max_request_size` in the server's config.properties and"
             " `max_body_bytes` here (SageMaker's limit is fixed)"
         )
 

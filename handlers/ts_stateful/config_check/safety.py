@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from ts_stateful.config import HandlerConfig
 from ts_stateful.config_check.finding import Finding, warning
@@ -23,6 +24,13 @@ def check_safety(handler: HandlerConfig) -> Iterator[Finding]:
             "handler.media.allowedSchemes",
             "`http` lets whoever is on the way read and change images",
             "allow https and data only",
+        )
+    store = urlsplit(handler.store.url or "")
+    if store.scheme == "s3" and store.netloc in handler.media.allowed_buckets:
+        yield warning(
+            "handler.media.allowedBuckets",
+            "the sessions are kept in this bucket, and the images of some could be shown to others",
+            "keep images that everybody may see in a bucket of their own",
         )
     if handler.media.allow_private_addresses:
         yield warning(
