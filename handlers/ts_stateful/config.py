@@ -138,6 +138,10 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
     max_rows: _Count = 256  # sequences in one forward pass
     fixed_rows: bool = False  # every pass has `maxRows` rows: for programs that were exported so
     host_cache_bytes: _Count | None = None  # states moved off the device; None: no bound
+    commit_every: Annotated[int, Meta(ge=0)] = (
+        0  # steps; every one is in the store before it is answered. 0: sequences end with their engine
+    )
+    store: StoreConfig = StoreConfig()  # for `commit_every`
 
     def __post_init__(self) -> None:
         check(self.inputs, self.outputs, self.states)

@@ -89,6 +89,10 @@ class StateModels:
             document |= {"sequenceBatching": True, **_NARROW}
         elif variant == "sequence":
             document |= {"sequenceBatching": True, **_WIDE}
+        elif variant == "kept":
+            document |= {"sequenceBatching": True, **_WIDE}
+            folder_of_store = self._folder / "sequences"
+            document["handler"] |= {"commitEvery": 3, "store": {"url": folder_of_store.as_uri()}}
         elif variant:
             document |= {"batchSize": 1, "asyncCommunication": True}
         else:

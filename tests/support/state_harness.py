@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
-from tests.support.harness import Clock
+from tests.support.harness import Clock, LaterExecutor
 from ts_stateful.config import Config, FrontendConfig, StateConfig, load_config
 from ts_stateful.events import Event, Submit
 from ts_stateful.protocol import Request, Step
+from ts_stateful.state.durability import Backing
 from ts_stateful.state.engine import StateEngine
 from ts_stateful.state.pool import Pool
 from ts_stateful.state.program import Program
+from ts_stateful.store.access import StoreAccess
+from ts_stateful.store.base import Store
 from ts_stateful.tensors import Elements, read_inputs
 
 __all__ = ["StateHarness", "state_settings"]
@@ -32,7 +36,10 @@ def state_settings(**handler: Any) -> StateConfig:
 
 
 class StateHarness:
-    """Submits requests, runs passes, and keeps what was answered. `num_calls` counts calls of the model."""
+    """Submits requests, runs passes, and keeps what was answered. `num_calls` counts calls of the model.
+
+    With a `store`, what its threads would do is done by `run`, or by `executor` and `pump` when a test says so.
+    """
 
     def __init__(
         self,
@@ -41,9 +48,14 @@ class StateHarness:
         *,
         initial: Sequence[Tensor] | None = None,
         max_slots: int = 64,
+        store: Store | None = None,
+        scope: str = "states-model",
+        clock: Clock | None = None,
+        numbers: Iterator[int] | None = None,
         **frontend: Any,
     ) -> None:
-        self.clock = Clock()
+        self.clock = clock or Clock()
+        self._numbers = numbers or count(1)  # of requests
         self.events: dict[str, Event] = {}
         self.num_calls = 0
         self.settings = settings
@@ -61,8 +73,11 @@ class StateHarness:
             ]
         pool = Pool(settings.states, initial, CPU, max_slots)
         parameters = module.parameters() if isinstance(module, nn.Module) else ()
-        count = sum(weight.numel() for weight in parameters)
-        program = Program(counted, settings, name="model", num_parameters=count)
+        num_parameters = sum(weight.numel() for weight in parameters)
+        program = Program(counted, settings, name="model", num_parameters=num_parameters)
+        self.executor = LaterExecutor()
+        self._posted: list[Callable[[], None]] = []
+        access = StoreAccess(store, settings.store.policy, self.executor) if store else None
         self.engine = StateEngine(
             program,
             config,
@@ -71,13 +86,22 @@ class StateHarness:
             emit=self._take,
             clock=self.clock,
             utc=lambda: 1_700_000_000.0 + self.clock(),
+            backing=Backing(access, scope, self._posted.append) if access else None,
         )
-        self._num_requests = 0
 
-    def submit(self, command: Request, *, opens: bool | None = None, raw: bool = False) -> str:
-        """Hands in a request as a worker does; the id by which its answer is found. A session that nobody knows is opened."""
-        self._num_requests += 1
-        request_id = f"request-{self._num_requests}"
+    def submit(
+        self,
+        command: Request,
+        *,
+        opens: bool | None = None,
+        raw: bool = False,
+        again: str | None = None,
+    ) -> str:
+        """Hands in a request as a worker does; the id by which its answer is found. A session that nobody knows is opened.
+
+        `again` is the id that the request had when another engine got it, which is gone.
+        """
+        request_id = again or f"request-{next(self._numbers)}"
         elements: list[Elements] = []
         if isinstance(command, Step):
             declared = [tensor for tensor in self.settings.inputs if not tensor.is_derived]
@@ -93,6 +117,7 @@ class StateHarness:
                 opens=bool(opens),
                 shapes=tuple(tensor.shape for tensor in elements),
                 raw=raw,
+                again=again is not None,
             )
         )
         self.engine.check_integrity()
@@ -100,9 +125,18 @@ class StateHarness:
 
     def run(self) -> None:
         """Runs passes until nothing waits."""
+        self.pump()
         while self.engine.busy:
             self.engine.step()
+            self.pump()
             self.engine.check_integrity()
+
+    def pump(self) -> None:
+        """Does what the store's threads would do, and the engine's thread behind it."""
+        while self.executor.jobs or self._posted:
+            self.executor.run()
+            while self._posted:
+                self._posted.pop(0)()
 
     def ask(self, command: Request, **options: Any) -> dict[str, Any]:
         """The answer to a request."""

@@ -67,7 +67,9 @@ class EngineProcess:
     def _load(self, config: Config) -> Engine | StateEngine:
         spec = self._spec
         folder, device = Path(spec.model_dir), torch.device(spec.device)
+        store_folder = Path(spec.folder).parent / "store"
         if config.state is not None:
+            settings = config.state
             return load_engine(
                 config,
                 folder,
@@ -75,6 +77,8 @@ class EngineProcess:
                 name=spec.model_name,
                 emit=self._emit,
                 max_sessions=spec.max_sessions,
+                store=store_of(settings.store, store_folder) if settings.commit_every else None,
+                post=self._inbox.put,
             )
         media = config.handler.media
         return Engine(
@@ -85,7 +89,7 @@ class EngineProcess:
             executor=ThreadPoolExecutor(media.workers, "media"),
             post=self._inbox.put,
             max_sessions=spec.max_sessions,
-            store=store_of(config.handler.store, Path(spec.folder).parent / "store"),
+            store=store_of(config.handler.store, store_folder),
         )
 
     def serve(self) -> None:

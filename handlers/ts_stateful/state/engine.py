@@ -18,8 +18,11 @@ from ts_stateful.defects import defect
 from ts_stateful.errors import OutOfMemory, StatefulError
 from ts_stateful.events import Event, Submit
 from ts_stateful.figures import Figures
+from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import Limits, SessionTable
+from ts_stateful.state.commits import scope_of
+from ts_stateful.state.durability import Backing, Durability
 from ts_stateful.state.passes import Passes, Stepped
 from ts_stateful.state.pool import Pool, initial_states, slot_bytes
 from ts_stateful.state.program import Program, load_program
@@ -27,6 +30,7 @@ from ts_stateful.state.requests import Requests
 from ts_stateful.state.sequence import SequenceState
 from ts_stateful.state.steps import Answers, Job
 from ts_stateful.state.trial import prove
+from ts_stateful.store.access import StoreAccess
 
 __all__ = ["StateEngine", "load_engine"]
 
@@ -37,7 +41,8 @@ _FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need
 class StateEngine:
     """Runs one program on one device for the sequences of one table; `emit` takes every event.
 
-    `max_sessions` is this engine's share of those that the configuration allows; None: all.
+    `max_sessions` is this engine's share of those that the configuration allows; None: all. Sequences outlive the engine in
+    `backing`.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class StateEngine:
         clock: Callable[[], float] = time.monotonic,
         utc: Callable[[], float] = time.time,
         max_sessions: int | None = None,
+        backing: Backing | None = None,
     ) -> None:
         assert config.state is not None
         self.num_parameters = program.num_parameters
@@ -66,12 +72,35 @@ class StateEngine:
             lifetime_s=frontend.lifetime_s,
             host_bytes=config.state.host_cache_bytes or 2**63,
         )
-        self.table: SessionTable[SequenceState] = SessionTable(limits, SharedCache(0), clock)
+        self.table: SessionTable[SequenceState] = SessionTable(
+            limits,
+            SharedCache(0),
+            clock,
+            on_expired=self._expired,
+        )
         self._answering = Answering(emit, clock, utc)
         self._passes = Passes(program, config.state, pool, device)
         self._answers = Answers(config.state, program.name, self._answering)
+        self._durability = Durability(
+            backing,
+            config,
+            self.table,
+            pool,
+            clock=clock,
+            utc=utc,
+            deliver=self._deliver,
+            adopt=self._adopt,
+        )
         self._requests = Requests(
-            config, program.name, self.table, pool, self._answering, self._answers, clock
+            config,
+            program.name,
+            self.table,
+            pool,
+            self._answering,
+            self._answers,
+            self._durability,
+            clock,
+            self.submit,
         )
 
     def submit(self, message: Submit) -> None:
@@ -124,6 +153,7 @@ class StateEngine:
             device_bytes=self.table.device_bytes,
             host_bytes=self.table.host_bytes,
             steps_done=self._num_steps,
+            store_failures=self._durability.num_failed,
         )
 
     def check_integrity(self) -> None:
@@ -133,6 +163,19 @@ class StateEngine:
         held = [session.state.slot for session in self.table if session.state.has_slot]
         assert len(set(held)) == len(held)
         assert len(held) + self._pool.num_free == self._pool.max_slots
+
+    def _expired(self, session: Session[SequenceState]) -> None:
+        self._durability.removed(session)
+
+    def _adopt(self, session: Session[SequenceState]) -> None:
+        self._requests.adopt(session)
+
+    def _deliver(self, message: Submit, error: StatefulError | None) -> None:
+        """A request has waited for its sequence."""
+        if error is None:
+            self.submit(message)
+        else:
+            self._answering.refuse(message.request_id, error, message.command.session_id)
 
     def _run(self, jobs: list[Job]) -> list[tuple[Job, Stepped]]:
         """The outcome of a pass. A job that makes it fail is refused, and the others run without it."""
@@ -163,8 +206,12 @@ def load_engine(
     name: str,
     emit: Callable[[Event], None],
     max_sessions: int | None = None,
+    store: StoreAccess | None = None,
+    post: Callable[[Callable[[], None]], None] = lambda done: None,
 ) -> StateEngine:
     """The engine for a configuration, its program proved; `name` is the model's in answers.
+
+    `post` has something done by the engine's thread, when the `store` has done its part.
 
     Raises:
         ConfigError: the program or a file cannot be loaded, or does not do what is declared.
@@ -176,7 +223,10 @@ def load_engine(
     prove(program, settings, initial, device)
     most = max_sessions or config.frontend.max_sessions
     pool = Pool(settings.states, initial, device, _max_slots(settings, device, most))
-    return StateEngine(program, config, pool, device, emit=emit, max_sessions=max_sessions)
+    backing = Backing(store, scope_of(settings, model_dir, name), post) if store else None
+    return StateEngine(
+        program, config, pool, device, emit=emit, max_sessions=max_sessions, backing=backing
+    )
 
 
 def _max_slots(settings: StateConfig, device: torch.device, max_sessions: int) -> int:

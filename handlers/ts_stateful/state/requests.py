@@ -1,41 +1,40 @@
 """Requests against the engine of a model with recurrent state: what each type asks for.
 
-Owns the order of steps within a sequence, and where a sequence begins and ends. Knows nothing of the
-model.
+Owns the order of steps within a sequence, and where a sequence begins and ends. Knows nothing of models or stores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ts_stateful.answering import Answering
-from ts_stateful.answers import Closed, Forked, Opened, Usage
+from ts_stateful.answers import Closed, Forked, Opened, Usage, encode
 from ts_stateful.config import Config
 from ts_stateful.errors import (
     InvalidRequest,
-    OutOfMemory,
     QueueFull,
     SessionClosed,
-    SessionExpired,
     SessionNotFound,
     StatefulError,
-    TurnGap,
 )
 from ts_stateful.events import Submit
 from ts_stateful.protocol import Close, Fork, Hello, Info, Open, Step
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
+from ts_stateful.state.commits import Answered
+from ts_stateful.state.durability import Durability
 from ts_stateful.state.line import Line
 from ts_stateful.state.passes import Stepped
 from ts_stateful.state.pool import Pool
 from ts_stateful.state.reports import hello, info
 from ts_stateful.state.sequence import SequenceState
-from ts_stateful.state.steps import Answers, Job
+from ts_stateful.state.sequences import Sequences, gap
+from ts_stateful.state.steps import Answers, Fed, Job
 
 __all__ = ["Requests"]
 
 _Session = Session[SequenceState]
-_AGAIN = "; send `start`: true to begin anew"
 
 
 class Requests:
@@ -49,18 +48,21 @@ class Requests:
         pool: Pool,
         answering: Answering,
         answers: Answers,
+        durability: Durability,
         clock: Callable[[], float],
+        resubmit: Callable[[Submit], None],
     ) -> None:
         assert config.state is not None
         self._config = config
-        self._settings = config.state
         self._model_name = model_name
         self._table = table
-        self._pool = pool
         self._answering = answering
         self._answers = answers
+        self._durability = durability
         self._clock = clock
-        self._line = Line(self._settings, table, pool)
+        self._resubmit = resubmit
+        self._sequences = Sequences(config.state, table, pool, durability)
+        self._line = Line(config.state, table, pool)
 
     def __len__(self) -> int:
         """Sequences with a step that waits."""
@@ -69,16 +71,21 @@ class Requests:
     def handle(self, message: Submit) -> None:
         """Takes a request of a client."""
         command = message.command
-        if isinstance(command, Step):
+        if self._durability.holds(message):
+            return
+        answered = self._durability.answered(message)
+        if answered is not None:
+            self._answers.send([message.request_id], command.session_id or "", answered)
+        elif isinstance(command, Step):
             self._step(message, command)
         elif isinstance(command, Open):
             self._open(message, command)
         elif isinstance(command, Close):
-            self._close(message.request_id, self._session(command.session_id))
+            self._close(message, command.session_id)
         elif isinstance(command, Info):
-            self._info(message.request_id, self._session(command.session_id))
+            self._info(message.request_id, self._sequences.get(command.session_id))
         elif isinstance(command, Fork):
-            self._fork(message.request_id, command)
+            self._fork(message, command)
         elif isinstance(command, Hello):
             self._answering.answer(message.request_id, hello(self._config, self._model_name))
         else:
@@ -93,21 +100,29 @@ class Requests:
         return self._line.next_jobs()
 
     def finish(self, job: Job, stepped: Stepped) -> None:
-        """The step has run, and its sequence goes on from there."""
+        """The step has run; it is answered, and its sequence goes on from there, when it is written down."""
         session, state = job.session, job.session.state
+        fed = Fed(job.inputs, job.shapes, job.row.start, job.step.end)
         state.lengths = stepped.lengths
         state.num_steps += 1
         self._table.touch(session)
+        if job.recorded is not None:
+            self._repeated(job, job.recorded)
+            return
+        job.has_run = True
+        self._line.remove(session)
         until = self._answering.unix_time(session.expires_at) if job.opens else None
-        self._leave(job)
-        if job.step.end:
-            self._end(session)
-        self._answers.send(job, stepped, until)
+        answered = self._answers.make(job, stepped, until)
+        self._durability.write(session, answered, partial(self._written, job, answered), fed)
 
     def fail(self, job: Job, error: StatefulError) -> None:
         """The step is refused: its sequence stands where the last one has left it."""
         session = job.session
         self._table.touch(session)
+        if job.recorded is not None:
+            self._lose(session, error)
+            self._durability.release(session.session_id, error)
+            return
         self._leave(job)
         for request_id in job.request_ids:
             self._answering.refuse(request_id, error, session.session_id)
@@ -116,13 +131,39 @@ class Requests:
             self._refuse_waiting(session, SessionNotFound("the sequence could not be begun"))
             self._table.forget(session)
 
-    def _session(self, session_id: str | None) -> _Session:
-        if session_id is None:
-            raise InvalidRequest("name the session, in the header or here", field="session_id")
-        return self._table.get(session_id)
+    def adopt(self, session: _Session) -> None:
+        """Takes in a sequence from the store; what it has to do comes before the requests that wait for it."""
+        self._sequences.check_memory()
+        self._table.adopt(session)
+        self._advance(session)
+
+    def _written(self, job: Job, answered: Answered, error: StatefulError | None) -> None:
+        session = job.session
+        if not session.work or session.work[0] is not job:
+            return  # it was closed meanwhile, and they were told
+        if error is not None:
+            self._lose(session, error)
+            return
+        session.state.last_answer = answered.repeatable
+        self._leave(job)
+        if job.step.end:
+            self._end(session)
+        self._answers.send(job.request_ids, session.session_id, answered)
+
+    def _repeated(self, job: Job, answered: Answered) -> None:
+        """A step was run again for its states."""
+        job.session.state.last_answer = answered.repeatable
+        self._leave(job)
+        if not job.session.work:
+            self._durability.release(job.session.session_id)
+
+    def _lose(self, session: _Session, error: StatefulError) -> None:
+        """A sequence cannot go on as it is here; whoever asks for it next gets what the store has."""
+        self._refuse_waiting(session, error)
+        self._table.forget(session)
 
     def _step(self, message: Submit, command: Step) -> None:
-        session, opens = self._session_of(message, command)
+        session, opens = self._sequences.of_step(message, command)
         job = Job(
             session,
             command,
@@ -143,38 +184,6 @@ class Requests:
         session.work.append(job)
         self._advance(session)
 
-    def _session_of(self, message: Submit, command: Step) -> tuple[_Session, bool]:
-        """The session of a step, and whether it was opened just now."""
-        session_id = command.session_id
-        try:
-            return self._session(session_id), False
-        except SessionClosed:
-            pass  # its end was said: whatever comes is a new beginning
-        except SessionExpired as error:
-            if not command.start:
-                raise SessionExpired(error.message + _AGAIN) from None
-        except SessionNotFound as error:
-            if not (command.start or message.opens):
-                raise SessionNotFound(error.message + _AGAIN, field=error.field) from None
-        if command.turn not in (None, 1):
-            raise _gap(command.turn, 1)
-        assert session_id is not None
-        return self._new_session(session_id), True
-
-    def _new_session(
-        self, session_id: str, ttl_s: float | None = None, metadata: dict[str, object] | None = None
-    ) -> _Session:
-        host_bytes = self._settings.host_cache_bytes
-        if host_bytes is not None:
-            most = self._pool.max_slots + host_bytes // max(1, self._pool.slot_bytes)
-            if len(self._table) >= most:
-                raise OutOfMemory(
-                    "neither deviceCacheBytes nor hostCacheBytes has room for another sequence"
-                )
-        return self._table.open(
-            session_id, SequenceState(self._pool), ttl_s=ttl_s, metadata=metadata
-        )
-
     def _attached(self, session: _Session, command: Step, request_id: str) -> bool:
         """Whether a step of this number is there already, waiting or done; its answer then goes to this request too."""
         assert command.turn is not None
@@ -188,47 +197,60 @@ class Requests:
         if command.turn == state.num_steps and state.last_answer is not None:
             self._answers.replay(request_id, session, state.last_answer)
             return True
-        raise _gap(command.turn, state.num_steps + 1)
+        raise gap(command.turn, state.num_steps + 1)
 
     def _open(self, message: Submit, command: Open) -> None:
         if command.system is not None or command.images or message.attachments:
             field = "system" if command.system is not None else "images"
             raise InvalidRequest("a model with recurrent states takes none", field=field)
         assert command.session_id is not None
-        session = self._new_session(command.session_id, command.ttl_s, dict(command.metadata))
+        session = self._sequences.begin(command.session_id, command.ttl_s, dict(command.metadata))
         answer = Opened(session.session_id, self._answering.rfc3339(session.expires_at), Usage())
         self._answer_opened(message.request_id, session, answer)
 
-    def _fork(self, request_id: str, command: Fork) -> None:
-        source = self._session(command.session_id)
-        state = source.state
-        assert command.new_session_id is not None
-        if command.at_turn not in (None, state.num_steps):
-            raise InvalidRequest("recurrent states cannot be cut back", field="at_turn")
-        metadata = dict(source.metadata if command.metadata is None else command.metadata)
-        session = self._new_session(command.new_session_id, command.ttl_s, metadata)
-        session.state = state.fork()
+    def _fork(self, message: Submit, command: Fork) -> None:
+        source = self._sequences.get(command.session_id)
+        if self._durability.behind(source, partial(self._resubmit, message)):
+            return  # its last step may have to be taken back
+        session = self._sequences.fork(source, command)
         answer = Forked(
             session.session_id,
             self._answering.rfc3339(session.expires_at),
             Usage(),
             forked_from=source.session_id,
-            turn=state.num_steps,
+            turn=session.state.num_steps,
         )
-        self._answer_opened(request_id, session, answer)
+        self._answer_opened(message.request_id, session, answer)
 
     def _answer_opened(self, request_id: str, session: _Session, answer: Opened) -> None:
         until = self._answering.unix_time(session.expires_at)
-        self._answering.answer(
-            request_id, answer, session_id=session.session_id, opened_until=until
-        )
+        answered = Answered((request_id,), encode(answer), opened_until=until)
 
-    def _close(self, request_id: str, session: _Session) -> None:
+        def written(error: StatefulError | None) -> None:
+            if error is None:
+                self._answers.send([request_id], session.session_id, answered)
+                return
+            self._answering.refuse(request_id, error, session.session_id)
+            if session.session_id in self._table:
+                self._lose(session, error)
+
+        self._durability.write(session, answered, written)
+
+    def _close(self, message: Submit, session_id: str | None) -> None:
+        try:
+            session = self._sequences.get(session_id)
+        except SessionNotFound:
+            if not message.again:  # else it was closed by the engine that is gone
+                raise
+            self._closed(message.request_id, session_id)
+            return
         self._refuse_waiting(session, SessionClosed("the session was closed"))
         self._table.close(session)
-        self._answering.answer(
-            request_id, Closed(session.session_id), session_id=session.session_id, closed=True
-        )
+        self._durability.removed(session, partial(self._closed, message.request_id, session_id))
+
+    def _closed(self, request_id: str, session_id: str | None) -> None:
+        answer = Closed(session_id or "")
+        self._answering.answer(request_id, answer, session_id=session_id, closed=True)
 
     def _info(self, request_id: str, session: _Session) -> None:
         answer = info(session, self._answering, self._clock())
@@ -249,7 +271,8 @@ class Requests:
         self._table.close(session)
         if not waiting:
             return
-        following = self._new_session(session.session_id)
+        following = self._sequences.begin(session.session_id)
+        following.state.place = session.state.place
         for job in waiting:
             job.session = following
             following.work.append(job)
@@ -265,7 +288,7 @@ class Requests:
 
     def _advance(self, session: _Session) -> None:
         """The first job of a session waits for the next pass, unless it does not fit behind the last one."""
-        if not session.work or session in self._line:
+        if not session.work or session in self._line or session.work[0].has_run:
             return
         job, state = session.work[0], session.state
         if job.step.start and state.num_steps:
@@ -274,8 +297,4 @@ class Requests:
         self._line.add(job)
         number = state.num_steps + 1
         if job.step.turn not in (None, number):
-            self.fail(job, _gap(job.step.turn, number))
-
-
-def _gap(asked: int | None, number: int) -> TurnGap:
-    return TurnGap(f"turn {asked} was asked for, but turn {number} is next", field="turn")
+            self.fail(job, gap(job.step.turn, number))

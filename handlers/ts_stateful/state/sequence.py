@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import Shareable
+from ts_stateful.state.commits import Place
 from ts_stateful.state.pool import Kept, Pool
 
 __all__ = ["SequenceState"]
@@ -25,6 +28,7 @@ class SequenceState:
         self._slot: int | None = None
         self._kept: Kept | None = None
         self.last_answer: bytes | None = None  # of the last step, without who asked
+        self.place: Place | None = None  # in the store, if there is one
         self.num_steps = 0
         self.lengths: Sequence[int | None] = pool.initial_lengths()
 
@@ -95,6 +99,20 @@ class SequenceState:
         elif self._kept is not None:
             made._kept = Kept([tensor.clone() for tensor in self._kept.tensors])
         return made
+
+    def copied(self) -> Sequence[Tensor]:
+        """The states as `restore` takes them, in host memory, where nothing changes them; there must have been a step."""
+        if self._slot is not None:
+            return self._pool.keep(self._slot, self.lengths).tensors
+        assert self._kept is not None
+        return self._kept.tensors
+
+    def restore(
+        self, states: Sequence[Tensor], num_steps: int, lengths: Sequence[int | None]
+    ) -> None:
+        """Goes on from what was `copied` behind a step."""
+        self._kept = Kept(list(states))
+        self.num_steps, self.lengths = num_steps, lengths
 
     def release(self) -> None:
         """See `SessionState`."""

@@ -5,8 +5,9 @@ Owns the documents of steps. Knows nothing of when one runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -19,11 +20,12 @@ from ts_stateful.declarations import Datatype, Output, Raw
 from ts_stateful.protocol import Step
 from ts_stateful.sessions.session import Session
 from ts_stateful.state.batch import Row
+from ts_stateful.state.commits import Answered
 from ts_stateful.state.passes import Stepped
 from ts_stateful.state.sequence import SequenceState
 from ts_stateful.tensors import write_text
 
-__all__ = ["Answers", "Job"]
+__all__ = ["Answers", "Fed", "Job"]
 
 _PCM16_SCALE = 32768.0
 _CONTENT_TYPES = {
@@ -33,17 +35,32 @@ _CONTENT_TYPES = {
 }
 
 
+class Fed(NamedTuple):
+    """What a step was run with: enough to run it again."""
+
+    inputs: Sequence[bytes]
+    shapes: Sequence[tuple[int, ...]]
+    start: bool
+    end: bool
+
+
 @dataclass(eq=False, slots=True)
 class Job:
-    """One step that was asked for; `request_ids` are all who wait for it."""
+    """One step that was asked for; `request_ids` are all who wait for it.
+
+    One that is `recorded` was answered so by an engine that is gone, and runs for its states alone. One that `has_run` is
+    being written.
+    """
 
     session: Session[SequenceState]
     step: Step
     inputs: Sequence[bytes]
     shapes: Sequence[tuple[int, ...]]
-    raw: bool
-    opens: bool
+    raw: bool = False
+    opens: bool = False
     request_ids: list[str] = field(default_factory=list)
+    recorded: Answered | None = None
+    has_run: bool = False
 
     @property
     def row(self) -> Row:
@@ -64,19 +81,23 @@ class Answers:
         self._names = [(output.name, _datatype(output)) for output in settings.outputs]
         self._shown = [index for index, o in enumerate(settings.outputs) if not o.hidden]
 
-    def send(self, job: Job, stepped: Stepped, opened_until: int | None) -> None:
-        """To all who wait: the outputs, and that the step is done."""
-        session, closed = job.session, job.step.end
+    def make(self, job: Job, stepped: Stepped, opened_until: int | None) -> Answered:
+        """The outputs, and that the step is done."""
+        closed = job.step.end
         body, content_type = self._body(job, stepped)
-        session.state.last_answer = None if job.raw else body
-        for request_id in job.request_ids:
+        until = None if closed else opened_until
+        return Answered(tuple(job.request_ids), body, content_type, until, closed)
+
+    def send(self, request_ids: Iterable[str], session_id: str, answered: Answered) -> None:
+        """To all who wait."""
+        for request_id in request_ids:
             self._answering.send(
                 request_id,
-                body,
-                content_type=content_type,
-                session_id=session.session_id,
-                opened_until=None if closed else opened_until,
-                closed=closed,
+                answered.body,
+                content_type=answered.content_type,
+                session_id=session_id,
+                opened_until=answered.opened_until,
+                closed=answered.closed,
             )
 
     def replay(self, request_id: str, session: Session[SequenceState], body: bytes) -> None:
