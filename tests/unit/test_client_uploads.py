@@ -51,6 +51,14 @@ def test_a_large_image_goes_ahead_of_its_prompt(fake: FakeSessions, time: FakeTi
     assert [images_of(prompt) for prompt in fake.of_kind("prompt")] == [[REFERENCE]] * 2
 
 
+def test_parts_are_small_whatever_fits(http: FakeSessions, time: FakeTime) -> None:
+    """A server that takes them in does nothing else."""
+    with connected(http, time) as server, server.open() as session:
+        session.ask("Hello", images=[bytes(5_000_000)])
+    sizes = [len(part["base64"]) for part in http.of_kind("upload")]
+    assert sizes == [1_000_000] * 6 + [666_668]
+
+
 def test_images_that_fit_go_along(http: FakeSessions, time: FakeTime) -> None:
     """A URL is no file, however long."""
     url = f"data:image/png;base64,{'A' * 1000}"

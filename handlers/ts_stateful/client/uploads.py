@@ -25,6 +25,8 @@ __all__ = ["Carrier", "fits"]
 
 # What a transport puts around a document, and an `upload` around its part.
 _ENVELOPE_BYTES = 1024
+# Smaller than most servers' limit: an engine that takes in a part generates nothing meanwhile, for anybody.
+_MAX_PART_CHARS = 1_000_000
 _MAX_ROUNDS = 5
 _FIELD = re.compile(r"images\[\d+\]\.upload")
 
@@ -71,7 +73,8 @@ class Carrier:
 
     def _uploaded(self, prompt: Prompt, text: str, attempts: Attempts) -> Image:
         # Parts of the text, as four characters are three bytes wherever they stand.
-        size = max(4, (self._calls.transport.max_body_bytes - _ENVELOPE_BYTES) // 4 * 4)
+        room = self._calls.transport.max_body_bytes - _ENVELOPE_BYTES
+        size = max(4, min(room, _MAX_PART_CHARS) // 4 * 4)
         sha256 = hashlib.sha256(base64.b64decode(text)).hexdigest()
         place = (str(prompt.session_id), sha256)
         missing: Sequence[int] = range(-(-len(text) // size)) if place not in self._there else ()
