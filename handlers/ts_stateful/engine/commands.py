@@ -19,8 +19,9 @@ from ts_stateful.engine.context import Context
 from ts_stateful.engine.durability import Durability
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
+from ts_stateful.engine.preparation import check_number
 from ts_stateful.engine.sequence import Sequence, Status, Subscriber
-from ts_stateful.engine.turns import Turns, check_number
+from ts_stateful.engine.turns import Turns
 from ts_stateful.engine.uploads import Uploads
 from ts_stateful.errors import (
     ContextTooLong,
