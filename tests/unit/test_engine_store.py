@@ -205,6 +205,21 @@ def test_an_expired_session_is_not_taken_over(first: Harness, second: Harness) -
     assert code(second.ask(ask())) == "session_expired"
 
 
+def test_what_is_left_behind_of_a_session_ends_alone(
+    model: Model, first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """It expires where nobody uses it any more; its log stays for those who go on with it elsewhere."""
+    first.open("s")
+    first.ask(ask())
+    assert second.ask(ask())["turn"] == 2
+    first.clock.now += 61
+    first.engine.tick()
+    first.run()
+    assert len(store.list("sessions/s")) == 3
+    assert second.ask(ask())["turn"] == 3
+    assert Harness(model, store=store).ask(ask())["turn"] == 4
+
+
 def test_requests_wait_in_order_for_their_session(first: Harness, second: Harness) -> None:
     """Several for one that is being looked for run in the order in which they came."""
     first.open("s")

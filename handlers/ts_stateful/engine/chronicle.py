@@ -100,8 +100,14 @@ class Chronicle:
             parts.append((self._turn(turn, None), list(islice(images, turn.delta.num_images))))
         return self._write(session, parts)
 
-    def end(self, session_id: str, reason: Literal["closed", "expired"]) -> None:
-        """Removes a session that has ended; for an hour it is known how. On a thread of the store."""
+    def end(self, session_id: str, reason: Literal["closed", "expired"], num_entries: int) -> None:
+        """Removes a session that has ended; for an hour it is known how. On a thread of the store.
+
+        One that has more than `num_entries` has gone on elsewhere: it has not expired there.
+        """
+        behind = records.entry_key(session_id, num_entries)
+        if reason == "expired" and self._store.get(behind) is not None:
+            return
         closed = records.encode(records.Closed(self._utc(), self._writer, reason))
         self._store.create(_ended_key(session_id), closed, _REMEMBER_S)
         forget(self._store, session_id)

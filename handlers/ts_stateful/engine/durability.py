@@ -108,7 +108,8 @@ class Durability:
                 logger.warning("an ended session could not be removed from the store: %s", outcome)
             then()
 
-        self._journal.run(partial(self._chronicle.end, session.session_id, reason), told)
+        known = self._journal.num_entries(session)
+        self._journal.run(partial(self._chronicle.end, session.session_id, reason, known), told)
 
     def fetch(self, session_id: str, message: Submit, then: Waiting) -> bool:
         """Looks for a session in the store; `then` gets the message and None, or the reason why there is no such session.

@@ -85,6 +85,11 @@ class Journal:
         log = self._logs.get(session)
         return log is not None and not log.unwritten
 
+    def num_entries(self, session: Session[Any]) -> int:
+        """How many of the session's entries this process knows to be in the store."""
+        log = self._logs.get(session)
+        return 0 if log is None else log.position
+
     def run(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Does something with the store on one of its threads; `then` gets what came of it, also if that is an exception."""
 
