@@ -76,10 +76,16 @@ class StateModels:
     def pack(self, name: str) -> Path:
         """The archive of a model, in the model store."""
         model, _, variant = name.partition("-")
-        if model not in ("ledger", "meter"):
-            return self._packed(name, EXAMPLES / model)
-        document = yaml.safe_load((MODELS / f"{model}.yaml").read_text())
         folder = self._folder / name
+        if model not in ("ledger", "meter"):
+            if variant != "kept":
+                return self._packed(name, EXAMPLES / model)
+            shutil.copytree(EXAMPLES / model / "model", folder / "model")
+            document = yaml.safe_load((EXAMPLES / model / "model-config.yaml").read_text())
+            self._keep(document)
+            (folder / "model-config.yaml").write_text(yaml.safe_dump(document))
+            return self._packed(name, folder)
+        document = yaml.safe_load((MODELS / f"{model}.yaml").read_text())
         (folder / "model").mkdir(parents=True)
         shutil.copy(MODELS / f"{model}.py", folder / "model")
         if model == "ledger":
@@ -91,8 +97,7 @@ class StateModels:
             document |= {"sequenceBatching": True, **_WIDE}
         elif variant == "kept":
             document |= {"sequenceBatching": True, **_WIDE}
-            folder_of_store = self._folder / "sequences"
-            document["handler"] |= {"commitEvery": 3, "store": {"url": folder_of_store.as_uri()}}
+            self._keep(document)
         elif variant:
             document |= {"batchSize": 1, "asyncCommunication": True}
         else:
@@ -111,6 +116,11 @@ class StateModels:
         answer = httpx.get(f"{self.server.management_url}/models/{name}", trust_env=False)
         ((worker,),) = [description["workers"] for description in answer.json()]
         return int(worker["pid"])
+
+    def _keep(self, document: dict[str, Any]) -> None:
+        """Has the sequences of a model written to a store."""
+        folder = self._folder / "sequences"
+        document["handler"] |= {"commitEvery": 3, "store": {"url": folder.as_uri()}}
 
     def _packed(self, name: str, folder: Path) -> Path:
         config, files = folder / "model-config.yaml", folder / "model"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import wave
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
 
-from tests.e2e.state_server import BALANCE, StateModels
-from tests.e2e.steps import END, HttpLine, Line, Lines, number, value
+from tests.e2e.state_server import BALANCE, EXAMPLES, StateModels
+from tests.e2e.steps import END, Document, HttpLine, Line, Lines, StreamLine, number, value
 
 # `make test PYTEST_ARGS=tests/e2e/test_state_crashes.py KILLS=100` for more.
 KILLS = int(os.environ.get("KILLS", "2"))
@@ -54,3 +55,29 @@ def test_a_killed_engine_loses_no_step_and_repeats_none(
         ]
     for job in jobs:
         job.result()
+
+
+def hear(line: StreamLine, kill: Callable[[], None] = lambda: None) -> list[list[Document]]:
+    """What the keyword spotter makes of a recording in pieces of 100 ms, several of them under way when `kill` is called."""
+    with wave.open(str(EXAMPLES / "keywords" / "samples" / "music-kitchen.wav")) as file:
+        audio = file.readframes(file.getnframes() // 800 * 800)
+    pieces = [audio[start : start + 3200] for start in range(0, len(audio), 3200)]
+    half = len(pieces) // 2
+    answers: list[Document] = []
+    for first, group in ((0, pieces[:half]), (half, pieces[half:])):
+        for piece in group:
+            line.send({"type": "step"}, audio=piece)
+        if first:
+            kill()
+        answers += [line.receive() for _ in group]
+    assert not [answer for answer in answers if "error" in answer]
+    return [answer["outputs"] for answer in answers]
+
+
+def test_a_killed_engine_misses_no_word(state_models: StateModels, lines: Lines) -> None:
+    """Speech whose pieces are under way when the engine dies is heard as if it had lived."""
+    name = "keywords-kept"
+    expected = hear(lines.stream(name))
+    words = [word for outputs in expected for word in outputs[0]["data"] if word]
+    assert len(words) == 2
+    assert hear(lines.stream(name), lambda: state_models.kill_engine(name)) == expected
