@@ -15,7 +15,7 @@ so server and client raise the very same classes.
     │   ├── SessionExpired      session_expired        410
     │   ├── SessionClosed       session_closed         410
     │   ├── SessionExists       session_exists         409
-    │   ├── SessionMoved        session_moved          409
+    │   ├── SessionMoved        session_moved          409  (retryable)
     │   └── TurnGap             turn_gap               409
     ├── ContextTooLong          context_too_long       413
     ├── Overloaded
@@ -164,7 +164,7 @@ class SessionExists(SessionError):
 class SessionMoved(SessionError):
     """Another owner committed a turn of this session."""
 
-    code, status = "session_moved", 409
+    code, status, retryable = "session_moved", 409, True
 
 
 class TurnGap(SessionError):

@@ -54,7 +54,7 @@ class EngineLink:
     """One engine, as the worker sees it.
 
     `on_attached` gets the ids of its sessions whenever a connection is made, `on_free` an id whose next step begins a sequence:
-    the last one has ended there, or could not be begun.
+    the last one has ended there, or was refused.
     """
 
     def __init__(
@@ -249,7 +249,9 @@ class EngineLink:
         if for_worker:
             return
         command = request.message.command
-        if isinstance(command, Step) and command.session_id and (not_opened or event.closed):
+        # Behind a first step that the model failed on, those that were meant to follow it must not begin a sequence.
+        refused = not_opened and event.status != InternalError.status
+        if isinstance(command, Step) and command.session_id and (refused or event.closed):
             self._on_free(command.session_id)
         if event.status == TooManySessions.status and request.on_full is not None:
             request.on_full()
