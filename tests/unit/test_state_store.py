@@ -261,6 +261,21 @@ def test_a_sequence_goes_on_in_one_place(start: Start) -> None:
     assert total(first.ask(add(1))) == 6
 
 
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_what_was_left_behind_expires_alone(num_steps: int, start: Start) -> None:
+    """A sequence stays for the engine that goes on with it."""
+    left, other = start(3), start(3)
+    left.ask(add(1))
+    left.clock.now += left.engine.table.get("a").idle_s / 2
+    for _ in range(num_steps):
+        answer = other.ask(add(1), opens=False)
+    left.clock.now += left.engine.table.get("a").idle_s / 2
+    left.engine.tick()
+    left.run()
+    assert "a" not in left.engine.table
+    assert total(start(3).ask(add(1), opens=False)) == total(answer) + 1
+
+
 def test_a_sequence_that_was_begun_in_two_places_is_one_of_them(start: Start) -> None:
     """The one that was written first."""
     first, second = start(), start()

@@ -197,8 +197,17 @@ def find(store: Store, prefix: str, num_recent: int, doubtful: Value | None = No
     return Found(place, (), ())
 
 
-def remove(store: Store, prefix: str) -> None:
-    """Removes a sequence."""
+def remove(store: Store, prefix: str, left_at: Place | None = None) -> None:
+    """Removes a sequence; one that was `left_at` a place only if nobody has gone on from there.
+
+    Raises:
+        StoreUnavailable: as the store says.
+    """
+    if left_at is not None:
+        if not left_at.position or store.get(_key(prefix, left_at.position - 1)) is None:
+            return
+        if store.get(_key(prefix, left_at.position)) is not None:
+            return
     store.delete(prefix)
 
 

@@ -1,8 +1,7 @@
 """Sequences that outlive their engine: steps are written before they are answered, and found again where they are missing.
 
-Owns when something is written and in which order, and the search for sequences that are not here: requests for one wait for
-it. Calls of the store run on threads of its own and their outcome is posted back, so that a pass never waits for a disk or a
-network. Without a store everything counts as written at once, and nothing is found.
+Owns when something is written, and the search for sequences that are not here: requests for one wait for it. No pass waits for
+a store. Without one everything counts as written at once, and nothing is found.
 """
 
 from __future__ import annotations
@@ -111,10 +110,8 @@ class Durability:
             _check_id(session_id)
             self._wanted[session_id] = [message]
             doubtful = self._doubtful.pop(session_id, None)
-            self._writer.run(
-                partial(find, *self._at(session_id), self._num_recent, doubtful),
-                partial(self._found, session_id),
-            )
+            job = partial(find, *self._at(session_id), self._num_recent, doubtful)
+            self._writer.run(job, partial(self._found, session_id))
             return True
         return False
 
@@ -156,11 +153,20 @@ class Durability:
                 place.recent.append(answered)
             then(reason)
 
-        store, prefix = self._at(session.session_id)
-        self._writer.in_order(place, partial(append, store, prefix, place, entry, states), done)
+        job = partial(append, *self._at(session.session_id), place, entry, states)
+        self._writer.in_order(place, job, done)
 
-    def removed(self, session: _Session, then: Callable[[], None] = lambda: None) -> None:
-        """The sequence is over; requests for its id wait until it is removed from the store, or that has failed."""
+    def removed(
+        self,
+        session: _Session,
+        then: Callable[[], None] = lambda: None,
+        *,
+        expired: bool = False,
+    ) -> None:
+        """The sequence is over; requests for its id wait until it is removed from the store, or that has failed.
+
+        One that has `expired` here stays there if it goes on elsewhere.
+        """
         session_id, place = session.session_id, session.state.place
         if self._writer is None or place is None:
             then()
@@ -173,7 +179,9 @@ class Durability:
             self.release(session_id)
 
         self._wanted[session_id] = []
-        self._writer.in_order(place, partial(remove, *self._at(session_id)), done)
+        self._writer.in_order(
+            place, partial(remove, *self._at(session_id), place if expired else None), done
+        )
 
     def release(self, session_id: str, error: StatefulError | None = None) -> None:
         """What waits for a sequence gets its turn, or is refused."""

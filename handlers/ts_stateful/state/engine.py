@@ -165,7 +165,7 @@ class StateEngine:
         assert len(held) + self._pool.num_free == self._pool.max_slots
 
     def _expired(self, session: Session[SequenceState]) -> None:
-        self._durability.removed(session)
+        self._durability.removed(session, expired=True)
 
     def _adopt(self, session: Session[SequenceState]) -> None:
         self._requests.adopt(session)
