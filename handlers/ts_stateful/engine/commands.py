@@ -19,8 +19,8 @@ from ts_stateful.engine.context import Context
 from ts_stateful.engine.durability import Durability
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
-from ts_stateful.engine.preparation import check_number
-from ts_stateful.engine.sequence import Sequence, Status, Subscriber
+from ts_stateful.engine.repeats import Repeats, prompts_of
+from ts_stateful.engine.sequence import Sequence, Status
 from ts_stateful.engine.turns import Turns
 from ts_stateful.engine.uploads import Uploads
 from ts_stateful.errors import (
@@ -82,6 +82,7 @@ class Commands:
         self._durability = durability
         self._again = again
         self._branches = Branches(model, table, turns, outbox, durability)
+        self._repeats = Repeats(table, audience, outbox)
         self._uploads = Uploads(config.handler.media)
 
     def handle(self, message: Submit) -> None:
@@ -117,7 +118,7 @@ class Commands:
         if isinstance(command, Hello):
             self._outbox.answer(message.request_id, reports.hello(self._config, self._model))
         elif isinstance(command, Open):
-            if not self._opened_before(message):
+            if not self._repeats.opened_before(message):
                 self._admit(self._new_session(message, command), command, message)
         elif isinstance(command, Prompt):
             self._prompt(message, command)
@@ -157,17 +158,6 @@ class Commands:
     def _fetched_fork(self, message: Submit, error: StatefulError | None) -> None:
         self._again(structs.replace(message, again=error is None))
 
-    def _opened_before(self, message: Submit) -> bool:
-        """Answers an `open` whose session an engine that died had opened, but not said so."""
-        session_id = message.command.session_id
-        if not message.again or session_id is None or session_id not in self._table:
-            return False
-        session = self._table.get(session_id)
-        if session.origin != message.request_id:
-            return False
-        self._outbox.reopened(message.request_id, session)
-        return True
-
     def _session(self, session_id: str | None) -> Session[Context]:
         if session_id is None:
             raise InvalidRequest("name the session, in the header or here", field="session_id")
@@ -191,13 +181,13 @@ class Commands:
         )
 
     def _prompt(self, message: Submit, command: Prompt) -> None:
-        if message.again and self._answered_before(message):
+        if message.again and self._repeats.answered_before(message):
             return
         if message.opens:
             self._admit(self._new_session(message, command), command, message)
             return
         session = self._session(command.session_id)
-        if command.turn is not None and self._reattach(session, command.turn, message):
+        if command.turn is not None and self._repeats.reattach(session, command.turn, message):
             return
         self._check_images(command.images, message.attachments)
         self._check_length(command)
@@ -208,18 +198,6 @@ class Commands:
                 retry_after_s=1.0,
             )
         self._admit(session, command, message)
-
-    def _answered_before(self, message: Submit) -> bool:
-        """Answers a prompt whose turn an engine that died had committed, but not said so."""
-        session_id = message.command.session_id
-        if session_id is None or session_id not in self._table:
-            return False
-        session = self._table.get(session_id)
-        turn = next((t for t in session.turns if t.origin == message.request_id), None)
-        if turn is not None:
-            until = self._outbox.unix_time(session.expires_at) if message.opens else None
-            self._outbox.replayed(_subscriber(message), session_id, turn, opened_until=until)
-        return turn is not None
 
     def _check_images(self, images: tuple[Image, ...], files: tuple[bytes, ...]) -> None:
         count, limit = len(images) + len(files), self._config.handler.media.max_images
@@ -258,23 +236,10 @@ class Commands:
         self._audience.subscribe(sequence, message)
         self._turns.admit(sequence, images, message.attachments)
 
-    def _reattach(self, session: Session[Context], turn: int, message: Submit) -> bool:
-        """Answers a retried turn from its record, or attaches it to the turn in progress or in the queue."""
-        if turn <= len(session.turns):
-            self._outbox.replayed(_subscriber(message), session.session_id, session.turns[turn - 1])
-            return True
-        prompts = _prompts(session)
-        ahead = turn - len(session.turns) - 1
-        if ahead >= len(prompts):
-            check_number(turn, len(session.turns) + len(prompts) + 1)
-            return False
-        self._audience.subscribe(prompts[ahead], message)
-        return True
-
     def _continue(self, request_id: str, command: Continue) -> None:
         session = self._session(command.session_id)
         self._table.touch(session)
-        turn, done, prompts = command.turn, len(session.turns), _prompts(session)
+        turn, done, prompts = command.turn, len(session.turns), prompts_of(session)
         if turn <= done:
             record = session.turns[turn - 1]
             self._outbox.continued(request_id, session.session_id, record, command.after)
@@ -322,14 +287,3 @@ class Commands:
             closed=True,
         )
         self._durability.ended(session, "closed", answer)
-
-
-def _subscriber(message: Submit) -> Subscriber:
-    return Subscriber(
-        message.request_id, message.streams and not message.pull, message.pull, message.skip
-    )
-
-
-def _prompts(session: Session[Context]) -> list[Sequence]:
-    """The turns that are not committed, the next one first."""
-    return [work for work in session.work if isinstance(work.command, Prompt)]
