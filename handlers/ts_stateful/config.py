@@ -90,7 +90,7 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     backend's client finds by itself.
     """
 
-    # file:///folder, redis://, rediss://, s3://bucket/prefix; none: sessions end with their engine; unset: a folder of this host
+    # file:///folder, redis://, rediss://, s3://bucket/prefix; none: sessions end with their engine; unset: a local folder
     url: str | None = None
     # required: a turn that cannot be written fails; best_effort: it is answered, and can be lost with its engine
     policy: Literal["required", "best_effort"] = "required"

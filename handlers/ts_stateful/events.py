@@ -19,8 +19,8 @@ class Submit(Struct, frozen=True, tag="submit"):
 
     `attachments` are the file parts of a multipart form, images that follow `command.images`. `opens` says that the request
     opens a session: under `command.session_id`, and a `fork` under its `new_session_id`; `alone` that this session ends with
-    the answer. After an engine's death, `again` says that an engine has had the request before, `skip` is the number of characters
-    of the reply that the client has got, and `replay` are the ids of the reply that were chosen, as far as the worker was told.
+    the answer. After an engine's death, `again` says that an engine has had the request before, `skip` is the number of
+    characters of the reply that the client has got, and `replay` are the ids of the reply that were chosen, as far as is known.
     `pull` asks for one answer at once, with `more`, instead of events: the rest is fetched with `continue`. For a `step`,
     `attachments` are the elements of its inputs and `shapes` theirs; `opens` says that no session of this id is known, and
     `raw` that the answer is no JSON.
@@ -62,8 +62,8 @@ class Event(Struct, frozen=True, tag="event"):
     `body` is one JSON document (empty for `ACCEPTED`), or a raw answer of the type `content_type`. `session_id` is the session
     that a request was about, or has opened. `opened_until` (Unix seconds, UTC) is set on every event of a request that opened a
     session, `closed` on the answer to `close`: both become session headers over HTTP. `num_chars` counts the characters of the
-    reply in `body`. `token_ids` are those of the reply of which no event had told before: with them the turn is taken up where it
-    stood if the engine dies. `more` says that the turn goes on behind this `LAST`, until an `OVER`.
+    reply in `body`. `token_ids` are those of the reply of which no event had told before: with them the turn is taken up where
+    it stood if the engine dies. `more` says that the turn goes on behind this `LAST`, until an `OVER`.
     """
 
     request_id: str

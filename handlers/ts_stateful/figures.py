@@ -13,7 +13,8 @@ __all__ = ["Figures"]
 class Figures(Struct, frozen=True):
     """Sessions and turns now, bytes held now by tier, tokens, images and steps since the engine's start.
 
-    `store_failures` counts writes that a store has not taken. `shared_hits` counts what was there already when a session asked for it; `shared_bytes` is its part of `device_bytes`.
+    `store_failures` counts writes that a store has not taken. `shared_hits` counts what was there already when a session asked
+    for it; `shared_bytes` is its part of `device_bytes`.
     """
 
     sessions_open: int = 0
