@@ -112,6 +112,10 @@ class Chronicle:
         self._store.create(_ended_key(session_id), closed, _REMEMBER_S)
         forget(self._store, session_id)
 
+    def has_entry(self, session_id: str, position: int) -> bool:
+        """Whether the session's log has so many entries, and one more. On a thread of the store."""
+        return self._store.get(records.entry_key(session_id, position)) is not None
+
     def load(self, session_id: str) -> Recovered:
         """The session as its last committed turn left it. On a thread of the store.
 

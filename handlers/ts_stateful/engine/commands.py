@@ -100,6 +100,23 @@ class Commands:
         except SessionNotFound:
             if not self._fetch(session_id, message):
                 raise
+        except TurnGap as error:
+            if not self._look_behind(session_id, message, error):
+                raise
+
+    def _look_behind(self, session_id: str, message: Submit, error: TurnGap) -> bool:
+        """Whether it is looked for the missing turn in the store: the session may have been elsewhere since."""
+        session = self._table.get(session_id)
+
+        def told(went_on: bool) -> None:
+            if not went_on:
+                self._outbox.refuse(message.request_id, error, session_id)
+                return
+            if session_id in self._table and not session.busy:
+                self._table.forget(session)
+            self._again(message)
+
+        return not session.busy and self._durability.look_behind(session, told)
 
     def _fetch(self, session_id: str, message: Submit) -> bool:
         return self._durability.fetch(session_id, message, self._fetched)

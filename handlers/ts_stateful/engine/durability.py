@@ -111,6 +111,21 @@ class Durability:
         known = self._journal.num_entries(session)
         self._journal.run(partial(self._chronicle.end, session.session_id, reason, known), told)
 
+    def look_behind(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
+        """Looks whether another server has gone on with a session that is here; `then` gets the answer.
+
+        Returns False where there is no store to look in.
+        """
+        if self._journal is None or self._chronicle is None:
+            return False
+        known = self._journal.num_entries(session)
+        # A store that does not answer tells nothing.
+        self._journal.run(
+            partial(self._chronicle.has_entry, session.session_id, known),
+            lambda outcome: then(outcome is True),
+        )
+        return True
+
     def fetch(self, session_id: str, message: Submit, then: Waiting) -> bool:
         """Looks for a session in the store; `then` gets the message and None, or the reason why there is no such session.
 
