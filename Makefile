@@ -54,7 +54,7 @@ serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; EXAMPLE=count
 test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real TorchServe
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile --timeout 300
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif

@@ -185,8 +185,8 @@ def test_expired_sessions_give_their_memory_back(speaker: Speaker) -> None:
 
 
 def test_the_worker_stays_thin(speaker: Speaker) -> None:
-    """It holds no model: less than 400 MB."""
-    assert psutil.Process(speaker.worker_pid()).memory_info().rss < 400e6
+    """It holds no model: less than 400 MB, beside the pages of torch's libraries that it shares with the engines."""
+    assert psutil.Process(speaker.worker_pid()).memory_full_info().uss < 400e6
 
 
 @pytest.mark.parametrize("profile", ["continuous", "sequence", "async"])
