@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from benchmarks.clients.conversation import Conversation
 from benchmarks.clients.stateful import HttpClient
 from benchmarks.model import IMAGE_BYTES, TOKEN_BYTES
@@ -12,6 +14,8 @@ from benchmarks.samples import Sample
 __all__ = ["TITLE", "run"]
 
 TITLE = "memory of idle sessions"
+
+_IDLE_S = 2.5
 
 
 def run(rig: Rig) -> None:
@@ -30,6 +34,7 @@ def run(rig: Rig) -> None:
         conversations.append(made)
         state_bytes += client.info(made.id).cached_tokens * TOKEN_BYTES + IMAGE_BYTES
         if number >= plan.idle_first and number % plan.idle_step == 0:
+            time.sleep(_IDLE_S)  # the engine gives back then what passes have left in its allocator
             resident = engine.memory_info().rss
             rig.samples.add(
                 [

@@ -7,6 +7,7 @@ TorchServe has gone, or when no worker has come back for `engineLingerSec`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import logging
 import os
@@ -45,6 +46,7 @@ logger = logging.getLogger("ts_stateful.engine")
 _ALREADY_RUNNING = 75  # exit status (EX_TEMPFAIL): another engine holds the lock
 _SMALL_MODEL = 10_000_000  # parameters
 _WATCH_S = 1.0  # how often the frontend is looked after
+_IDLE_S = 1.0  # without a step, after which memory is given back
 
 
 class EngineProcess:
@@ -58,6 +60,7 @@ class EngineProcess:
         self._channels: set[Channel] = set()
         self._frontend = psutil.Process(spec.frontend_pid)
         self._next_watch = 0.0
+        self._worked_at: float | None = None  # since memory was given back
         self.stopping = False
         self.frontend_gone = False
         self._engine = self._load(config)
@@ -107,6 +110,10 @@ class EngineProcess:
             self._engine.tick()
             if self._engine.busy:
                 self._engine.step()
+                self._worked_at = time.monotonic()
+            elif self._worked_at is not None and time.monotonic() - self._worked_at > _IDLE_S:
+                _give_memory_back()
+                self._worked_at = None
 
     def _drain(self) -> None:
         """Does what has come in; waits for it only if the engine has nothing to do."""
@@ -181,6 +188,13 @@ def _set_threads(count: int, num_parameters: int) -> None:
     """The threads of a forward pass: for a small model, handing work to a second one costs more than it saves."""
     if count or num_parameters < _SMALL_MODEL:
         torch.set_num_threads(count or 1)
+
+
+def _give_memory_back() -> None:
+    """Returns to the system what finished passes have left in the allocator between the embeddings that stay."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 def _alive(process: psutil.Process) -> bool:
