@@ -13,7 +13,7 @@ from tests.support.pictures import noise
 from tests.support.tiny import llava
 from ts_stateful.engine.model import Model
 from ts_stateful.events import EventKind
-from ts_stateful.protocol import Cancel, Close, Continue, Fork, Info, Open, Prompt, Rewind
+from ts_stateful.protocol import Cancel, Close, Continue, Fork, Image, Info, Open, Prompt, Rewind
 from ts_stateful.store.base import StoreUnavailable
 from ts_stateful.store.memory import MemoryStore
 from ts_stateful.store.records import Opened, decode
@@ -163,6 +163,25 @@ def test_best_effort_goes_on(model: Model, store: FailingStore, second: Harness)
     assert first.ask(ask("Two"))["turn"] == 2
     assert first.ask(Info(session_id="s"))["saved"] is True
     assert second.ask(Info(session_id="s"))["turns"] == 2
+
+
+def test_best_effort_makes_up_for_images_too(
+    model: Model, store: FailingStore, second: Harness
+) -> None:
+    """A turn whose image could not be written leaves no gap in the log."""
+    first = Harness(model, store=store, policy="best_effort")
+    second.pictures = first.pictures
+    first.open("s")
+    first.pictures["new"] = noise(3)
+    store.fails = True
+    assert first.ask(ask("See", images=(Image(url="new"),)))["turn"] == 1
+    assert first.ask(Info(session_id="s"))["saved"] is False
+    store.fails = False
+    assert first.ask(ask("And now?"))["turn"] == 2
+    assert first.ask(Info(session_id="s"))["saved"] is True
+    assert second.ask(Info(session_id="s"))["turns"] == 2
+    assert second.ask(ask("And then?"))["turn"] == 3
+    reference_reply(model, second, "s", 8)
 
 
 def test_forks_and_rewinds_are_kept(first: Harness, second: Harness, model: Model) -> None:

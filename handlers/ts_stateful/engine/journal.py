@@ -1,32 +1,26 @@
 """Sessions in the store: written turn by turn, read when they come from elsewhere.
 
-Owns where in its log each session stands, the order of writes, and what becomes of one that fails. Calls of the store run on
-threads of their own and their outcome is posted back, so the engine's step never waits for a disk or a network. Knows
-nothing of requests or of what entries mean; `chronicle` does.
+Owns where in its log each session stands, and what is made up for after a write that failed. The engine's step never waits for
+a disk or a network. Knows nothing of requests or of what entries mean; `chronicle` does.
 """
 
 from __future__ import annotations
 
-import logging
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from ts_stateful.defects import defect
-from ts_stateful.errors import SessionMoved, StatefulError, StoreFailed
+from ts_stateful.errors import StatefulError
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.base import StoreError
+from ts_stateful.store.calls import Line, StoreCalls
 from ts_stateful.store.log import append
 from ts_stateful.store.records import Entry
 
 __all__ = ["Done", "Journal", "Write"]
-
-logger = logging.getLogger(__name__)
 
 Done = Callable[[StatefulError | None], None]
 
@@ -46,9 +40,9 @@ class _Log:
     """The log of one session, as far as this process has written it."""
 
     position: int = 0
-    unwritten: list[Entry] = field(default_factory=list)  # committed here, but not in the store
-    waiting: deque[tuple[Write, Done]] = field(default_factory=deque)
-    is_writing: bool = False
+    unmade: list[Write] = field(default_factory=list)  # committed here, but not in the store:
+    unwritten: list[Entry] = field(default_factory=list)  # first these entries, then those writes
+    line: Line = field(default_factory=Line)
     has_moved: bool = False
 
 
@@ -59,22 +53,24 @@ class Journal:
     counted, and made up for with the next one.
     """
 
-    def __init__(
-        self,
-        access: StoreAccess,
-        post: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, access: StoreAccess, post: Callable[[Callable[[], None]], None]) -> None:
         self.writer = uuid.uuid4().hex
-        self.num_failed = 0  # writes
-        self._store, self._policy, self._executor = access
-        self._post = post
+        self._calls = StoreCalls(access, post)
         self._logs: WeakKeyDictionary[Session[Any], _Log] = WeakKeyDictionary()
+
+    @property
+    def num_failed(self) -> int:
+        """Writes that failed."""
+        return self._calls.num_failed
 
     def write(self, session: Session[Any], write: Write, then: Done) -> None:
         """Adds to the session's log, behind what was asked for before; `then` gets the reason if it must be undone."""
         log = self._logs.setdefault(session, _Log())
-        log.waiting.append((write, then))
-        self._next(session, log)
+        self._calls.in_order(
+            log.line,
+            partial(self._append, session.session_id, log, write),
+            lambda outcome: then(self._calls.reason(outcome, "session", "turn")),
+        )
 
     def adopted(self, session: Session[Any], position: int) -> None:
         """The session was read from the store, where its log has so many entries."""
@@ -83,7 +79,7 @@ class Journal:
     def is_saved(self, session: Session[Any]) -> bool:
         """Whether everything that was committed is in the store."""
         log = self._logs.get(session)
-        return log is not None and not log.unwritten
+        return log is not None and not (log.unwritten or log.unmade)
 
     def num_entries(self, session: Session[Any]) -> int:
         """How many of the session's entries this process knows to be in the store."""
@@ -92,69 +88,32 @@ class Journal:
 
     def run(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Does something with the store on one of its threads; `then` gets what came of it, also if that is an exception."""
-
-        def done() -> None:
-            outcome: Any
-            try:
-                outcome = job()
-            except Exception as error:
-                outcome = error.with_traceback(None)
-            self._post(partial(then, outcome))
-
-        self._executor.submit(done)
-
-    def _next(self, session: Session[Any], log: _Log) -> None:
-        if log.is_writing or not log.waiting:
-            return
-        write, then = log.waiting.popleft()
-        log.is_writing = True
-        self.run(
-            partial(self._append, session.session_id, log, write),
-            partial(self._written, session, log, then),
-        )
+        self._calls.run(job, then)
 
     def _append(self, session_id: str, log: _Log, write: Write) -> bool:
         """Writes everything that is not written yet; False if the session belongs to somebody else. On a store's thread."""
-        num_before = len(log.unwritten)
         if log.has_moved:
             return False
+        log.unmade.append(write)
         try:
-            log.unwritten += write.make()
-            while log.unwritten:
-                entry = log.unwritten[0]
-                if not append(self._store, session_id, log.position, entry, write.ttl_s):
+            while log.unwritten or log.unmade:
+                if not self._flush(session_id, log, write.ttl_s):
                     log.has_moved = True
                     return False
-                log.position += 1
-                del log.unwritten[0]
+                if log.unmade:
+                    log.unwritten += log.unmade[0].make()
+                    del log.unmade[0]
         except Exception:
-            if self._policy == "required":
-                del log.unwritten[num_before:]
+            if self._calls.policy == "required":  # it is undone
+                log.unwritten.clear()
+                log.unmade.clear()
             raise
         return True
 
-    def _written(self, session: Session[Any], log: _Log, then: Done, outcome: Any) -> None:
-        log.is_writing = False
-        reason: StatefulError | None = None
-        if outcome is False:
-            reason = SessionMoved("the session goes on at another server; ask again")
-        elif isinstance(outcome, Exception):
-            self.num_failed += 1
-            logger.error("a session could not be written to the store: %s", _what(outcome))
-            if self._policy == "required":
-                reason = _failure(outcome)
-        then(reason)
-        self._next(session, log)
-
-
-def _failure(error: Exception) -> StatefulError:
-    if isinstance(error, StoreError):
-        return StoreFailed(
-            "the session could not be written to its store; the turn was rolled back, send it again",
-            retry_after_s=1.0,
-        )
-    return defect(error, "writing to the store")
-
-
-def _what(error: Exception) -> str:
-    return str(error) if isinstance(error, StoreError) else type(error).__name__
+    def _flush(self, session_id: str, log: _Log, ttl_s: float) -> bool:
+        while log.unwritten:
+            if not append(self._calls.store, session_id, log.position, log.unwritten[0], ttl_s):
+                return False
+            log.position += 1
+            del log.unwritten[0]
+        return True

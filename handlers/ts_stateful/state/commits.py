@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ts_stateful.config import StateConfig
 from ts_stateful.store.base import Store, StoreCorrupt, StoreError, StoreUnavailable
+from ts_stateful.store.calls import Line
 
 __all__ = ["Answered", "Entry", "Found", "Place", "Value", "append", "find", "remove", "scope_of"]
 
@@ -99,8 +100,7 @@ class Place:
     keys: list[str] = field(default_factory=list)
     doubtful: Value | None = None  # an entry that may have been written
     has_hole: bool = False  # a write failed, and the sequence has gone on
-    is_busy: bool = False  # a call of the store is under way
-    pending: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=deque)
+    line: Line = field(default_factory=Line)  # the calls of the store that are about it
 
 
 class Found(NamedTuple):

@@ -34,9 +34,9 @@ from ts_stateful.state.commits import Answered, Entry, Found, Place, Value, appe
 from ts_stateful.state.pool import Pool
 from ts_stateful.state.sequence import SequenceState
 from ts_stateful.state.steps import Fed, Job
-from ts_stateful.state.writer import Writer
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store, StoreError
+from ts_stateful.store.calls import StoreCalls
 
 __all__ = ["Backing", "Durability"]
 
@@ -76,7 +76,7 @@ class Durability:
     ) -> None:
         assert config.state is not None
         self._backing = backing
-        self._writer = Writer(backing.access, backing.post) if backing else None
+        self._calls = StoreCalls(backing.access, backing.post) if backing else None
         self._commit_every = config.state.commit_every
         self._num_recent = config.frontend.max_sequence_job_queue_size + 2  # more are not in flight
         self._table = table
@@ -92,11 +92,11 @@ class Durability:
     @property
     def num_failed(self) -> int:
         """Writes that failed."""
-        return self._writer.num_failed if self._writer else 0
+        return self._calls.num_failed if self._calls else 0
 
     def holds(self, message: Submit) -> bool:
         """Whether the request has to wait: its sequence is not here and is looked for, or is on its way here or away."""
-        if self._writer is None:
+        if self._calls is None:
             return False
         for session_id in _ids(message):
             is_here = self._is_here(session_id)
@@ -111,13 +111,13 @@ class Durability:
             self._wanted[session_id] = [message]
             doubtful = self._doubtful.pop(session_id, None)
             job = partial(find, *self._at(session_id), self._num_recent, doubtful)
-            self._writer.run(job, partial(self._found, session_id))
+            self._calls.run(job, partial(self._found, session_id))
             return True
         return False
 
     def answered(self, message: Submit) -> Answered | None:
         """How a request that an engine had before was answered, if it was."""
-        if not message.again or self._writer is None:
+        if not message.again or self._calls is None:
             return None
         for session_id in _ids(message)[-1:]:
             here = session_id in self._table
@@ -129,7 +129,7 @@ class Durability:
 
     def place(self, session_id: str) -> Place | None:
         """Where a sequence that begins now is written; None where there is no store."""
-        if self._writer is None:
+        if self._calls is None:
             return None
         return self._known.pop(session_id, None) or Place(deque(maxlen=self._num_recent))
 
@@ -139,14 +139,17 @@ class Durability:
         """Writes what a sequence is now, behind a step or, without one, from the beginning; `then` gets the reason if it
         could not be, and the sequence must not go on here."""
         place = session.state.place
-        if self._writer is None or place is None:
+        if self._calls is None or place is None:
             then(None)
             return
         entry, states = self._entry(session, place, answered, step)
 
         def done(outcome: Any) -> None:
-            assert self._writer is not None
-            reason = self._writer.reason(place, outcome)
+            assert self._calls is not None
+            reason = self._calls.reason(outcome, "sequence", "step")
+            if reason is None and isinstance(outcome, Exception):
+                place.position += 1
+                place.has_hole = True
             if reason is not None and place.doubtful is not None:
                 self._doubtful[session.session_id] = place.doubtful
             if reason is None:
@@ -154,7 +157,7 @@ class Durability:
             then(reason)
 
         job = partial(append, *self._at(session.session_id), place, entry, states)
-        self._writer.in_order(place, job, done)
+        self._calls.in_order(place.line, job, done)
 
     def removed(
         self,
@@ -168,7 +171,7 @@ class Durability:
         One that has `expired` here stays there if it goes on elsewhere.
         """
         session_id, place = session.session_id, session.state.place
-        if self._writer is None or place is None:
+        if self._calls is None or place is None:
             then()
             return
 
@@ -179,8 +182,8 @@ class Durability:
             self.release(session_id)
 
         self._wanted[session_id] = []
-        self._writer.in_order(
-            place, partial(remove, *self._at(session_id), place if expired else None), done
+        self._calls.in_order(
+            place.line, partial(remove, *self._at(session_id), place if expired else None), done
         )
 
     def release(self, session_id: str, error: StatefulError | None = None) -> None:
@@ -192,9 +195,9 @@ class Durability:
     def behind(self, session: _Session, then: Callable[[], None]) -> bool:
         """Calls `then` when what is being written of a sequence has been; False if nothing is."""
         place = session.state.place
-        if self._writer is None or place is None or not place.is_busy:
+        if self._calls is None or place is None or not place.line.is_busy:
             return False
-        self._writer.in_order(place, lambda: None, lambda outcome: then())
+        self._calls.in_order(place.line, lambda: None, lambda outcome: then())
         return True
 
     def _is_here(self, session_id: str) -> bool:
