@@ -12,7 +12,7 @@ import pytest
 from tests.support.mortal_engine import MortalEngine
 from tests.support.worker import eventually
 from ts_stateful.events import Event, EventKind, Submit
-from ts_stateful.process.in_flight import InFlight
+from ts_stateful.process.in_flight import InFlight, Outstanding
 from ts_stateful.process.link import EngineLink, Timeouts
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.protocol import Prompt
@@ -87,6 +87,23 @@ def test_two_poisons_do_not_protect_each_other(link: EngineLink, events: dict[st
         link.submit(ask(name))
     eventually(lambda: len(events) == 3)
     assert [events[name].status for name in ("poison-1", "a", "poison-2")] == [500, 200, 500]
+
+
+def test_what_is_outstanding_goes_out_in_order_and_a_suspect_alone() -> None:
+    """Also when the suspect leaves in the middle of its trial."""
+    sent: list[str] = []
+    outstanding = Outstanding(lambda request: sent.append(request.message.request_id))
+    requests = {name: InFlight(ask(name), None) for name in "abc"}
+    for request in requests.values():
+        outstanding.add(request)
+    for _ in range(2):
+        requests["b"].died(alone=False)
+    sent.clear()
+    outstanding.send_waiting()
+    outstanding.add(InFlight(ask("d"), None))
+    assert sent == ["b"]
+    outstanding.remove("b")
+    assert sent == ["b", "a", "c", "d"]
 
 
 def test_progress_clears_a_request() -> None:

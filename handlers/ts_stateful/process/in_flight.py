@@ -1,19 +1,19 @@
-"""A request between the worker that has taken it and the engine that answers it.
+"""Requests between the worker that has taken them and the engine that answers them.
 
-Owns what is known of its answer, from which another engine can take it up, and how often engines have died with it. Knows
-nothing of processes.
+Owns what is known of an answer, from which another engine can take it up, how often engines have died with a request, and which
+of them an engine gets when. Knows nothing of processes; whoever calls holds a lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from ts_stateful.events import Event, Submit
 
-__all__ = ["InFlight"]
+__all__ = ["InFlight", "Outstanding"]
 
 _MAX_DEATHS_ALONE = 2  # of engines that had nothing else: then it is what they die of
 _MAX_DEATHS = 20  # with others in flight, and with progress in between
@@ -66,3 +66,55 @@ class InFlight:
         self.token_ids += event.token_ids
         if event.token_ids:
             self.fruitless = self.alone = 0
+
+
+class Outstanding:
+    """What one engine has to answer, in the order in which it came. `send` gives a request to it, where there is one."""
+
+    def __init__(self, send: Callable[[InFlight], None]) -> None:
+        self._send = send
+        self._requests: dict[str, InFlight] = {}
+        self._suspect: InFlight | None = None  # tried alone; everything else waits
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(list(self._requests.values()))
+
+    def get(self, request_id: str) -> InFlight | None:
+        """The request of that id."""
+        return self._requests.get(request_id)
+
+    def add(self, request: InFlight) -> None:
+        """Takes a request, which goes to the engine at once unless another one is tried alone."""
+        self._requests[request.message.request_id] = request
+        if self._suspect is None:
+            self._send(request)
+
+    def remove(self, request_id: str) -> InFlight | None:
+        """Forgets a request; returns it if it was here."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self.cleared(request)
+        return request
+
+    def send_waiting(self) -> None:
+        """Sends what the engine does not have, in order; a request that may be what engines die of first, and alone."""
+        waiting = [request for request in self if not request.sent]
+        self._suspect = next((request for request in waiting if request.is_suspect), None)
+        for request in waiting if self._suspect is None else [self._suspect]:
+            self._send(request)
+
+    def cleared(self, request: InFlight) -> None:
+        """The engine has lived on with this request."""
+        if request is self._suspect:
+            self.send_waiting()
+
+    def engine_died(self) -> list[InFlight]:
+        """What the engine had is to be sent again; returns what is given up instead."""
+        self._suspect = None
+        sent = [request for request in self if request.sent]
+        for request in sent:
+            request.died(alone=len(sent) == 1)
+        return [request for request in sent if request.is_doomed]

@@ -23,7 +23,7 @@ from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, 
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.channel import Channel
-from ts_stateful.process.in_flight import InFlight
+from ts_stateful.process.in_flight import InFlight, Outstanding
 from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.supervisor import EngineDied, Supervisor
@@ -75,8 +75,7 @@ class EngineLink:
         self._on_free = on_free
         self._clock = clock
         self._lock = threading.RLock()
-        self._in_flight: dict[str, InFlight] = {}
-        self._suspect: InFlight | None = None  # tried alone; everything else waits
+        self._outstanding = Outstanding(self._send)
         self._channel: Channel | None = None
         self._down_since: float | None = clock()
         self._last_sign = clock()
@@ -135,7 +134,7 @@ class EngineLink:
             self._last_sign = self._clock()
             channel.start()
             channel.send(Attach())
-            self._send_waiting()
+            self._outstanding.send_waiting()
         # Before anything is asked of it, its sessions must be known: they decide which engine is asked.
         self._attached.wait(self._timeouts.heartbeat_s)
 
@@ -145,14 +144,13 @@ class EngineLink:
         Where there is an `on_full`, it is called instead of an answer if the engine has no place for another session.
         """
         with self._lock:
-            request = self._in_flight[message.request_id] = InFlight(message, on_full)
             self.num_sessions += message.opens
-            self._send(request)
+            self._outstanding.add(InFlight(message, on_full))
 
     def drop(self, request_id: str) -> bool:
         """Forgets a request whose client is gone; returns whether it was in flight here."""
         with self._lock:
-            request = self._in_flight.pop(request_id, None)
+            request = self._outstanding.remove(request_id)
             if request is not None and request.sent and self._channel is not None:
                 self._channel.send(Drop(request_id))
             return request is not None
@@ -195,22 +193,9 @@ class EngineLink:
                 self._channel.close()
 
     def _send(self, request: InFlight) -> None:
-        if self._channel is not None and self._suspect in (None, request):
+        if self._channel is not None:
             request.sent = True
             self._channel.send(request.to_send)
-
-    def _send_waiting(self) -> None:
-        """Sends what the engine does not have, in order; a request that may be what engines die of first, and alone."""
-        waiting = [request for request in self._in_flight.values() if not request.sent]
-        self._suspect = next((r for r in waiting if r.is_suspect), None)
-        for request in waiting:
-            self._send(request)
-
-    def _cleared(self, request: InFlight) -> None:
-        """The engine has lived on with this request."""
-        if request is self._suspect:
-            self._suspect = None
-            self._send_waiting()
 
     def _take(self, message: Any) -> None:
         self._last_sign = self._clock()
@@ -225,7 +210,7 @@ class EngineLink:
             self.figures = message.figures
             with self._lock:
                 # What was opened since the ping is not in this number; until it is answered, the own count is better.
-                if not any(request.message.opens for request in self._in_flight.values()):
+                if not any(request.message.opens for request in self._outstanding):
                     self.num_sessions = message.figures.sessions_open
                 then = self._pings.popleft() if self._pings else None
             if then is not None:
@@ -234,16 +219,16 @@ class EngineLink:
     def _hear(self, event: Event) -> None:
         ends = event.kind is EventKind.OVER or (event.kind is EventKind.LAST and not event.more)
         with self._lock:
-            request = self._in_flight.get(event.request_id)
+            request = self._outstanding.get(event.request_id)
             if request is None:
                 return
             request.progressed(event)
             not_opened = request.message.opens and event.status != 200
             if ends:
-                del self._in_flight[event.request_id]
+                self._outstanding.remove(event.request_id)
                 self.num_sessions -= not_opened
-            if ends or event.token_ids:
-                self._cleared(request)
+            elif event.token_ids:
+                self._outstanding.cleared(request)
             for_worker = event.kind in (EventKind.PROGRESS, EventKind.OVER) or request.answered
             request.answered |= event.more
         if for_worker:
@@ -268,14 +253,10 @@ class EngineLink:
             self.figures = Figures()
             unanswered = list(self._pings)
             self._pings.clear()
-            self._suspect = None
-            sent = [request for request in self._in_flight.values() if request.sent]
-            for request in sent:
-                request.died(alone=len(sent) == 1)
-            doomed = [request for request in sent if request.is_doomed]
+            doomed = self._outstanding.engine_died()
         for then in unanswered:
             then()
-        logger.warning("the engine is gone with %d requests in flight", len(self._in_flight))
+        logger.warning("the engine is gone with %d requests in flight", len(self._outstanding))
         self._refuse(doomed, InternalError("the engine died again while it worked on this request"))
         self.restart()
 
@@ -295,14 +276,14 @@ class EngineLink:
 
     def _refuse_all(self, error: StatefulError) -> None:
         with self._lock:
-            waiting = list(self._in_flight.values())
+            waiting = list(self._outstanding)
         self._refuse(waiting, error)
 
     def _refuse(self, requests: list[InFlight], error: StatefulError) -> None:
         for request in requests:
             request_id = request.message.request_id
             with self._lock:
-                if self._in_flight.pop(request_id, None) is None:
+                if self._outstanding.remove(request_id) is None:
                     continue
             if request.answered:
                 continue
