@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import subprocess
@@ -48,7 +49,8 @@ class MortalEngine:
                     [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
                 ) as process,
             ):
-                self._serve(connection, process.pid)
+                with contextlib.suppress(ConnectionError):  # who listened has gone first
+                    self._serve(connection, process.pid)
                 process.kill()
 
     def _serve(self, connection: socket.socket, pid: int) -> None:

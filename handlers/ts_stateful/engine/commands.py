@@ -19,12 +19,12 @@ from ts_stateful.engine.context import Context
 from ts_stateful.engine.durability import Durability
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
+from ts_stateful.engine.preparation import check_length
 from ts_stateful.engine.repeats import Repeats, prompts_of
 from ts_stateful.engine.sequence import Sequence, Status
 from ts_stateful.engine.turns import Turns
 from ts_stateful.engine.uploads import Uploads
 from ts_stateful.errors import (
-    ContextTooLong,
     InvalidRequest,
     QueueFull,
     SessionClosed,
@@ -53,7 +53,6 @@ __all__ = ["Commands"]
 
 # A `continue` in the continuous and sequence profiles waits for the next token, not longer.
 _SHORT_WAIT_S = 0.010
-_CHARS_PER_TOKEN = 32  # on average, at the very most
 
 
 class Commands:
@@ -185,7 +184,7 @@ class Commands:
             raise InvalidRequest("name the session", field="session_id")
         self._check_images(command.images, message.attachments)
         self._uploads.find(None, command.images)
-        self._check_length(command)
+        check_length(command, self._model.context_tokens)
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
         opening = self._model.text.begin(asked.system, num_images)
@@ -207,7 +206,7 @@ class Commands:
         if command.turn is not None and self._repeats.reattach(session, command.turn, message):
             return
         self._check_images(command.images, message.attachments)
-        self._check_length(command)
+        check_length(command, self._model.context_tokens)
         waiting = sum(work.status is not Status.RUNNING for work in session.work)
         if session.busy and waiting >= self._config.frontend.max_sequence_job_queue_size:
             raise QueueFull(
@@ -222,19 +221,6 @@ class Commands:
             raise InvalidRequest("this model takes no images", field="images")
         if count > limit:
             raise InvalidRequest(f"{count} images; at most {limit} a request", field="images")
-
-    def _check_length(self, command: Open | Prompt) -> None:
-        """Refuses a text that cannot fit before it costs a tokenizer's time."""
-        if isinstance(command, Prompt):
-            field, num_chars = "prompt", command.num_chars
-        else:
-            field, num_chars = "system", len(command.system or "")
-        window = self._model.context_tokens
-        if num_chars > window * _CHARS_PER_TOKEN:
-            raise ContextTooLong(
-                f"{num_chars} characters cannot fit a context window of {window} tokens",
-                field=field,
-            )
 
     def _upload(self, message: Submit, command: Upload) -> None:
         if self._model.vision is None:

@@ -12,9 +12,11 @@ from ts_stateful.engine.reply import ReplyText
 from ts_stateful.engine.sequence import Sequence
 from ts_stateful.engine.text import Extension
 from ts_stateful.errors import ContextTooLong, TurnGap
-from ts_stateful.protocol import Chat, Prompt
+from ts_stateful.protocol import Chat, Open, Prompt
 
-__all__ = ["check_number", "check_window", "extend", "take_up"]
+__all__ = ["check_length", "check_number", "check_window", "extend", "take_up"]
+
+_CHARS_PER_TOKEN = 32  # on average, at the very most
 
 
 def take_up(sequence: Sequence) -> str | None:
@@ -82,6 +84,19 @@ def check_window(sequence: Sequence, window: int) -> None:
         )
     if isinstance(sequence.command, Prompt):
         sequence.max_new_tokens = min(sequence.command.max_new_tokens, window - need)
+
+
+def check_length(command: Open | Prompt, window: int) -> None:
+    """Refuses a text that cannot fit before it costs a tokenizer's time."""
+    if isinstance(command, Prompt):
+        field, num_chars = "prompt", command.num_chars
+    else:
+        field, num_chars = "system", len(command.system or "")
+    if num_chars > window * _CHARS_PER_TOKEN:
+        raise ContextTooLong(
+            f"{num_chars} characters cannot fit a context window of {window} tokens",
+            field=field,
+        )
 
 
 def check_number(asked: int | None, number: int) -> None:
