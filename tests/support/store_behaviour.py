@@ -50,6 +50,15 @@ class StoreBehaviour:
         assert store.create("blobs/b", data)
         assert store.get("blobs/b") == data
 
+    def test_many_values_are_read_together(self, store: Store) -> None:
+        """In the order of their keys, whether they are of one session or not; absent ones are told as such."""
+        keys = [*(f"sessions/a/{position:08d}" for position in range(40)), "blobs/b"]
+        for key in keys[1:]:
+            assert store.create(key, key.encode())
+        found = store.get_many([*reversed(keys), "blobs/b"])
+        assert list(found) == [*(key.encode() for key in reversed(keys[1:])), None, b"blobs/b"]
+        assert list(store.get_many([])) == []
+
     def test_a_listing_is_in_order_and_of_whole_segments(self, store: Store) -> None:
         """A session's keys come in order, and without those of a session whose name goes on."""
         for position in (2, 0, 10, 1):
@@ -94,6 +103,7 @@ class StoreBehaviour:
         for call in (
             lambda: store.create(key, b"x"),
             lambda: store.get(key),
+            lambda: store.get_many([key]),
             lambda: store.list(key),
             lambda: store.delete(key),
         ):

@@ -1,4 +1,4 @@
-"""What a store is: four verbs on bytes under keys, and what can go wrong.
+"""What a store is: a few verbs on bytes under keys, and what can go wrong.
 
 Owns the contract that all backends share and the form of keys. Knows neither a backend nor what the bytes mean.
 
@@ -56,6 +56,10 @@ class Store(Protocol):
 
     def get(self, key: str) -> bytes | None:
         """The value, or None if there is none."""
+        ...
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """What `get` gives for each key, in their order, without a round trip for each where the backend is far away."""
         ...
 
     def list(self, prefix: str) -> Sequence[str]:

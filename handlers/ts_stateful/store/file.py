@@ -103,6 +103,10 @@ class FileStore:
                 file.seek(_HEADER.size)
                 return file.read()
 
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values in the order of their keys; None where there is none."""
+        return [self.get(key) for key in keys]
+
     def list(self, prefix: str) -> Sequence[str]:
         """The keys below `prefix`, in order."""
         folder = self.folder / check_key(prefix)

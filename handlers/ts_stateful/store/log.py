@@ -33,9 +33,9 @@ def read(store: Store, session_id: str) -> list[Entry]:
         StoreCorrupt: one is missing, damaged or of a newer version.
         StoreUnavailable: as the store says.
     """
+    positions = range(_num_entries(store, session_id))
     entries = []
-    for position in range(_num_entries(store, session_id)):
-        data = store.get(entry_key(session_id, position))
+    for data in store.get_many([entry_key(session_id, position) for position in positions]):
         if data is None:
             raise StoreUnavailable("a session was removed while it was read", "read it again")
         entries.append(decode(data))

@@ -36,6 +36,10 @@ class MemoryStore:
         """The value, or None if there is none."""
         return self._values.get(check_key(key))
 
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values in the order of their keys; None where there is none."""
+        return [self.get(key) for key in keys]
+
     def list(self, prefix: str) -> Sequence[str]:
         """The keys below `prefix`, in order."""
         folder = f"{check_key(prefix)}/"

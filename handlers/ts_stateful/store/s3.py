@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,6 +24,8 @@ from ts_stateful.store.base import StoreUnavailable, check_key
 __all__ = ["S3Store"]
 
 _PAGE = 1000  # keys in one request, at most
+_READERS = 16  # requests of one or more `get_many` at the same time
+_CONNECTIONS = 32  # at most: those of the readers, and of the threads that call
 _PAUSE_S = 0.05
 # Steps of a call that may each use up their time: connecting, a reply; each twice.
 _STEPS = 4
@@ -72,6 +75,7 @@ class S3Store:
         self._pause = pause
         self._page_size = page_size
         self._client = client or _client(timeout_s, **options)
+        self._readers = ThreadPoolExecutor(_READERS, "s3-reader")
         self._is_exclusive = False  # whether that was tried
         self._trial = threading.Lock()
 
@@ -93,6 +97,10 @@ class S3Store:
                 raise
             data: bytes = answer["Body"].read()
             return data
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values in the order of their keys, several requests at a time; None where there is none."""
+        return list(self._readers.map(self.get, keys))
 
     def list(self, prefix: str) -> Sequence[str]:
         """The keys below `prefix`, in order."""
@@ -117,6 +125,7 @@ class S3Store:
 
     def close(self) -> None:
         """Closes the connections."""
+        self._readers.shutdown(cancel_futures=True)
         self._client.close()
 
     def _name(self, key: str) -> str:
@@ -162,6 +171,7 @@ class S3Store:
 
 def _client(timeout_s: float, endpoint_url: str | None = None, region: str | None = None) -> Any:
     config = Config(
+        max_pool_connections=_CONNECTIONS,
         connect_timeout=timeout_s / _STEPS,
         read_timeout=timeout_s / _STEPS,
         retries={"mode": "standard", "total_max_attempts": 2},

@@ -69,7 +69,30 @@ class SealedStore:
         Raises:
             StoreCorrupt: it is not sealed, or by a key that is not here, or was changed or moved.
         """
-        sealed = self._store.get(key)
+        return self._opened(key, self._store.get(key))
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """What `get` gives for each key."""
+        values = self._store.get_many(keys)
+        return [self._opened(key, sealed) for key, sealed in zip(keys, values, strict=True)]
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """The keys below `prefix`, in order."""
+        return self._store.list(prefix)
+
+    def delete(self, prefix: str) -> None:
+        """Removes the value at `prefix` and all below it."""
+        self._store.delete(prefix)
+
+    def sweep(self) -> None:
+        """Removes what its life is over of."""
+        self._store.sweep()
+
+    def close(self) -> None:
+        """Gives back connections."""
+        self._store.close()
+
+    def _opened(self, key: str, sealed: bytes | None) -> bytes | None:
         if sealed is None:
             return None
         head = sealed[:_HEAD_BYTES]
@@ -91,22 +114,6 @@ class SealedStore:
                 "an encrypted value was changed, cut short or moved",
                 "remove it, and look at the disk or who else writes there",
             ) from None
-
-    def list(self, prefix: str) -> Sequence[str]:
-        """The keys below `prefix`, in order."""
-        return self._store.list(prefix)
-
-    def delete(self, prefix: str) -> None:
-        """Removes the value at `prefix` and all below it."""
-        self._store.delete(prefix)
-
-    def sweep(self) -> None:
-        """Removes what its life is over of."""
-        self._store.sweep()
-
-    def close(self) -> None:
-        """Gives back connections."""
-        self._store.close()
 
 
 def _name(key: bytes) -> bytes:
