@@ -73,6 +73,13 @@ def code(answer: dict[str, Any]) -> str:
     return str(answer["error"]["code"])
 
 
+def expire(harness: Harness) -> None:
+    """Lets an engine's idle sessions run out."""
+    harness.clock.now += 61
+    harness.engine.tick()
+    harness.run()
+
+
 def test_a_session_goes_on_elsewhere(model: Model, first: Harness, second: Harness) -> None:
     """Images, system prompt, turns: the next reply is that of the engine which has had it all along."""
     alone = Harness(model)
@@ -132,10 +139,29 @@ def test_a_session_that_was_elsewhere_is_taken_back(first: Harness, second: Harn
 
 
 def test_an_id_is_opened_once(first: Harness, second: Harness) -> None:
-    """Wherever."""
+    """Wherever; what opens it a second time tells so, whichever request it is."""
     first.open("s")
-    assert code(second.open("s")) == "session_moved"
+    first.open("other")
+    assert code(second.open("s")) == "session_exists"
     assert second.ask(Info(session_id="s"))["turns"] == 0
+    assert (
+        code(second.ask(structs.replace(ask(), session_id="other"), opens=True)) == "session_exists"
+    )
+    assert code(second.open("s")) == "session_exists"
+
+
+def test_the_id_of_a_fork_is_opened_once(first: Harness, second: Harness) -> None:
+    """Whoever waits for a fork that could not be made is told that there is none."""
+    first.open("s")
+    first.open("taken")
+    second.ask(Info(session_id="s"))
+    fork = second.submit(Fork(session_id="s", new_session_id="taken"), opens=True)
+    waiting = second.submit(structs.replace(ask(), session_id="taken"))
+    second.run()
+    assert code(second.last(waiting)) == "session_not_found"
+    refused = second.last(fork)["error"]
+    assert (refused["code"], refused["field"]) == ("session_exists", "new_session_id")
+    assert second.ask(structs.replace(ask(), session_id="taken"))["turn"] == 1
 
 
 def test_a_turn_that_cannot_be_written_is_rolled_back(first: Harness, store: FailingStore) -> None:
@@ -249,6 +275,31 @@ def test_what_is_left_behind_of_a_session_ends_alone(
     assert len(store.list("sessions/s")) == 3
     assert second.ask(ask())["turn"] == 3
     assert Harness(model, store=store).ask(ask())["turn"] == 4
+
+
+def test_a_session_in_use_elsewhere_does_not_expire_here(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """Although nothing was written there yet; who goes on with it last removes it."""
+    first.open("s")
+    first.ask(ask())
+    assert second.ask(Info(session_id="s"))["turns"] == 1
+    expire(first)
+    assert len(store.list("sessions/s")) == 2
+    assert second.ask(ask())["turn"] == 2
+    expire(second)
+    assert [store.list(where) for where in ("sessions", "adopted")] == [[], []]
+    assert code(first.ask(ask())) == "session_expired"
+
+
+def test_a_session_that_was_only_looked_at_here_goes_on_elsewhere(
+    first: Harness, second: Harness
+) -> None:
+    """What was adopted expires alone too."""
+    first.open("s")
+    second.ask(Info(session_id="s"))
+    expire(second)
+    assert first.ask(ask())["turn"] == 1
 
 
 def test_requests_wait_in_order_for_their_session(first: Harness, second: Harness) -> None:

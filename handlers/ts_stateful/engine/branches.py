@@ -78,6 +78,8 @@ class Branches:
                 self._answer(request_id, fork, source.session_id)
             else:
                 self._table.forget(fork)
+                if isinstance(error, SessionExists):
+                    error.field = "new_session_id"
                 self._outbox.refuse(request_id, error, fork.session_id)
 
         self._turns.write_down(fork, command, partial(self._durability.forked, fork), done)

@@ -20,17 +20,14 @@ from ts_stateful.engine.model import Model
 from ts_stateful.engine.prefix import Prefix
 from ts_stateful.engine.stored_images import image_tensors, load_image, save_image
 from ts_stateful.engine.vision import ImageInput
-from ts_stateful.errors import SessionClosed, SessionExpired, SessionNotFound
 from ts_stateful.protocol import Prompt
 from ts_stateful.sessions.session import Delta, Message, Session, Turn
 from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.store import records
+from ts_stateful.store import holding, records
 from ts_stateful.store.base import Store
-from ts_stateful.store.log import forget, read
 
 __all__ = ["Chronicle", "Recovered"]
 
-_REMEMBER_S = 3600.0  # how long it is known how a session has ended
 _SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos")
 
 _Part = tuple[records.Entry, list[ImageInput]]
@@ -101,20 +98,13 @@ class Chronicle:
         return self._write(session, parts)
 
     def end(self, session_id: str, reason: Literal["closed", "expired"], num_entries: int) -> None:
-        """Removes a session that has ended; for an hour it is known how. On a thread of the store.
-
-        One that has more than `num_entries` has gone on elsewhere: it has not expired there.
-        """
-        behind = records.entry_key(session_id, num_entries)
-        if reason == "expired" and self._store.get(behind) is not None:
-            return
-        closed = records.encode(records.Closed(self._utc(), self._writer, reason))
-        self._store.create(_ended_key(session_id), closed, _REMEMBER_S)
-        forget(self._store, session_id)
+        """Removes a session that has ended here, unless it is used elsewhere. On a thread of the store; see `holding`."""
+        closed = records.Closed(self._utc(), self._writer, reason)
+        holding.end(self._store, session_id, closed, num_entries)
 
     def has_entry(self, session_id: str, position: int) -> bool:
         """Whether the session's log has so many entries, and one more. On a thread of the store."""
-        return self._store.get(records.entry_key(session_id, position)) is not None
+        return holding.has_entry(self._store, session_id, position)
 
     def load(self, session_id: str) -> Recovered:
         """The session as its last committed turn left it. On a thread of the store.
@@ -123,16 +113,14 @@ class Chronicle:
             SessionError: there is none, by what became of it; or it was made by another model.
             StoreError: as the store says.
         """
-        entries = read(self._store, session_id)
-        if not entries:
-            raise self._gone(session_id)
-        opened, turns, closed = records.history(entries)
-        if closed:
-            raise SessionClosed("the session was closed")
-        try:
-            records.check_fingerprint(opened, self._model.fingerprint)
-        except records.FingerprintMismatch as error:
-            raise SessionNotFound(error.message, field="session_id") from error
+        entries = holding.adopt(
+            self._store,
+            session_id,
+            self._model.fingerprint,
+            writer=self._writer,
+            now=self._utc(),
+        )
+        opened, turns, _ = records.history(entries)
         context = Context(self._opening(opened), self._model.new_kv())
         context.adopted = True
         session = Session(
@@ -152,15 +140,6 @@ class Chronicle:
             context.images += self._images(record.images)
             session.turns.append(turn)
         return Recovered(session, len(entries))
-
-    def _gone(self, session_id: str) -> Exception:
-        data = self._store.get(_ended_key(session_id))
-        if data is None:
-            return SessionNotFound("no session of this id is open here", field="session_id")
-        ended = records.decode(data)
-        if isinstance(ended, records.Closed) and ended.reason == "expired":
-            return SessionExpired("the session has expired")
-        return SessionClosed("the session was closed")
 
     def _rewound(self, to_turn: int, *, blank: bool = False) -> records.Rewound:
         return records.Rewound(to_turn, self._utc(), self._writer, blank)
@@ -205,7 +184,8 @@ class Chronicle:
         # What an image is made of may be exchanged by the engine meanwhile, but not these references.
         tensors = [[image_tensors(image) for image in images] for _, images in parts]
         ttl_s = max(1.0, session.expires_at - self._clock())
-        return Write(partial(self._entries, parts, tensors, ttl_s), ttl_s)
+        opens = isinstance(parts[0][0], records.Opened)
+        return Write(partial(self._entries, parts, tensors, ttl_s), ttl_s, opens=opens)
 
     def _entries(
         self,
@@ -282,7 +262,3 @@ def _time_of(entry: records.Entry) -> float:
     if isinstance(entry, records.Opened):
         return entry.created_at
     return entry.committed_at if isinstance(entry, records.Turn) else entry.at
-
-
-def _ended_key(session_id: str) -> str:
-    return f"ended/{session_id}"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from ts_stateful.errors import StatefulError
+from ts_stateful.errors import SessionExists, SessionMoved, StatefulError
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.calls import Line, StoreCalls
@@ -28,11 +28,12 @@ Done = Callable[[StatefulError | None], None]
 class Write(NamedTuple):
     """What is written together: `make`, on a thread of the store, writes values that entries refer to, and gives the entries.
 
-    All of it has to be kept for `ttl_s` seconds.
+    All of it has to be kept for `ttl_s` seconds. `opens` says that it begins the log.
     """
 
     make: Callable[[], Sequence[Entry]]
     ttl_s: float
+    opens: bool = False
 
 
 @dataclass(eq=False)
@@ -66,10 +67,15 @@ class Journal:
     def write(self, session: Session[Any], write: Write, then: Done) -> None:
         """Adds to the session's log, behind what was asked for before; `then` gets the reason if it must be undone."""
         log = self._logs.setdefault(session, _Log())
+
+        def written(outcome: Any) -> None:
+            reason = self._calls.reason(outcome, "session", "turn")
+            if isinstance(reason, SessionMoved) and write.opens and not log.position:
+                reason = SessionExists("a session of this id is open already", field="session_id")
+            then(reason)
+
         self._calls.in_order(
-            log.line,
-            partial(self._append, session.session_id, log, write),
-            lambda outcome: then(self._calls.reason(outcome, "session", "turn")),
+            log.line, partial(self._append, session.session_id, log, write), written
         )
 
     def adopted(self, session: Session[Any], position: int) -> None:

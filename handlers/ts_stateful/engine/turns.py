@@ -139,6 +139,8 @@ class Turns:
         self._leave(sequence)
         if isinstance(error, SessionMoved):
             self._let_go(sequence.session, error)
+        elif error is not None and isinstance(sequence.command, Fork):
+            self._let_go(sequence.session, SessionNotFound("the session could not be opened"))
         for follow in sequence.afterwards:
             follow()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 from ts_stateful.store.records import Entry, decode, encode, entry_key, session_prefix
 
-__all__ = ["append", "forget", "read"]
+__all__ = ["append", "forget", "num_entries", "read"]
 
 
 def append(
@@ -33,7 +33,7 @@ def read(store: Store, session_id: str) -> list[Entry]:
         StoreCorrupt: one is missing, damaged or of a newer version.
         StoreUnavailable: as the store says.
     """
-    positions = range(_num_entries(store, session_id))
+    positions = range(num_entries(store, session_id))
     entries = []
     for data in store.get_many([entry_key(session_id, position) for position in positions]):
         if data is None:
@@ -47,12 +47,15 @@ def forget(store: Store, session_id: str) -> None:
     store.delete(session_prefix(session_id))
 
 
-def _num_entries(store: Store, session_id: str) -> int:
-    """How many entries there are, of which none is missing.
+def num_entries(store: Store, session_id: str) -> int:
+    """How many entries there are; 0 if there is no such session.
 
-    A listing may miss what is added while it is made, and have what is added after that. A second one has all that was there
-    when the first one ended.
+    Raises:
+        StoreCorrupt: one is missing.
+        StoreUnavailable: as the store says.
     """
+    # A listing may miss what is added while it is made, and have what is added after that. A second one has all that was
+    # there when the first one ended.
     for _ in range(2):
         keys = store.list(session_prefix(session_id))
         if entry_key(session_id, 0) not in keys:

@@ -1,0 +1,111 @@
+"""Who holds a session that is in a store: engines adopt it from one another, and the last one removes it.
+
+Owns the marks of those who have adopted a session and written nothing yet, and how it is known what has become of one that is
+not there any more. Knows no model.
+
+Who adopts a session leaves the mark `adopted/<session id>/<number of entries>` and then looks whether the log is still as long;
+who lets it expire adds an entry and then looks for the mark. So of two who do so at the same time one sees the other, and a
+session that is used somewhere is not removed because it is idle somewhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ts_stateful.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
+from ts_stateful.store.base import Store
+from ts_stateful.store.log import append, forget, num_entries, read
+from ts_stateful.store.records import (
+    Closed,
+    Entry,
+    FingerprintMismatch,
+    check_fingerprint,
+    decode,
+    encode,
+    entry_key,
+    history,
+)
+
+__all__ = ["adopt", "end", "has_entry"]
+
+_REMEMBER_S = 3600.0  # how long it is known how a session has ended
+
+
+def adopt(
+    store: Store, session_id: str, fingerprint: Mapping[str, str], *, writer: str, now: float
+) -> list[Entry]:
+    """The entries of a session, which stay from now on when it expires where it comes from. `now` is of Unix time.
+
+    Raises:
+        SessionError: there is none, by what became of it; or another model than that of `fingerprint` made it.
+        StoreError: as the store says.
+    """
+    while True:
+        entries = read(store, session_id)
+        if not entries:
+            raise _gone(store.get(_ended_key(session_id)))
+        opened, _, closed = history(entries)
+        if closed:
+            raise _over(entries[-1])
+        try:
+            check_fingerprint(opened, fingerprint)
+        except FingerprintMismatch as error:
+            raise SessionNotFound(error.message, field="session_id") from error
+        ttl_s = max(1.0, opened.expires_at - now)
+        store.create(_mark(session_id, len(entries)), writer.encode(), ttl_s)
+        if num_entries(store, session_id) == len(entries):
+            return entries
+
+
+def has_entry(store: Store, session_id: str, position: int) -> bool:
+    """Whether the session's log has so many entries, and one more."""
+    return store.get(entry_key(session_id, position)) is not None
+
+
+def end(store: Store, session_id: str, closed: Closed, known: int) -> None:
+    """Removes a session that has ended, with `closed` as the reason; for an hour it is known how.
+
+    One that has expired behind `known` entries stays if somebody else holds it, where it has not expired.
+    """
+    if closed.reason == "expired" and not _take_last(store, session_id, closed, known):
+        return
+    store.create(_ended_key(session_id), encode(closed), _REMEMBER_S)
+    store.delete(_adopted(session_id))
+    forget(store, session_id)
+
+
+def _take_last(store: Store, session_id: str, closed: Closed, known: int) -> bool:
+    """Whether nobody else holds the session, nor can from now on."""
+    mark = _mark(session_id, known)
+    if not known or store.get(mark) is not None:
+        return False
+    if not append(store, session_id, known, closed, _REMEMBER_S):
+        return False
+    if store.get(mark) is None:
+        return True
+    store.delete(entry_key(session_id, known))
+    return False
+
+
+def _mark(session_id: str, known: int) -> str:
+    return f"{_adopted(session_id)}/{known:08d}"
+
+
+def _adopted(session_id: str) -> str:
+    return f"adopted/{session_id}"
+
+
+def _ended_key(session_id: str) -> str:
+    return f"ended/{session_id}"
+
+
+def _gone(ended: bytes | None) -> SessionError:
+    if ended is None:
+        return SessionNotFound("no session of this id is open here", field="session_id")
+    return _over(decode(ended))
+
+
+def _over(ended: Entry) -> SessionError:
+    if isinstance(ended, Closed) and ended.reason == "expired":
+        return SessionExpired("the session has expired")
+    return SessionClosed("the session was closed")

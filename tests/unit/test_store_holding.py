@@ -1,0 +1,132 @@
+"""Sessions in a store: adopted by one engine, while another one lets them expire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.test_store_records import ENTRIES, OPENED
+from ts_stateful.errors import (
+    SessionClosed,
+    SessionError,
+    SessionExpired,
+    SessionNotFound,
+)
+from ts_stateful.store.base import StoreUnavailable
+from ts_stateful.store.holding import adopt, end, has_entry
+from ts_stateful.store.log import append, read
+from ts_stateful.store.memory import MemoryStore
+from ts_stateful.store.records import Closed, Entry
+
+LOG = ENTRIES[:2]
+EXPIRED = Closed(at=5.0, writer="old", reason="expired")
+
+
+class InterruptedStore(MemoryStore):
+    """Somebody else does something before its call number `when`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.when = -1
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
+        self._interrupt()
+        return super().create(key, data, ttl_s)
+
+    def get(self, key: str) -> bytes | None:
+        self._interrupt()
+        return super().get(key)
+
+    def list(self, prefix: str) -> list[str]:
+        self._interrupt()
+        return list(super().list(prefix))
+
+    def delete(self, prefix: str) -> None:
+        self._interrupt()
+        super().delete(prefix)
+
+    def _interrupt(self) -> None:
+        self.when -= 1
+        if self.when == -1:
+            self.meanwhile()
+
+
+@pytest.fixture
+def store() -> InterruptedStore:
+    """One with a session `s`."""
+    store = InterruptedStore()
+    for position, entry in enumerate(LOG):
+        append(store, "s", position, entry)
+    return store
+
+
+def taken(store: MemoryStore, session_id: str = "s") -> list[Entry]:
+    return adopt(store, session_id, OPENED.fingerprint, writer="new", now=2.0)
+
+
+def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
+    """Closed, expired, or never there; also where its removal was interrupted."""
+    assert taken(store) == LOG
+    end(store, "s", Closed(at=5.0), len(LOG))
+    with pytest.raises(SessionClosed):
+        taken(store)
+    assert store.list("adopted") == []
+    append(store, "left", 0, OPENED)
+    append(store, "left", 1, EXPIRED)
+    with pytest.raises(SessionExpired):
+        taken(store, "left")
+    with pytest.raises(SessionNotFound):
+        taken(store, "never")
+
+
+def test_a_session_of_another_model_is_not_adopted(store: InterruptedStore) -> None:
+    """It expires where it was."""
+    with pytest.raises(SessionNotFound, match="made with"):
+        adopt(store, "s", {"model": "other"}, writer="new", now=2.0)
+    end(store, "s", EXPIRED, len(LOG))
+    assert not store.list("sessions")
+
+
+@pytest.mark.parametrize("num_entries", [0, 1])
+def test_what_has_gone_on_has_not_expired(store: InterruptedStore, num_entries: int) -> None:
+    """Whoever knows less of it, or nothing, leaves it alone; a close is meant."""
+    end(store, "s", EXPIRED, num_entries)
+    assert taken(store) == LOG
+    end(store, "s", Closed(at=5.0), num_entries)
+    assert not has_entry(store, "s", 0)
+
+
+@pytest.mark.parametrize("when", range(12))
+@pytest.mark.parametrize("interrupted", ["adopt", "end"])
+def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, when: int) -> None:
+    """Whenever one adopts a session and another one lets it expire: it is adopted and there, or has expired and is not."""
+    adopted: list[list[Entry]] = []
+    over: list[SessionError] = []
+
+    def take() -> None:
+        try:
+            adopted.append(taken(store))
+        except StoreUnavailable:  # it was removed while it was read: ask again
+            take()
+        except SessionError as error:
+            over.append(error)
+
+    def expire() -> None:
+        end(store, "s", EXPIRED, len(LOG))
+
+    both: dict[str, Callable[[], None]] = {"adopt": take, "end": expire}
+    inner = both.pop("end" if interrupted == "adopt" else "adopt")
+    store.when, store.meanwhile = when, inner
+    both.popitem()[1]()
+    if store.when >= 0:  # the first one was done before
+        store.when = -1
+        inner()
+    assert len(adopted) + len(over) == 1
+    if adopted:
+        assert read(store, "s") == adopted[0] == LOG
+        assert append(store, "s", len(LOG), ENTRIES[2])
+    else:
+        assert isinstance(over[0], SessionExpired)
+        assert read(store, "s") == []
