@@ -94,6 +94,8 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     url: str | None = None
     # required: a turn that cannot be written fails; best_effort: it is answered, and can be lost with its engine
     policy: Literal["required", "best_effort"] = "required"
+    # all: a session goes on elsewhere; text: one with images does not; none: neither text nor images are written
+    content: Literal["all", "text", "none"] = "all"
     fsync: bool = False  # files survive a loss of power, not only of the process
     timeout_sec: _Positive = 5.0  # for one call, attempts included
     encryption_key_env: str | None = None  # the environment variable with the keys; None: plain
@@ -145,6 +147,11 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check(self.inputs, self.outputs, self.states)
+        if self.store.content != "all":
+            raise ValueError(
+                "handler.store.content: is for language models; what is written of a sequence are its inputs and states, "
+                "and without commitEvery nothing is"
+            )
 
 
 class FrontendConfig(Struct, frozen=True, kw_only=True):

@@ -70,6 +70,7 @@ class Harness:
         *,
         store: Store | None = None,
         policy: Literal["required", "best_effort"] = "required",
+        content: Literal["all", "text", "none"] = "all",
     ) -> None:
         if not isinstance(config, Config):
             overrides = config or {}
@@ -91,7 +92,7 @@ class Harness:
             post=self._posted.append,
             clock=self.clock,
             utc=lambda: 1_699_999_000.0 + self.clock.now,
-            store=StoreAccess(store, policy, self.executor) if store else None,
+            store=StoreAccess(store, policy, self.executor, content) if store else None,
         )
 
     def _load(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -63,7 +63,7 @@ def store() -> InterruptedStore:
 
 
 def taken(store: MemoryStore, session_id: str = "s") -> list[Entry]:
-    return adopt(store, session_id, OPENED.fingerprint, writer="new", now=2.0)
+    return adopt(store, session_id, list, writer="new", now=2.0)
 
 
 def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
@@ -81,10 +81,14 @@ def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
         taken(store, "never")
 
 
-def test_a_session_of_another_model_is_not_adopted(store: InterruptedStore) -> None:
+def test_what_cannot_be_used_is_not_adopted(store: InterruptedStore) -> None:
     """It expires where it was."""
-    with pytest.raises(SessionNotFound, match="made with"):
-        adopt(store, "s", {"model": "other"}, writer="new", now=2.0)
+
+    def refuse(entries: Sequence[Entry]) -> None:
+        raise SessionNotFound("made by another model")
+
+    with pytest.raises(SessionNotFound, match="another model"):
+        adopt(store, "s", refuse, writer="new", now=2.0)
     end(store, "s", EXPIRED, len(LOG))
     assert not store.list("sessions")
 

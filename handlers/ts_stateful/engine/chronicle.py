@@ -20,6 +20,7 @@ from ts_stateful.engine.model import Model
 from ts_stateful.engine.prefix import Prefix
 from ts_stateful.engine.stored_images import image_tensors, load_image, save_image
 from ts_stateful.engine.vision import ImageInput
+from ts_stateful.errors import SessionNotFound
 from ts_stateful.protocol import Prompt
 from ts_stateful.sessions.session import Delta, Message, Session, Turn
 from ts_stateful.sessions.shared import SharedCache
@@ -41,7 +42,10 @@ class Recovered(NamedTuple):
 
 
 class Chronicle:
-    """The sessions of one model in a store. `utc` tells Unix time, `clock` the engine's; `writer` names this process."""
+    """The sessions of one model in a store. `utc` tells Unix time, `clock` the engine's; `writer` names this process.
+
+    `content` says what is written of a session: all that it needs to go on elsewhere, that without its images, or nothing.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Chronicle:
         shared: SharedCache[ImageInput | Prefix],
         *,
         writer: str,
+        content: Literal["all", "text", "none"],
         clock: Callable[[], float],
         utc: Callable[[], float],
     ) -> None:
@@ -57,8 +62,13 @@ class Chronicle:
         self._store = store
         self._shared = shared
         self._writer = writer
+        self._content = content
         self._clock = clock
         self._utc = utc
+
+    def keeps(self, session: Session[Context]) -> bool:
+        """Whether what is written of the session is enough to make it again."""
+        return self._content == "all" or (self._content == "text" and not session.state.images)
 
     def opening(self, session: Session[Context], images: Iterable[ImageInput]) -> Write:
         """The session is open, with these images."""
@@ -110,17 +120,23 @@ class Chronicle:
         """The session as its last committed turn left it. On a thread of the store.
 
         Raises:
-            SessionError: there is none, by what became of it; or it was made by another model.
+            SessionError: there is none, by what became of it; it was made by another model; or what it needs was not written.
             StoreError: as the store says.
         """
-        entries = holding.adopt(
-            self._store,
-            session_id,
-            self._model.fingerprint,
-            writer=self._writer,
-            now=self._utc(),
-        )
+        make = partial(self._recovered, session_id)
+        return holding.adopt(self._store, session_id, make, writer=self._writer, now=self._utc())
+
+    def _recovered(self, session_id: str, entries: Sequence[records.Entry]) -> Recovered:
         opened, turns, _ = records.history(entries)
+        try:
+            records.check_fingerprint(opened, self._model.fingerprint)
+        except records.FingerprintMismatch as error:
+            raise SessionNotFound(error.message, field="session_id") from error
+        if not opened.has_text:
+            raise SessionNotFound(
+                "only the engine that the session was opened at has what was said in it: open it again",
+                field="session_id",
+            )
         context = Context(self._opening(opened), self._model.new_kv())
         context.adopted = True
         session = Session(
@@ -181,6 +197,8 @@ class Chronicle:
         )
 
     def _write(self, session: Session[Context], parts: Sequence[_Part]) -> Write:
+        if self._content == "none":
+            parts = [(records.without_text(entry), []) for entry, _ in parts]
         # What an image is made of may be exchanged by the engine meanwhile, but not these references.
         tensors = [[image_tensors(image) for image in images] for _, images in parts]
         ttl_s = max(1.0, session.expires_at - self._clock())
@@ -194,11 +212,12 @@ class Chronicle:
         ttl_s: float,
     ) -> list[records.Entry]:
         """Writes the images, on a thread of the store; the entries refer to them."""
+        keeps_images = self._content == "all"
         entries = []
         for (entry, images), made in zip(parts, tensors, strict=True):
             refs = tuple(
                 records.ImageRef(
-                    embeddings=save_image(self._store, of, ttl_s),
+                    embeddings=save_image(self._store, of, ttl_s) if keeps_images else None,
                     key=image.key,
                     num_tokens=len(image.ids),
                 )

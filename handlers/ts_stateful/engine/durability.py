@@ -55,8 +55,10 @@ class Durability:
         return self._journal.num_failed if self._journal else 0
 
     def is_saved(self, session: Session[Context]) -> bool | None:
-        """Whether all that was committed is in the store; None where there is no store."""
-        return self._journal.is_saved(session) if self._journal else None
+        """Whether all that was committed is in the store, and enough to go on; None where there is no store."""
+        if self._journal is None or self._chronicle is None:
+            return None
+        return self._journal.is_saved(session) and self._chronicle.keeps(session)
 
     def committed(self, sequence: Sequence, turn: Turn | None, then: Done) -> None:
         """A turn, or the opening of a session where it is None, is complete."""
@@ -187,5 +189,13 @@ def make_durable(
     if store is None:
         return Durability(table)
     journal = Journal(store, post)
-    chronicle = Chronicle(model, store.store, shared, writer=journal.writer, clock=clock, utc=utc)
+    chronicle = Chronicle(
+        model,
+        store.store,
+        shared,
+        writer=journal.writer,
+        content=store.content,
+        clock=clock,
+        utc=utc,
+    )
     return Durability(table, journal, chronicle)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from ts_stateful.engine.vision import ImageInput
+from ts_stateful.errors import SessionNotFound
 from ts_stateful.store.base import Store, StoreCorrupt
 from ts_stateful.store.blobs import Tensor, get_tensors, put_tensors
 from ts_stateful.store.records import ImageRef
@@ -53,9 +54,16 @@ def load_image(store: Store, ref: ImageRef, device: torch.device) -> ImageInput:
     """The image of that reference, its embeddings on `device`.
 
     Raises:
+        SessionNotFound: it was never written.
         StoreError: it is not there any more, or damaged, or the store does not answer.
     """
-    found = get_tensors(store, ref.embeddings or "")
+    if ref.embeddings is None:
+        raise SessionNotFound(
+            "the session has an image that is kept out of the store, and no engine has it any more:"
+            " open a session again, with its images",
+            field="session_id",
+        )
+    found = get_tensors(store, ref.embeddings)
     if found is None:
         raise StoreCorrupt(
             "an image of the session is not in the store any more",

@@ -30,6 +30,7 @@ class StoreAccess(NamedTuple):
     store: Store
     policy: Literal["required", "best_effort"]
     executor: Executor
+    content: Literal["all", "text", "none"] = "all"  # what of a session is written
 
 
 def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
@@ -46,7 +47,10 @@ def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
     store = open_store(url, settings)
     logger.info("sessions are written to %s", redacted(url))
     threading.Thread(target=_sweep, args=(store,), name="store-sweep", daemon=True).start()
-    return StoreAccess(store, settings.policy, ThreadPoolExecutor(_THREADS, "store"))
+    if settings.content == "none":
+        logger.warning("handler.store.content is none: sessions end with their engine")
+    executor = ThreadPoolExecutor(_THREADS, "store")
+    return StoreAccess(store, settings.policy, executor, settings.content)
 
 
 def _sweep(store: Store) -> None:

@@ -36,7 +36,7 @@ class StoreCalls:
 
     def __init__(self, access: StoreAccess, post: Callable[[Callable[[], None]], None]) -> None:
         self.num_failed = 0  # writes
-        self.store, self.policy, self._executor = access
+        self.store, self.policy, self._executor = access.store, access.policy, access.executor
         self._post = post
 
     def run(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:

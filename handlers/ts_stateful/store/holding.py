@@ -10,7 +10,8 @@ session that is used somewhere is not removed because it is idle somewhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ts_stateful.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
 from ts_stateful.store.base import Store
@@ -18,8 +19,6 @@ from ts_stateful.store.log import append, forget, num_entries, read
 from ts_stateful.store.records import (
     Closed,
     Entry,
-    FingerprintMismatch,
-    check_fingerprint,
     decode,
     encode,
     entry_key,
@@ -28,16 +27,25 @@ from ts_stateful.store.records import (
 
 __all__ = ["adopt", "end", "has_entry"]
 
+Made = TypeVar("Made")
+
 _REMEMBER_S = 3600.0  # how long it is known how a session has ended
 
 
 def adopt(
-    store: Store, session_id: str, fingerprint: Mapping[str, str], *, writer: str, now: float
-) -> list[Entry]:
-    """The entries of a session, which stay from now on when it expires where it comes from. `now` is of Unix time.
+    store: Store,
+    session_id: str,
+    make: Callable[[Sequence[Entry]], Made],
+    *,
+    writer: str,
+    now: float,
+) -> Made:
+    """What `make` makes of the entries of a session, which stay from now on when it expires where it comes from.
+
+    `now` is of Unix time. Where `make` fails, nobody has adopted the session.
 
     Raises:
-        SessionError: there is none, by what became of it; or another model than that of `fingerprint` made it.
+        SessionError: there is none, by what became of it.
         StoreError: as the store says.
     """
     while True:
@@ -47,14 +55,11 @@ def adopt(
         opened, _, closed = history(entries)
         if closed:
             raise _over(entries[-1])
-        try:
-            check_fingerprint(opened, fingerprint)
-        except FingerprintMismatch as error:
-            raise SessionNotFound(error.message, field="session_id") from error
+        made = make(entries)
         ttl_s = max(1.0, opened.expires_at - now)
         store.create(_mark(session_id, len(entries)), writer.encode(), ttl_s)
         if num_entries(store, session_id) == len(entries):
-            return entries
+            return made
 
 
 def has_entry(store: Store, session_id: str, position: int) -> bool:

@@ -40,6 +40,7 @@ __all__ = [
     "entry_key",
     "history",
     "session_prefix",
+    "without_text",
 ]
 
 VERSION = 1
@@ -89,6 +90,7 @@ class Opened(Struct, frozen=True, tag="opened", tag_field="kind", omit_defaults=
     messages: tuple[Message, ...] = ()
     origin: str = ""  # the request that asked for it; a server that took over knows it again when it is repeated
     writer: str = ""
+    has_text: bool = True  # without, what was said in the session is not in its log
 
 
 class Turn(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults=True):
@@ -213,6 +215,19 @@ def decode(data: bytes) -> Entry:
         return entry
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _damaged("it cannot be read") from error
+
+
+def without_text(entry: Entry) -> Entry:
+    """The entry without anything that was said, as text or as token ids: what is left is who did what, when and how much."""
+    if isinstance(entry, Opened):
+        return structs.replace(
+            entry, has_text=False, system=None, metadata={}, tenant=None, token_ids=(), messages=()
+        )
+    if isinstance(entry, Turn):
+        return structs.replace(
+            entry, reply="", prompt_ids=(), reply_ids=(), rendered="", stop=(), messages=()
+        )
+    return entry
 
 
 def check_fingerprint(opened: Opened, own: Mapping[str, str]) -> None:
