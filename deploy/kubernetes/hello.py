@@ -1,4 +1,8 @@
-"""A probe: ends with status 0 if the model of this container answers. Kubernetes' own probes cannot send a body."""
+"""A probe: ends with status 0 if the model of this container answers. Kubernetes' own probes cannot send a body.
+
+It asks under one id, that of `ts-stateful doctor`: in the sequence profile TorchServe keeps a place for every id that it meets, and
+one that was there when a worker was lost hangs for ever, as the sessions that were open then do.
+"""
 
 import os
 import sys
@@ -8,6 +12,9 @@ port = sys.argv[1] if len(sys.argv) > 1 else "8080"
 request = urllib.request.Request(
     f"http://127.0.0.1:{port}/predictions/{os.environ['MODEL']}",
     data=b'{"type":"hello"}',
-    headers={"Content-Type": "application/json"},
+    headers={
+        "Content-Type": "application/json",
+        os.environ.get("TS_HEADER_KEY_SEQUENCE_ID", "ts_request_sequence_id"): "ts-stateful-doctor",
+    },
 )
 urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=15).close()

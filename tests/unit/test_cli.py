@@ -92,7 +92,7 @@ def test_wrong_usage_is_status_two(run: Run, capsys: pytest.CaptureFixture[str])
         assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("command", ["", "chat", "prompt", "info", "check", "plan"])
+@pytest.mark.parametrize("command", ["", "chat", "prompt", "info", "check", "doctor", "plan"])
 def test_help_teaches_by_example(
     run: Run, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from ts_stateful.capacity import ModelUnknown
 from ts_stateful.cli.chat import Chat
 from ts_stateful.cli.check import check
+from ts_stateful.cli.doctor import examine
 from ts_stateful.cli.parser import build_parser
 from ts_stateful.cli.plan import plan
 from ts_stateful.cli.sagemaker_local import Unservable, serve
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "plan":
             plan(options, arguments)
             return _OK
+        if options.command == "doctor":
+            return _OK if examine(options) else _FAILED
         if options.command == "sagemaker-local":
             serve(options)
             return _OK

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ts_stateful.cli import plan_options, sagemaker_local
+from ts_stateful.cli import doctor, plan_options, sagemaker_local
 
 __all__ = ["DEFAULT_URL", "build_parser"]
 
@@ -27,6 +27,7 @@ examples:
   ts-stateful prompt "What color is the circle?" --image examples/shapes/scene.png
   ts-stateful prompt "Describe it" --image https://example.com/cat.jpg --url http://127.0.0.1:8080 --json
   ts-stateful info
+  ts-stateful doctor --repair
   ts-stateful plan --sessions 500 --gpus 4 --gpu-memory 80GiB --model /models/llava-1.5-7b-hf > model-config.yaml
   ts-stateful check model-config.yaml
   ts-stateful sagemaker-local --instances 2 --endpoint demo
@@ -105,6 +106,9 @@ def build_parser() -> argparse.ArgumentParser:
     info = add("info", "show the server or one of its sessions", _INFO_EPILOG, connection)
     info.add_argument("session", nargs="?", help="the id of a session; without it, the server")
     info.add_argument("--json", action="store_true", help="print one JSON document")
+    doctor.add_options(
+        add("doctor", "find out whether a model serves, and revive it", doctor.EPILOG)
+    )
     _add_offline(add)
     return parser
 

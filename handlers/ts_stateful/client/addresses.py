@@ -27,6 +27,7 @@ __all__ = [
     "is_sagemaker",
     "parse_address",
     "sagemaker_transport",
+    "tls_context",
 ]
 
 _DEFAULT_PORTS = {"grpc": 7070, "grpcs": 443, "http": 8080, "https": 443}
@@ -125,7 +126,7 @@ def http_transport(
         headers=headers,
         session_header=header,
         max_body_bytes=max_body_bytes,
-        tls=_tls(address, ca_file),
+        tls=tls_context(address, ca_file),
         through_proxy=address.through_proxy,
     )
 
@@ -154,7 +155,8 @@ def sagemaker_transport(url: str, *, max_body_bytes: int, ca_file: str | Path | 
     )
 
 
-def _tls(address: Address, ca_file: str | Path | None) -> ssl.SSLContext:
+def tls_context(address: Address, ca_file: str | Path | None) -> ssl.SSLContext:
+    """What a client of an `http` or `https` address trusts: the certificates in `ca_file`, or the system's."""
     if address.scheme == "https":
         return ssl.create_default_context(cafile=ca_file)
     # Trusts nobody, as nobody will be asked; loading the system's certificates takes longer than a request.

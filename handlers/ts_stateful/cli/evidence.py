@@ -1,0 +1,124 @@
+"""What can be seen of a model from outside: what TorchServe says of it, and what comes back when it is asked.
+
+Owns the requests that find it out, which harm nothing. What they mean is `diagnosis`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ts_stateful.answers import Closed, HelloAnswer, Opened, SessionInfo
+from ts_stateful.client.documents import parse
+from ts_stateful.client.errors import ClientError, DeadlineExceeded
+from ts_stateful.client.management import Description, Management
+from ts_stateful.client.transport import Transport
+from ts_stateful.errors import InvalidRequest, SessionExists, StatefulError
+from ts_stateful.protocol import Close, Command, Continue, Hello, Info, Open
+
+__all__ = ["PROBE_SESSION", "Evidence", "gather"]
+
+# In the sequence profile TorchServe keeps a place for every id that it meets: the same one is asked under each time, also by
+# deploy/kubernetes/hello.py. An id that was there when a worker was lost hangs for ever, as its sessions do.
+PROBE_SESSION = "ts-stateful-doctor"
+_NEW_IDS = 2  # TorchServe loses the first new id behind a worker that died
+_SESSION_S = 60.0
+
+_Answer = TypeVar("_Answer")
+Failure = ClientError | StatefulError
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was seen. None: there was no sense in asking."""
+
+    model: str
+    description: Description | Failure
+    worker: Failure | None  # why its worker does not answer; None: it does
+    new_ids: bool | None = None  # whether it answers under ids that TorchServe has not met before
+    models: tuple[str, ...] = ()  # what else is registered, where the model is not
+    is_starting: bool = False  # a process of the worker that is not ready is alive
+    hello: HelloAnswer | Failure | None = None
+    session: Failure | None = None  # why none can be opened
+    is_saved: bool | None = None  # whether the store has what was opened
+
+
+def gather(model: str, management: Management, transport: Transport, timeout_s: float) -> Evidence:
+    """Asks, in an order in which every question makes sense; each answer may take `timeout_s` seconds."""
+    probe = _Probe(transport, timeout_s)
+    description = _tried(lambda: management.describe(model))
+    models: tuple[str, ...] = ()
+    if isinstance(description, ClientError):
+        with contextlib.suppress(ClientError):
+            models = tuple(management.models())
+    is_starting = isinstance(description, Description) and _is_starting(description, management)
+    worker = probe.worker(PROBE_SESSION)
+    if worker is not None:
+        new_ids = None
+        if isinstance(description, Description) and isinstance(worker, DeadlineExceeded):
+            asks = description.stateful and description.is_ready
+            new_ids = any(probe.worker(None) is None for _ in range(_NEW_IDS)) if asks else None
+        return Evidence(model, description, worker, new_ids, models, is_starting)
+    hello = probe.ask(Hello(session_id=PROBE_SESSION), HelloAnswer)
+    if not isinstance(hello, HelloAnswer):
+        return Evidence(model, description, None, models=models, hello=hello)
+    session, is_saved = probe.session()
+    return Evidence(
+        model,
+        description,
+        None,
+        models=models,
+        is_starting=is_starting,
+        hello=hello,
+        session=session,
+        is_saved=is_saved,
+    )
+
+
+class _Probe:
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+
+    def ask(self, command: Command, answer: type[_Answer]) -> _Answer | Failure:
+        return _tried(lambda: parse(self._transport.call(command, self._timeout_s), answer))
+
+    def worker(self, session_id: str | None) -> Failure | None:
+        # The worker itself refuses it, so its answer says nothing of engines.
+        refused = self.ask(Continue(session_id=session_id, turn=0), HelloAnswer)
+        return None if isinstance(refused, InvalidRequest | HelloAnswer) else refused
+
+    def session(self) -> tuple[Failure | None, bool | None]:
+        """Opens a session, which is written to the store, and closes it."""
+        opened = self.ask(Open(session_id=PROBE_SESSION, ttl_s=_SESSION_S), Opened)
+        if isinstance(opened, InvalidRequest):  # the model keeps none, or takes steps
+            return None, None
+        if not isinstance(opened, Opened | SessionExists):  # one may be left from an earlier time
+            return opened, None
+        info = self.ask(Info(session_id=PROBE_SESSION), SessionInfo)
+        self.ask(Close(session_id=PROBE_SESSION), Closed)
+        return (None, info.saved) if isinstance(info, SessionInfo) else (info, None)
+
+
+def _tried(ask: Callable[[], _Answer]) -> _Answer | Failure:
+    try:
+        return ask()
+    except (ClientError, StatefulError) as error:
+        return error
+
+
+def _is_starting(description: Description, management: Management) -> bool:
+    """Whether a worker that is not ready has a process, as far as that can be seen from here."""
+    return management.is_local and any(
+        worker.status != "READY" and _is_worker(worker.pid) for worker in description.workers
+    )
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"model_service_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

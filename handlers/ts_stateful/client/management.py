@@ -1,0 +1,143 @@
+"""TorchServe's management API, as far as one model needs it: what it says of the model, scaling it, registering it anew.
+
+Owns its paths and their parameters. Knows nothing of sessions. `customized=true` is never sent: in the continuous profile
+TorchServe 0.12.0 gives such a request out again for ever, and nothing else gets through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from msgspec import Struct, field
+
+from ts_stateful.client.addresses import parse_address, tls_context
+from ts_stateful.client.documents import refusal
+from ts_stateful.client.errors import DeadlineExceeded, ProtocolError, ServerUnreachable
+
+__all__ = ["Description", "Management", "ModelWorker"]
+
+_ANSWER_S = 10.0  # for what needs no worker
+_CONNECT_S = 5.0
+
+
+class ModelWorker(Struct, frozen=True):
+    """A worker as TorchServe sees it: `READY`, or `UNLOADING` while it starts and when it is dead."""
+
+    id: str
+    status: str
+    pid: int
+
+
+class Description(Struct, frozen=True, rename="camel"):
+    """What TorchServe says of a model. It does not tell the async profile from one without any batching."""
+
+    model_name: str
+    model_url: str
+    min_workers: int
+    max_workers: int
+    batch_size: int
+    startup_timeout: int = 120  # s
+    continuous_batching: bool = False
+    stateful: bool = False  # `sequenceBatching`
+    workers: tuple[ModelWorker, ...] = ()
+    queue: dict[str, int] = field(default_factory=dict, name="jobQueueStatus")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether TorchServe takes all workers for ready."""
+        return all(worker.status == "READY" for worker in self.workers)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no worker has taken yet; those of sequences are not counted."""
+        return self.queue.get("pendingRequests", 0)
+
+
+class Management:
+    """The management API at a URL; `token` is the management key of TorchServe's token authorization.
+
+    Every method raises `ServerUnreachable`, `DeadlineExceeded`, `ServerRefused` or `ProtocolError`.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None = None, ca_file: str | Path | None = None
+    ) -> None:
+        address = parse_address(url)
+        if address.is_grpc:
+            raise ValueError(f"the management API is spoken to by HTTP: {url!r}")
+        self.url = url
+        self.is_local = not address.through_proxy
+        self._http = httpx.Client(
+            base_url=f"{address.scheme}://{address.authority}{address.path}",
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            verify=tls_context(address, ca_file),
+            trust_env=address.through_proxy,
+        )
+
+    def models(self) -> list[str]:
+        """The names of all registered models."""
+        answer = self._ask("GET", "/models", _ANSWER_S)
+        found = answer.get("models") if isinstance(answer, dict) else None
+        return [str(model["modelName"]) for model in found or []]
+
+    def describe(self, model: str) -> Description:
+        """The default version of a model."""
+        answer = self._ask("GET", _path(model), _ANSWER_S)
+        try:
+            (description,) = msgspec.convert(answer, list[Description])
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ProtocolError(f"not a description of a model: {error}") from None
+        return description
+
+    def scale(self, model: str, num_workers: int, timeout_s: float) -> None:
+        """Returns when the model has so many workers, each of them ready."""
+        workers = str(num_workers)
+        params = {"min_worker": workers, "max_worker": workers, "synchronous": "true"}
+        self._ask("PUT", _path(model), timeout_s, params)
+
+    def unregister(self, model: str) -> None:
+        """Forgets the model; status 405 where TorchServe's model API is off (`enable_model_api`)."""
+        self._ask("DELETE", _path(model), _ANSWER_S)
+
+    def register(self, model: str, url: str, timeout_s: float) -> None:
+        """Registers an archive of the model store, or of another place, with one worker; returns when it is ready."""
+        params = {"url": url, "model_name": model, "initial_workers": "1", "synchronous": "true"}
+        self._ask("POST", "/models", timeout_s, params)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._http.close()
+
+    def _ask(
+        self, method: str, path: str, timeout_s: float, params: dict[str, str] | None = None
+    ) -> Any:
+        timeout = httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s))
+        with self._errors(timeout_s):
+            response = self._http.request(method, path, params=params, timeout=timeout)
+        if not response.is_success:
+            raise refusal(response.status_code, response.content)
+        try:
+            return msgspec.json.decode(response.content)
+        except msgspec.DecodeError:
+            raise ProtocolError(f"{self.url} is not TorchServe's management API") from None
+
+    @contextlib.contextmanager
+    def _errors(self, timeout_s: float) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise ServerUnreachable(f"{self.url}: {error or 'no connection'}") from None
+        except httpx.TimeoutException:
+            raise DeadlineExceeded(f"{self.url}: no answer within {timeout_s:g} s") from None
+        except httpx.TransportError as error:
+            raise ServerUnreachable(f"{self.url}: {error or type(error).__name__}") from None
+
+
+def _path(model: str) -> str:
+    return f"/models/{quote(model, safe='')}"
