@@ -9,6 +9,7 @@ import enum
 
 from msgspec import Struct
 
+from ts_stateful.config import Profile
 from ts_stateful.protocol import AnyRequest, Prompt
 
 __all__ = ["Event", "EventKind", "Submit"]
@@ -23,7 +24,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     characters of the reply that the client has got, and `replay` are the ids of the reply that were chosen, as far as is known.
     `pull` asks for one answer at once, with `more`, instead of events: the rest is fetched with `continue`. For a `step`,
     `attachments` are the elements of its inputs and `shapes` theirs; `opens` says that no session of this id is known, and
-    `raw` that the answer is no JSON.
+    `raw` that the answer is no JSON. `profile` is that of the frontend which the request came by.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     replay: tuple[int, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     raw: bool = False
+    profile: Profile = Profile.CONTINUOUS
 
     @property
     def streams(self) -> bool:

@@ -132,14 +132,15 @@ class Commands:
     def _handle(self, message: Submit) -> None:
         command = message.command
         if isinstance(command, Hello):
-            self._outbox.answer(message.request_id, reports.hello(self._config, self._model))
+            hello = reports.hello(self._config, self._model, message.profile)
+            self._outbox.answer(message.request_id, hello)
         elif isinstance(command, Open):
             if not self._repeats.opened_before(message):
                 self._admit(self._new_session(message, command), command, message)
         elif isinstance(command, Prompt):
             self._prompt(message, command)
         elif isinstance(command, Continue):
-            self._continue(message.request_id, command)
+            self._continue(message, command)
         elif isinstance(command, Cancel):
             self._cancel(message.request_id, self._session(command.session_id))
         elif isinstance(command, Close):
@@ -239,7 +240,8 @@ class Commands:
         self._audience.subscribe(sequence, message)
         self._turns.admit(sequence, images, message.attachments)
 
-    def _continue(self, request_id: str, command: Continue) -> None:
+    def _continue(self, message: Submit, command: Continue) -> None:
+        request_id = message.request_id
         session = self._session(command.session_id)
         self._table.touch(session)
         turn, done, prompts = command.turn, len(session.turns), prompts_of(session)
@@ -247,7 +249,7 @@ class Commands:
             record = session.turns[turn - 1]
             self._outbox.continued(request_id, session.session_id, record, command.after)
         elif turn <= done + len(prompts):
-            patient = self._config.frontend.profile is Profile.ASYNC and command.wait_ms
+            patient = message.profile is Profile.ASYNC and command.wait_ms
             wait_s = command.wait_ms / 1000 if patient else _SHORT_WAIT_S
             self._audience.wait(prompts[turn - done - 1], request_id, command.after, wait_s)
         elif session.state.failed is not None and session.state.failed[0] == turn:

@@ -13,7 +13,7 @@ from ts_stateful.answers import (
     TokenDetails,
     Usage,
 )
-from ts_stateful.config import Config
+from ts_stateful.config import Config, Profile
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
@@ -23,8 +23,8 @@ from ts_stateful.version import __version__
 __all__ = ["forked", "hello", "info"]
 
 
-def hello(config: Config, model: Model) -> HelloAnswer:
-    """Who serves, and within which limits."""
+def hello(config: Config, model: Model, profile: Profile) -> HelloAnswer:
+    """Who serves, and within which limits, a client that came by a frontend of this profile."""
     frontend, media = config.frontend, config.handler.media
     limits = ServerLimits(
         max_sessions=frontend.max_sessions,
@@ -39,7 +39,7 @@ def hello(config: Config, model: Model) -> HelloAnswer:
     return HelloAnswer(
         server="torchserve-stateful",
         version=__version__,
-        profile=frontend.profile.value,
+        profile=profile.value,
         model=model.name,
         limits=limits,
     )

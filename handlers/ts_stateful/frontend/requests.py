@@ -113,6 +113,7 @@ class RequestParser:
             opens=opens,
             alone=alone,
             pull=pulled,
+            profile=self._profile,
         )
 
     def _parse_step(
@@ -133,7 +134,7 @@ class RequestParser:
             if content.raw:
                 raise InvalidRequest("raw bytes go with `step` alone", field="type")
             request, opens = _address(request, headers)
-            return Submit(request_id, request, opens=opens)
+            return Submit(request_id, request, opens=opens, profile=self._profile)
         step, opens = _address(steps.complete(request, headers, content.others), headers)
         assert isinstance(step, Step)
         elements = steps.elements(step, content.raw)
@@ -144,6 +145,7 @@ class RequestParser:
             opens=opens,
             shapes=tuple(tensor.shape for tensor in elements),
             raw=content.body_is_raw,
+            profile=self._profile,
         )
 
     def _completed(self, prompt: Prompt, data: Mapping[str, Any], headers: RowHeaders) -> Prompt:

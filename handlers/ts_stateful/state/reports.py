@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ts_stateful.answering import Answering
 from ts_stateful.answers import HelloAnswer, ServerLimits, SessionInfo
-from ts_stateful.config import Config
+from ts_stateful.config import Config, Profile
 from ts_stateful.declarations import Input, Output, State
 from ts_stateful.sessions.session import Session
 from ts_stateful.state.sequence import SequenceState
@@ -35,7 +35,7 @@ class StateHello(HelloAnswer, frozen=True, kw_only=True):
     outputs: list[TensorMetadata]
 
 
-def hello(config: Config, model_name: str) -> StateHello:
+def hello(config: Config, model_name: str, profile: Profile) -> StateHello:
     """Who serves, which tensors, and within which limits."""
     frontend, settings = config.frontend, config.state
     assert settings is not None
@@ -52,7 +52,7 @@ def hello(config: Config, model_name: str) -> StateHello:
     return StateHello(
         server="torchserve-stateful",
         version=__version__,
-        profile=frontend.profile.value,
+        profile=profile.value,
         model=model_name,
         limits=limits,
         inputs=_metadata(tensor for tensor in settings.inputs if not tensor.is_derived),

@@ -87,11 +87,11 @@ class Requests:
         elif isinstance(command, Fork):
             self._fork(message, command)
         elif isinstance(command, Hello):
-            self._answering.answer(message.request_id, hello(self._config, self._model_name))
+            greeting = hello(self._config, self._model_name, message.profile)
+            self._answering.answer(message.request_id, greeting)
         else:
             raise InvalidRequest(
-                "this model has recurrent states: it takes `step`, `open`, `close`, `fork`, `info` and"
-                " `hello`",
+                "this model has recurrent states: it takes `step`, `open`, `close`, `fork`, `info`, `hello`",
                 field="type",
             )
 
