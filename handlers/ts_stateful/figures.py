@@ -15,6 +15,7 @@ class Figures(Struct, frozen=True):
 
     `store_failures` counts writes that a store has not taken. `shared_hits` counts what was there already when a session asked
     for it; `shared_bytes` is its part of `device_bytes`.
+    `requests_in_flight` are those that a worker waits for, and `upload_bytes` parts of images that came ahead of their prompts.
     """
 
     sessions_open: int = 0
@@ -27,6 +28,8 @@ class Figures(Struct, frozen=True):
     shared_bytes: int = 0
     steps_done: int = 0
     store_failures: int = 0
+    requests_in_flight: int = 0
+    upload_bytes: int = 0
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))

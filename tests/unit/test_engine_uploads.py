@@ -18,7 +18,7 @@ from ts_stateful.engine.model import Model
 from ts_stateful.engine.turns import ReadImage
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.media import MediaLoader
-from ts_stateful.protocol import Fork, Image, Info, Open, Prompt, Request, Upload
+from ts_stateful.protocol import Close, Fork, Image, Info, Open, Prompt, Request, Upload
 
 
 class LoadingHarness(Harness):
@@ -235,3 +235,16 @@ def test_an_upload_is_a_use_of_its_session(harness: Harness) -> None:
     upload(harness, FILE)
     harness.clock.now += 1
     assert harness.ask(Info(session_id="s"))["idle_s"] == 1
+
+
+def test_figures_tell_the_bytes_of_uploads(harness: Harness) -> None:
+    """Of parts as of whole files; they go with their session."""
+    first, *others = parts_of(FILE, 3)
+    harness.ask(first)
+    assert 0 < harness.engine.figures().upload_bytes < len(FILE)
+    for part in others:
+        harness.ask(part)
+    assert harness.engine.figures().upload_bytes == len(FILE)
+    harness.ask(Close(session_id="s"))
+    gc.collect()
+    assert harness.engine.figures().upload_bytes == 0

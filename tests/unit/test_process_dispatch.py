@@ -148,3 +148,15 @@ def test_there_is_an_engine_a_device(
     """Or as many as were asked for."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert devices(load_config({"handler": handler}).handler) == expected
+
+
+def test_figures_tell_what_is_in_flight(worker: Worker) -> None:
+    """From the request on to the end of its turn, which of a pulled one is later than its answer."""
+    opened(worker, "s")
+    turn = Prompt(session_id="s", prompt="Hi", stream=True, max_new_tokens=400, ignore_eos=True)
+    request = worker.submit(turn, pull=True)
+    assert worker.describe()["requests_in_flight"] == 1
+    assert worker.wait(request)["more"] is True
+    assert worker.describe()["requests_in_flight"] == 1
+    worker.ask(Close(session_id="s"))
+    eventually(lambda: worker.describe()["requests_in_flight"] == 0)

@@ -84,6 +84,11 @@ class Commands:
         self._repeats = Repeats(table, audience, outbox)
         self._uploads = Uploads(config.handler.media)
 
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes of images that came in parts, and of parts of them."""
+        return self._uploads.num_bytes
+
     def handle(self, message: Submit) -> None:
         """Takes a request of a client; where it is for a session that is not here, when that has been looked for."""
         session_id = message.command.session_id

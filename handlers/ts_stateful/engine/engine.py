@@ -245,6 +245,7 @@ class Engine:
             shared_hits=self._shared.num_found,
             shared_bytes=self._shared.num_bytes,
             store_failures=self._durability.num_failed,
+            upload_bytes=self._commands.upload_bytes,
         )
 
 

@@ -69,6 +69,13 @@ class Uploads:
         self._files: WeakKeyDictionary[Session[Any], dict[str, _File]] = WeakKeyDictionary()
         self._clock = itertools.count(1)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all uploads of all sessions."""
+        return sum(
+            file.num_bytes for files in self._files.values() for file in list(files.values())
+        )
+
     def receive(
         self, session: Session[Any], command: Upload, attachments: Items[bytes]
     ) -> Uploaded:

@@ -183,7 +183,9 @@ class Dispatcher:
             self._on_figures(self._figures())
 
     def _figures(self) -> Figures:
-        return sum((link.figures for link in self._links), Figures())
+        in_flight = sum(link.num_in_flight for link in self._links)
+        told = sum((link.figures for link in self._links), Figures())
+        return structs.replace(told, requests_in_flight=in_flight)
 
 
 def devices(settings: EngineConfig) -> list[str]:

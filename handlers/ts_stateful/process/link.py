@@ -96,6 +96,11 @@ class EngineLink:
         return self.num_sessions / self._spec.max_sessions
 
     @property
+    def num_in_flight(self) -> int:
+        """Requests that the engine has not answered, and pulled turns of which it has not told the end."""
+        return len(self._outstanding)
+
+    @property
     def description(self) -> dict[str, Any]:
         """The engine for operators; no session is named."""
         return {
