@@ -116,6 +116,19 @@ def test_without_texts_sessions_end_with_their_engine(model: Model, store: Memor
     assert code(second.ask(ask())) == "session_closed"
 
 
+def test_a_session_with_turns_that_were_not_written_is_not_taken_for_whole(
+    model: Model, store: MemoryStore
+) -> None:
+    """It began where texts are written; going back behind such a turn makes it whole again."""
+    first, second = Harness(model, store=store), Harness(model, store=store, content="none")
+    first.open("s")
+    first.ask(ask())
+    assert second.ask(ask("And now?"))["turn"] == 2
+    assert code(Harness(model, store=store).ask(ask("And then?"))) == "session_not_found"
+    second.ask(Rewind(session_id="s", to_turn=1))
+    assert Harness(model, store=store).ask(ask("And then?"))["turn"] == 2
+
+
 def test_what_is_written_of_a_sequence_cannot_be_less() -> None:
     """A configuration that asks for it is refused, with what to do instead."""
     with pytest.raises(ConfigError, match="commitEvery"):

@@ -132,9 +132,9 @@ class Chronicle:
             records.check_fingerprint(opened, self._model.fingerprint)
         except records.FingerprintMismatch as error:
             raise SessionNotFound(error.message, field="session_id") from error
-        if not opened.has_text:
+        if not (opened.has_text and all(turn.has_text for turn in turns)):
             raise SessionNotFound(
-                "only the engine that the session was opened at has what was said in it: open it again",
+                "only the engine that the session was held at has what was said in it: open it again",
                 field="session_id",
             )
         context = Context(self._opening(opened), self._model.new_kv())

@@ -90,7 +90,7 @@ class Opened(Struct, frozen=True, tag="opened", tag_field="kind", omit_defaults=
     messages: tuple[Message, ...] = ()
     origin: str = ""  # the request that asked for it; a server that took over knows it again when it is repeated
     writer: str = ""
-    has_text: bool = True  # without, what was said in the session is not in its log
+    has_text: bool = True  # false: what was said is not written, see `without_text`
 
 
 class Turn(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults=True):
@@ -118,6 +118,7 @@ class Turn(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults=True
     timing: Timing = Timing()
     origin: str = ""
     writer: str = ""
+    has_text: bool = True
 
 
 class Rewound(Struct, frozen=True, tag="rewound", tag_field="kind", omit_defaults=True):
@@ -225,7 +226,14 @@ def without_text(entry: Entry) -> Entry:
         )
     if isinstance(entry, Turn):
         return structs.replace(
-            entry, reply="", prompt_ids=(), reply_ids=(), rendered="", stop=(), messages=()
+            entry,
+            has_text=False,
+            reply="",
+            prompt_ids=(),
+            reply_ids=(),
+            rendered="",
+            stop=(),
+            messages=(),
         )
     return entry
 
