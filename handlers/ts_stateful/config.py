@@ -75,6 +75,9 @@ class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
     engine_linger_sec: _Positive = (
         60.0  # an engine whose worker is gone waits this long for the next
     )
+    drain_sec: Annotated[float, Meta(ge=0)] = (
+        20.0  # an engine that is to end may finish what runs, for this long
+    )
     restart_deadline_sec: _Positive = 60.0  # requests wait this long for an engine that restarts
     heartbeat_sec: _Positive = 30.0  # an engine that shows no sign of life for this long is killed
     load_timeout_sec: _Positive = 600.0

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 import psutil
 
+from ts_stateful.drain import descendants, drain, is_engine
 from ts_stateful.java import java_environment
 from ts_stateful.ports import HOST, Ports
 
@@ -32,7 +33,7 @@ __all__ = ["ServerFailed", "TorchServe"]
 
 _POLL_S = 0.1
 _STOP_S = 20.0  # after SIGTERM; then SIGKILL
-_ENGINES_STOP_S = 10.0
+_ENGINES_STOP_S = 60.0  # longer than they take for what they have begun; then SIGKILL
 _TAIL_LINES = 60
 _LOAD_FAILED = ("Load model failed", "Failed to load model")
 
@@ -133,7 +134,7 @@ class TorchServe:
         self._process.wait()
 
     def stop(self) -> None:
-        """Stops TorchServe and its workers; may be called at any time, and again."""
+        """Has engines finish what they have begun, and stops everything; may be called at any time, and again."""
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -253,6 +254,7 @@ class TorchServe:
         assert self._home is not None
         try:
             java = int((self._home / "tmp" / ".model_server.pid").read_text())
+            drain(self.engines(), _ENGINES_STOP_S)
             os.kill(java, signal.SIGTERM)
             process.wait(timeout=_STOP_S)
         except (OSError, ValueError, subprocess.TimeoutExpired):
@@ -260,14 +262,9 @@ class TorchServe:
 
     def engines(self) -> list[psutil.Process]:
         """The engine processes of this server."""
-        home = str(self._home / "tmp") if self._home is not None else None
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                ours = home is not None and process.environ().get("TMPDIR") == home
-                if ours and "ts_stateful.process.engine_main" in process.cmdline():
-                    found.append(process)
-        return found
+        if self._home is None:
+            return []
+        return [one for one in descendants("TMPDIR", str(self._home / "tmp")) if is_engine(one)]
 
     def _end_engines(self) -> None:
         """Engines would end by themselves now that TorchServe is gone; asks them to, and kills one that does not."""

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ts_stateful.config import load_config
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.process.dispatch import Dispatcher
 from ts_stateful.protocol import Request
 
-__all__ = ["Worker", "eventually"]
+__all__ = ["Worker", "eventually", "gone"]
 
 # The longest that anything may take on a slow machine; nothing waits for it to pass.
 WAIT_S = 90
@@ -26,6 +28,11 @@ def eventually(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """Whether there is no such process any more."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 class Worker:

@@ -10,21 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.support.pictures import noise, png, png_base64
-from tests.support.worker import Worker, eventually
+from tests.support.worker import Worker, eventually, gone
 from ts_stateful.events import EventKind
 from ts_stateful.process.spec import runtime_folder
 from ts_stateful.process.supervisor import EngineDied
 from ts_stateful.protocol import Continue, Fork, Image, Info, Open, Prompt
 
 Start = Callable[..., Worker]
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.fixture

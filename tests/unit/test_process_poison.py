@@ -13,8 +13,9 @@ from tests.support.mortal_engine import MortalEngine
 from tests.support.worker import eventually
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.process.in_flight import InFlight, Outstanding
-from ts_stateful.process.link import EngineLink, Timeouts
+from ts_stateful.process.link import EngineLink
 from ts_stateful.process.spec import EngineSpec
+from ts_stateful.process.supervisor import Timeouts
 from ts_stateful.protocol import Prompt
 
 

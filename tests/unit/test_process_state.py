@@ -50,7 +50,9 @@ def step(worker: Worker, number: int, name: str, **fields: Any) -> int | str:
         shapes=tuple(tensor.shape for tensor in elements),
         opens=fields.get("start", False),
     )
-    return str(answer["error"]["code"]) if "error" in answer else int(answer["outputs"][0]["data"][0])
+    return (
+        str(answer["error"]["code"]) if "error" in answer else int(answer["outputs"][0]["data"][0])
+    )
 
 
 def test_a_sequence_that_found_no_place_begins_when_there_is_one(worker: Worker) -> None:

@@ -33,14 +33,14 @@ def _check_timeouts(config: Config) -> Iterator[Finding]:
             f"{frontend.response_timeout_s} s is short: TorchServe kills a worker that is late once",
             "set `responseTimeout: 120`",
         )
-    if frontend.profile is Profile.SEQUENCE and frontend.response_timeout_s <= (
-        engine.restart_deadline_sec
-    ):
+    # Behind an engine that still finishes what it has begun, a request waits for the next one.
+    waits_s = engine.drain_sec + engine.restart_deadline_sec
+    if frontend.profile is Profile.SEQUENCE and frontend.response_timeout_s <= waits_s:
         yield error(
             "handler.restartDeadlineSec",
-            f"a request that waits {engine.restart_deadline_sec:g} s for an engine outlasts responseTimeout"
+            f"a request that waits {waits_s:g} s (with drainSec) for an engine outlasts responseTimeout"
             f" ({frontend.response_timeout_s} s), and in this mode TorchServe never revives the worker that it kills then",
-            "set it below responseTimeout",
+            "set both together below responseTimeout",
         )
     if frontend.startup_timeout_s < engine.load_timeout_sec:
         yield warning(

@@ -69,9 +69,8 @@ class Audience:
         for sequence in list(self._unfinished):
             for waiter in [w for w in sequence.waiters if now >= w.deadline]:
                 self._answer(sequence, waiter)
-        if self._away:
-            return []
-        return [s for s in self._unfinished if now - (s.orphaned_at or now) >= self._reattach_s]
+        gone = [s for s in self._unfinished if now - (s.orphaned_at or now) >= self._reattach_s]
+        return [s for s in gone if s.alone or not self._away]
 
     def next_deadline(self) -> float | None:
         """The clock's time at which `tick` has something to do, or None."""

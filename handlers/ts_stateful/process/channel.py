@@ -51,6 +51,12 @@ class Channel:
         """Queues a message; it is lost if the connection is."""
         self._outgoing.put(message)
 
+    def flush(self, timeout_s: float) -> None:
+        """Returns when everything that was sent before is on its way, or after `timeout_s`."""
+        written = threading.Event()
+        self._outgoing.put(written)
+        written.wait(timeout_s)
+
     def close(self) -> None:
         """Closes the connection; the reading thread then calls `on_close`."""
         with contextlib.suppress(OSError):
@@ -72,7 +78,10 @@ class Channel:
     def _write(self) -> None:
         try:
             while (message := self._outgoing.get()) is not None:
-                send(self._connection, message)
+                if isinstance(message, threading.Event):
+                    message.set()
+                else:
+                    send(self._connection, message)
         except OSError as error:
             logger.debug("connection lost: %s", error)
             self.close()

@@ -24,8 +24,9 @@ from ts_stateful.config import Config, EngineConfig
 from ts_stateful.errors import SessionExists
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
-from ts_stateful.process.link import EngineLink, Timeouts
+from ts_stateful.process.link import EngineLink
 from ts_stateful.process.spec import EngineSpec, runtime_folder
+from ts_stateful.process.supervisor import Timeouts
 from ts_stateful.protocol import Fork, Step
 
 __all__ = ["Dispatcher", "devices"]
@@ -108,7 +109,7 @@ class Dispatcher:
         command = message.command
         known = None if command.session_id is None else self._by_session.get(command.session_id)
         # Whether or not a session is open, the engine that has had one of this id can tell, so it is asked first.
-        up = [link for link in self._links if link.is_up] or self._links
+        up = [link for link in self._links if link.takes_sessions] or self._links
         best = sorted(up, key=lambda link: (link is not known, link.load))
         if isinstance(command, Fork):
             self._fork(message, command.new_session_id, known or best[0])

@@ -1,7 +1,7 @@
 """The engine process: an engine behind a Unix socket.
 
-Owns the process: its socket, its loop, its threads and its end. Started by `supervisor` with the path of a spec; ends when
-TorchServe has gone, or when no worker has come back for `engineLingerSec`.
+Owns the process: its socket, its loop and its threads. Started by `supervisor` with the path of a spec; `lifespan` says when it
+ends. SIGTERM ends it, and another one takes its place; SIGUSR1 says that TorchServe is about to stop, so that none has to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from ts_stateful.config import Config, load_config
@@ -34,8 +33,10 @@ from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.media.fetch import Fetcher
 from ts_stateful.media.load import MediaLoader
 from ts_stateful.process.channel import Channel
-from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
-from ts_stateful.process.spec import EngineSpec
+from ts_stateful.process.lifespan import Lifespan
+from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
+from ts_stateful.process.spec import ALREADY_RUNNING, EngineSpec, forget_groups
+from ts_stateful.protocol import Fork
 from ts_stateful.state.engine import StateEngine, load_engine
 from ts_stateful.store.access import store_of
 
@@ -43,10 +44,10 @@ __all__ = ["EngineProcess", "main"]
 
 logger = logging.getLogger("ts_stateful.engine")
 
-_ALREADY_RUNNING = 75  # exit status (EX_TEMPFAIL): another engine holds the lock
 _SMALL_MODEL = 10_000_000  # parameters
-_WATCH_S = 1.0  # how often the frontend is looked after
+_WATCH_S = 1.0  # how long it may take to see that it is time to end
 _IDLE_S = 1.0  # without a step, after which memory is given back
+_FLUSH_S = 1.0  # for the last answers to leave
 
 
 class EngineProcess:
@@ -54,18 +55,15 @@ class EngineProcess:
 
     def __init__(self, spec: EngineSpec, config: Config) -> None:
         self._spec = spec
-        self._settings = config.engine
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
-        self._frontend = psutil.Process(spec.frontend_pid)
-        self._next_watch = 0.0
         self._worked_at: float | None = None  # since memory was given back
-        self.stopping = False
-        self.frontend_gone = False
+        self._leaving = Leaving(successor=True)
+        self.lifespan = Lifespan(config.engine, spec.frontend_pid)
         self._engine = self._load(config)
-        _set_threads(self._settings.threads, self._engine.num_parameters)
-        self._alone_since = time.monotonic()  # no worker could come while the model was loaded
+        _set_threads(config.engine.threads, self._engine.num_parameters)
+        self.lifespan.alone()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> Engine | StateEngine:
         spec = self._spec
@@ -105,7 +103,7 @@ class EngineProcess:
         listener.listen()
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         logger.info("engine %d serves on %s", self._spec.index, self._spec.device)
-        while not self._over():
+        while not self.lifespan.is_over(self._is_busy):
             self._drain()
             self._engine.tick()
             if self._engine.busy:
@@ -114,6 +112,21 @@ class EngineProcess:
             elif self._worked_at is not None and time.monotonic() - self._worked_at > _IDLE_S:
                 _give_memory_back()
                 self._worked_at = None
+        for channel in self._channels:
+            channel.flush(_FLUSH_S)
+
+    def leave(self, *, successor: bool) -> None:
+        """Has the engine finish what it has, and end; may be called by a signal handler, and again."""
+        self._inbox.put(partial(self._leave, Leaving(successor)))
+
+    def _leave(self, leaving: Leaving) -> None:
+        self._leaving = leaving
+        self.lifespan.leave("asked to" if leaving.successor else "TorchServe is about to stop")
+        for channel in self._channels:
+            channel.send(leaving)
+
+    def _is_busy(self) -> bool:
+        return any(session.busy for session in self._engine.table)
 
     def _drain(self) -> None:
         """Does what has come in; waits for it only if the engine has nothing to do."""
@@ -126,18 +139,6 @@ class EngineProcess:
         if self._engine.busy:
             return 0.0
         return min(_WATCH_S, max(0.0, self._engine.next_deadline() - time.monotonic()))
-
-    def _over(self) -> bool:
-        now = time.monotonic()
-        if now >= self._next_watch:
-            self._next_watch = now + _WATCH_S
-            if not _alive(self._frontend):
-                logger.info("TorchServe is gone")
-                self.stopping = self.frontend_gone = True
-            if not self._channels and now - self._alone_since > self._settings.engine_linger_sec:
-                logger.info("no worker has come back")
-                self.stopping = True
-        return self.stopping
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -155,21 +156,39 @@ class EngineProcess:
     def _take(self, channel: Channel, message: Any) -> None:
         if isinstance(message, Submit):
             self._owners[message.request_id] = channel
+            self._tell_others(channel, message)
             self._engine.submit(message)
         elif isinstance(message, Drop):
             self._owners.pop(message.request_id, None)
             self._engine.drop(message.request_id)
+        elif isinstance(message, Freed):
+            for other in self._channels - {channel}:
+                other.send(message)
         elif isinstance(message, Ping):
             channel.send(Pong(self._engine.figures()))
         elif isinstance(message, Attach):
             self._channels.add(channel)
+            self.lifespan.attached()
             self._engine.set_away(False)
             ids = tuple(session.session_id for session in self._engine.table)
             channel.send(Attached(os.getpid(), ids))
+            if self.lifespan.is_leaving:
+                channel.send(self._leaving)
+
+    def _tell_others(self, channel: Channel, message: Submit) -> None:
+        """Those that share this engine learn where a session is, so that none of them asks another engine for it."""
+        command, others = message.command, self._channels - {channel}
+        names = [command.session_id]
+        names += [command.new_session_id] if isinstance(command, Fork) else []
+        if others:
+            new = tuple(name for name in names if name and name not in self._engine.table)
+            for other in others if new else ():
+                other.send(Holds(new))
 
     def _closed(self, channel: Channel) -> None:
         self._channels.discard(channel)
-        self._alone_since = time.monotonic()
+        if not self._channels:
+            self.lifespan.alone()
         self._engine.set_away(not self._channels)
         for request_id in [rid for rid, owner in self._owners.items() if owner is channel]:
             del self._owners[request_id]
@@ -197,12 +216,6 @@ def _give_memory_back() -> None:
         trim(0)
 
 
-def _alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
 def main(spec_path: str) -> int:
     """Runs the engine of a spec; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -211,24 +224,22 @@ def main(spec_path: str) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _ALREADY_RUNNING
+            return ALREADY_RUNNING
         with contextlib.suppress(
             OSError
         ):  # the kernel's OOM killer takes the engine before the worker
             Path("/proc/self/oom_score_adj").write_text("500")
         process = EngineProcess(spec, load_config(spec.document))
-
-        def stop(*_: object) -> None:
-            process.stopping = True
-
-        signal.signal(signal.SIGTERM, stop)
+        for number, last in ((signal.SIGTERM, False), (signal.SIGUSR1, True)):
+            signal.signal(number, lambda *_, last=last: process.leave(successor=not last))
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
         )  # Ctrl-C is for TorchServe; the engine follows it
         process.serve()
         spec.path("sock").unlink(missing_ok=True)
-        if process.frontend_gone:
+        if process.lifespan.frontend_gone:
             shutil.rmtree(spec.folder, ignore_errors=True)
+            forget_groups(Path(spec.folder), spec.frontend_pid)
     return 0
 
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from ts_stateful.events import Event, Submit
+from ts_stateful.protocol import Cancel, Continue, Info
 
 __all__ = ["InFlight", "Outstanding"]
 
 _MAX_DEATHS_ALONE = 2  # of engines that had nothing else: then it is what they die of
 _MAX_DEATHS = 20  # with others in flight, and with progress in between
+_ABOUT_WORK = (Cancel, Continue, Info)  # of an engine, so that no other one can answer them now
 _SUSPECT_DEATHS = 2  # with others in flight and without progress: the request is tried alone
 
 
@@ -75,12 +77,19 @@ class Outstanding:
         self._send = send
         self._requests: dict[str, InFlight] = {}
         self._suspect: InFlight | None = None  # tried alone; everything else waits
+        self.engine_leaves = False  # it finishes what it has; the rest waits for the next one
+        self.for_good = False  # there will be no next one
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[InFlight]:
         return iter(list(self._requests.values()))
+
+    @property
+    def late(self) -> list[InFlight]:
+        """What no engine has, nor will have."""
+        return self._waiting() if self.for_good else []
 
     def get(self, request_id: str) -> InFlight | None:
         """The request of that id."""
@@ -90,7 +99,7 @@ class Outstanding:
         """Takes a request, which goes to the engine at once unless another one is tried alone."""
         self._requests[request.message.request_id] = request
         if self._suspect is None:
-            self._send(request)
+            self._give(request)
 
     def remove(self, request_id: str) -> InFlight | None:
         """Forgets a request; returns it if it was here."""
@@ -101,10 +110,17 @@ class Outstanding:
 
     def send_waiting(self) -> None:
         """Sends what the engine does not have, in order; a request that may be what engines die of first, and alone."""
-        waiting = [request for request in self if not request.sent]
+        waiting = self._waiting()
         self._suspect = next((request for request in waiting if request.is_suspect), None)
         for request in waiting if self._suspect is None else [self._suspect]:
-            self._send(request)
+            self._give(request)
+
+    def leave(self, *, for_good: bool) -> None:
+        """The engine finishes what it has, and ends; nothing new is sent to it.
+
+        It waits for the next one: to refuse it would tear gaps into sessions whose clients do not wait for answers.
+        """
+        self.engine_leaves, self.for_good = True, for_good
 
     def cleared(self, request: InFlight) -> None:
         """The engine has lived on with this request."""
@@ -114,7 +130,15 @@ class Outstanding:
     def engine_died(self) -> list[InFlight]:
         """What the engine had is to be sent again; returns what is given up instead."""
         self._suspect = None
+        self.engine_leaves = self.for_good
         sent = [request for request in self if request.sent]
         for request in sent:
             request.died(alone=len(sent) == 1)
         return [request for request in sent if request.is_doomed]
+
+    def _waiting(self) -> list[InFlight]:
+        return [request for request in self if not request.sent]
+
+    def _give(self, request: InFlight) -> None:
+        if not self.engine_leaves or isinstance(request.message.command, _ABOUT_WORK):
+            self._send(request)

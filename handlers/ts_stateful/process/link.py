@@ -12,42 +12,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ts_stateful.answers import encode
-from ts_stateful.config import EngineConfig
 from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, TooManySessions
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.in_flight import InFlight, Outstanding
-from ts_stateful.process.messages import Attach, Attached, Drop, Ping, Pong
+from ts_stateful.process.messages import Attach, Attached, Drop, Leaving, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
-from ts_stateful.process.supervisor import EngineDied, Supervisor
+from ts_stateful.process.supervisor import EngineDied, Supervisor, Timeouts
 from ts_stateful.protocol import Step
 
-__all__ = ["EngineLink", "Timeouts"]
+__all__ = ["EngineLink"]
 
 logger = logging.getLogger(__name__)
 
 _BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Seconds an engine may take to load, a request waits for one that restarts, and one may show no sign of life."""
-
-    load_s: float
-    restart_s: float
-    heartbeat_s: float
-
-    @classmethod
-    def of(cls, settings: EngineConfig) -> Timeouts:
-        """Those of a configuration."""
-        return cls(settings.load_timeout_sec, settings.restart_deadline_sec, settings.heartbeat_sec)
+_STOPPING = EngineUnavailable("TorchServe is about to stop; try again later", retry_after_s=1.0)
 
 
 class EngineLink:
@@ -91,14 +76,14 @@ class EngineLink:
         return self._channel is not None
 
     @property
+    def takes_sessions(self) -> bool:
+        """Whether there is an engine, and one that stays."""
+        return self.is_up and not self._outstanding.engine_leaves
+
+    @property
     def load(self) -> float:
         """The share of the engine's places that are taken, as far as is known here."""
         return self.num_sessions / self._spec.max_sessions
-
-    @property
-    def num_in_flight(self) -> int:
-        """Requests that the engine has not answered, and pulled turns of which it has not told the end."""
-        return len(self._outstanding)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -151,6 +136,8 @@ class EngineLink:
         with self._lock:
             self.num_sessions += message.opens
             self._outstanding.add(InFlight(message, on_full))
+            late = self._outstanding.late
+        self._refuse(late, _STOPPING)
 
     def drop(self, request_id: str) -> bool:
         """Forgets a request whose client is gone; returns whether it was in flight here."""
@@ -176,17 +163,16 @@ class EngineLink:
         now = self._clock()
         with self._lock:
             channel, down_since = self._channel, self._down_since
+            waiting = list(self._outstanding)
         if channel is not None:
             self.refresh(lambda: None)
             if now - self._last_sign > self._timeouts.heartbeat_s:
                 logger.error("the engine shows no sign of life; it is killed")
                 self._supervisor.kill()
         elif down_since is not None and now - down_since > self._timeouts.restart_s:
-            self._refuse_all(
-                EngineUnavailable(
-                    "the engine is restarting; try again later",
-                    retry_after_s=self._timeouts.restart_s,
-                )
+            restarting = "the engine is restarting; try again later"
+            self._refuse(
+                waiting, EngineUnavailable(restarting, retry_after_s=self._timeouts.restart_s)
             )
 
     def close(self) -> None:
@@ -211,6 +197,11 @@ class EngineLink:
             self.num_sessions = len(message.session_ids)
             self._on_attached(message.session_ids)
             self._attached.set()
+        elif isinstance(message, Leaving):
+            with self._lock:
+                self._outstanding.leave(for_good=not message.successor)
+                late = self._outstanding.late
+            self._refuse(late, _STOPPING)
         elif isinstance(message, Pong):
             self.figures = message.figures
             with self._lock:
@@ -259,17 +250,19 @@ class EngineLink:
             unanswered = list(self._pings)
             self._pings.clear()
             doomed = self._outstanding.engine_died()
+            late = self._outstanding.late
         for then in unanswered:
             then()
         logger.warning("the engine is gone with %d requests in flight", len(self._outstanding))
         self._refuse(doomed, InternalError("the engine died again while it worked on this request"))
+        self._refuse(late, _STOPPING)
         self.restart()
 
     def _restart(self) -> None:
         self._supervisor.lost()
         for attempt in range(10**9):
             time.sleep(_BACK_OFF_S[min(attempt, len(_BACK_OFF_S) - 1)])
-            if self._closing:
+            if self._closing or self._outstanding.for_good:
                 return
             try:
                 self.connect()
@@ -278,11 +271,6 @@ class EngineLink:
             else:
                 logger.info("the engine is back")
                 return
-
-    def _refuse_all(self, error: StatefulError) -> None:
-        with self._lock:
-            waiting = list(self._outstanding)
-        self._refuse(waiting, error)
 
     def _refuse(self, requests: list[InFlight], error: StatefulError) -> None:
         for request in requests:

@@ -22,6 +22,9 @@ __all__ = [
     "Drop",
     "Event",
     "EventKind",
+    "Freed",
+    "Holds",
+    "Leaving",
     "Ping",
     "Pong",
     "Submit",
@@ -51,14 +54,35 @@ class Attached(Struct, frozen=True, tag="attached"):
     session_ids: tuple[str, ...] = ()
 
 
+class Leaving(Struct, frozen=True, tag="leaving"):
+    """Engine to worker: it finishes what it has and ends, so whatever else there is should not be sent to it.
+
+    `successor` says that another one is to take its place; else TorchServe is about to stop.
+    """
+
+    successor: bool
+
+
+class Holds(Struct, frozen=True, tag="holds"):
+    """Engine to the other workers that share it: a session that one of them has asked for is here."""
+
+    session_ids: tuple[str, ...]
+
+
+class Freed(Struct, frozen=True, tag="freed"):
+    """Worker to a shared engine, and on to its other workers: the next step of this id begins a sequence."""
+
+    session_id: str
+
+
 class Pong(Struct, frozen=True, tag="pong"):
     """Engine to worker: the answer to `Ping`."""
 
     figures: Figures
 
 
-ToEngine = Attach | Submit | Drop | Ping
-ToWorker = Attached | Event | Pong
+ToEngine = Attach | Submit | Drop | Freed | Ping
+ToWorker = Attached | Event | Freed | Holds | Leaving | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -17,11 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from ts_stateful.process.spec import EngineSpec
+from ts_stateful.config import EngineConfig
+from ts_stateful.process.spec import ALREADY_RUNNING, EngineSpec
 
-__all__ = ["EngineDied", "Supervisor"]
+__all__ = ["EngineDied", "Supervisor", "Timeouts"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,20 @@ _SPIN_COUNT = "2000"  # some microseconds; then a waiting thread sleeps
 
 class EngineDied(RuntimeError):
     """The engine process ended before it answered; the message has the end of its log."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds an engine may take to load, a request waits for one that restarts, and one may show no sign of life."""
+
+    load_s: float
+    restart_s: float
+    heartbeat_s: float
+
+    @classmethod
+    def of(cls, settings: EngineConfig) -> Timeouts:
+        """Those of a configuration."""
+        return cls(settings.load_timeout_sec, settings.restart_deadline_sec, settings.heartbeat_sec)
 
 
 class Supervisor:
@@ -65,7 +81,8 @@ class Supervisor:
                 return connection
             if self._process is not None and self._process.poll() is not None:
                 status, self._process = self._process.returncode, None
-                raise EngineDied(f"the engine ended with status {status}\n{self._log_tail()}")
+                if status != ALREADY_RUNNING:  # another worker's, which will answer
+                    raise EngineDied(f"the engine ended with status {status}\n{self._log_tail()}")
             if self._process is None and not self._is_loading():
                 self._start()
             if self._clock() > deadline:

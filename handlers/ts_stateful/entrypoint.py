@@ -1,0 +1,83 @@
+"""`python -m ts_stateful.entrypoint COMMAND`: runs the command that starts TorchServe, as the first process of a container.
+
+When it is told to end (SIGTERM, SIGINT), engines finish what they have begun, with every connection still open, then TorchServe
+is stopped. It outlives TorchServe until the last engine has ended: with the first process of a container all others are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+
+import psutil
+
+from ts_stateful.drain import descendants, drain, is_engine, is_torchserve
+
+__all__ = ["main"]
+
+_VARIABLE = "TS_STATEFUL_ENTRYPOINT"  # by which the processes of this container are known
+
+
+class _Entrypoint:
+    """The command, and what has come of it."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._name = uuid.uuid4().hex
+        self._process = subprocess.Popen(command, env={**os.environ, _VARIABLE: self._name})
+        self._stopping = threading.Lock()
+
+    def stop(self) -> None:
+        """Ends TorchServe, engines first; may be called again."""
+        if not self._stopping.acquire(blocking=False):
+            return
+        drain(self._find_engines())
+        for process in descendants(_VARIABLE, self._name):
+            if is_torchserve(process):
+                with contextlib.suppress(psutil.Error):
+                    process.terminate()
+                return
+        self._process.terminate()  # it was not that far yet
+
+    def wait(self) -> int:
+        """Waits for the command and then for engines that are left; the command's status, 128 and more for a signal."""
+        while True:
+            # Whoever is the first process inherits those that others leave behind.
+            pid, status = os.wait()
+            if pid == self._process.pid:
+                break
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        psutil.wait_procs(self._find_engines())
+        code = self._process.returncode
+        return code if code >= 0 else 128 - code
+
+    def _find_engines(self) -> list[psutil.Process]:
+        return [one for one in descendants(_VARIABLE, self._name) if is_engine(one)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command of the arguments; returns its exit status, or 0 where it was told to end."""
+    command = list(sys.argv[1:] if arguments is None else arguments)
+    if not command:
+        sys.stderr.write(f"usage: {(__doc__ or '').splitlines()[0]}\n")
+        return 2
+    told = threading.Event()
+    entrypoint = _Entrypoint(command)
+
+    def stop(*_: object) -> None:
+        told.set()
+        threading.Thread(target=entrypoint.stop, daemon=True).start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    status = entrypoint.wait()
+    return 0 if told.is_set() else status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
