@@ -17,6 +17,9 @@ GRPC_PORT ?= 7070
 GRPC_MANAGEMENT_PORT ?= 7071
 # Only these tests, and options for pytest, e.g. `make test PYTEST_ARGS="tests/unit/test_cli.py -x"`.
 PYTEST_ARGS ?=
+# How long `make soak` takes, and the seed of what it does; empty means a random one, which is told.
+MINUTES ?= 10
+SEED ?=
 # Options for the benchmark, e.g. `make bench BENCH_ARGS="--only ttft"`; `make bench BENCH_ARGS=--help` lists them.
 BENCH_ARGS ?=
 # llama.cpp's server, to be compared with.
@@ -27,7 +30,7 @@ NAME := $(or $(EXAMPLE),chat)
 INSTALLED := $(VENV)/.stamp
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve test lint mar bench bench-gpu protos clean
+.PHONY: help setup demo serve test soak lint mar bench bench-gpu protos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,7 +42,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
 		|| { echo "$(PYTHON) is not Python 3.10 to 3.12; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,java,bench,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[server,java,bench,dev]'
 	@touch $@
 
 demo: $(INSTALLED) ## pack, serve on free ports, ask about a picture, stop; fails on a wrong answer
@@ -54,10 +57,14 @@ serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; EXAMPLE=count
 test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real TorchServe
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile --timeout 300
+	$(BIN)/python -m pytest tests/e2e -n 3 --dist loadgroup --timeout 300
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
+
+soak: $(INSTALLED) ## load a server at random for MINUTES, kill parts of it, look for what is left
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+		--profile $(or $(PROFILE),continuous)
 
 lint: $(INSTALLED) ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
-from tests.e2e.server import profile_server
+from tests.e2e.server import ROOT, profile_server
 from tests.e2e.speak import Innocent, Speaker
 from tests.e2e.state_server import StateModels
 from tests.e2e.steps import WAYS, Lines
@@ -14,6 +15,10 @@ from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
 _running = pytest.StashKey[dict[str, TorchServe]]()
+_SHARED = ("state_models", *(f"{profile.value}_server" for profile in Profile))
+
+# Many servers are started, none serves for long: what the JVM saves by compiling little is more than what it loses.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def _shared(
@@ -103,6 +108,22 @@ def session(speaker: Speaker) -> Iterator[str]:
     name = speaker.open()
     yield name
     speaker.post({"type": "close"}, session=name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a server run in the same process, so that it is started once."""
+    for item in items:
+        if item.path.is_relative_to(ROOT / "tests" / "e2e"):
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    """The shared server that a test uses, by its fixtures or by the profile it is run for, or else its file."""
+    fixtures: list[str] = getattr(item, "fixturenames", [])
+    callspec = getattr(item, "callspec", None)
+    params = callspec.params.values() if callspec else ()
+    named = {f"{getattr(value, 'value', value)}_server" for value in params}
+    return next((name for name in _SHARED if name in fixtures or name in named), item.path.stem)
 
 
 @pytest.hookimpl(wrapper=True)
