@@ -1,0 +1,185 @@
+"""What a server holds when nobody uses it, and whether that is more than it was.
+
+Owns what is looked at, and how much more of it there may be. Reads metrics, processes and files; asks the server nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from tests.e2e.speak import Speaker
+from tests.soak.talk import NUM_PICTURES
+from ts_stateful.torchserve import TorchServe
+
+__all__ = ["MORE", "Held", "Snapshot", "leaks", "restless", "settled", "temporary_folder"]
+
+MEGABYTE: Final = 1_000_000
+_QUIET_S = 60.0  # for the last session to expire, and for the last turn that nobody waits for
+_POLL_S = 0.5
+_REST_S = 4.0  # in which an engine without work gives memory back, and figures are told
+_ZERO: Final = ("SessionsOpen", "TurnsInProgress", "RequestsInFlight", "UploadBytes", "HostBytes")
+_TENANTS = 3  # with the one that has no name
+_TEMPORARIES_OF_A_KILL = 4  # writes under way, one on each thread of the store
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the processes of one role hold; `bytes` are theirs alone."""
+
+    processes: int = 0
+    threads: int = 0
+    descriptors: int = 0
+    bytes: int = 0
+
+
+MORE: Final = {
+    # Threads of pools start when they are first needed; memory is that of caches and of the allocator.
+    "worker": Held(0, 2, 4, 24 * MEGABYTE),
+    "engine": Held(0, 12, 12, 48 * MEGABYTE),
+    "TorchServe": Held(0, 24, 48, 0),  # its memory is Java's business
+    "other": Held(0, 0, 0, 0),
+}
+"""How much more each role may hold than behind the warm-up."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A quiet server. `sessions` are those that the store has, `files` counts the rest by folder."""
+
+    figures: dict[str, float]
+    held: dict[str, Held]
+    zombies: tuple[str, ...]
+    sessions: tuple[str, ...]
+    files: dict[str, int]
+
+    @classmethod
+    def take(cls, server: TorchServe, speaker: Speaker, store: Path) -> Snapshot:
+        """Looks at the server, which should be quiet."""
+        (description,) = server.describe()["workers"]
+        worker = psutil.Process(int(description["pid"]))
+        java, engines = worker.parent(), server.engines()
+        assert java is not None
+        family = [*java.children(recursive=True)]
+        for engine in engines:
+            family += engine.children(recursive=True)
+        other = {process for process in family if process not in (worker, *engines)}
+        roles = {"TorchServe": [java], "worker": [worker], "engine": engines, "other": list(other)}
+        return cls(
+            figures={name: speaker.figure(f"Stateful{name}") for name in (*_ZERO, *_BYTES)},
+            held={role: _held(processes) for role, processes in roles.items()},
+            zombies=tuple(str(process) for process in other if _is_zombie(process)),
+            sessions=tuple(sorted(entry.name for entry in _entries(store / "sessions"))),
+            files={
+                "store, embeddings": _num_files(store / "blobs"),
+                "store, images": _num_files(store / "media"),
+                "store, ended sessions": _num_files(store / "ended"),
+                "store, unfinished writes": _num_files(store / "~"),
+                "runtime and temporary folder": _num_files(temporary_folder(server)),
+            },
+        )
+
+
+_BYTES: Final = ("DeviceBytes", "SharedBytes")
+
+
+def temporary_folder(server: TorchServe) -> Path:
+    """Where a running server has its sockets, its unpacked model and the logs of its engines."""
+    return Path(server.engines()[0].environ()["TMPDIR"])
+
+
+def restless(speaker: Speaker) -> dict[str, float]:
+    """The figures that are not those of a server without sessions."""
+    figures = {name: speaker.figure(f"Stateful{name}") for name in (*_ZERO, *_BYTES)}
+    device, shared = (figures.pop(name) for name in _BYTES)
+    wrong = {name: value for name, value in figures.items() if value != 0}
+    if device != shared:  # what is kept for the next session is all that there may be
+        wrong |= {"DeviceBytes": device, "SharedBytes": shared}
+    return wrong
+
+
+def settled(speaker: Speaker) -> bool:
+    """Waits until the server is quiet; whether it has become so."""
+    deadline = time.monotonic() + _QUIET_S
+    while restless(speaker):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    time.sleep(_REST_S)
+    return True
+
+
+def leaks(
+    before: Snapshot, after: Snapshot, *, left: Iterable[str] = (), num_kills: int = 0
+) -> list[str]:
+    """What there is more of than there may be.
+
+    `left` are sessions that were left to expire: where an engine was killed meanwhile, their logs stay until the store is
+    swept, and so does what it was writing.
+    """
+    found = [
+        f"{name} is {value:g}" for name, value in after.figures.items() if name in _ZERO and value
+    ]
+    if after.figures["DeviceBytes"] != after.figures["SharedBytes"]:
+        found.append(f"the device holds more than what is shared: {after.figures}")
+    found += [f"zombie: {name}" for name in after.zombies]
+    swept_later = set(left) if num_kills else set()
+    found += [f"a session's log: {name}" for name in after.sessions if name not in swept_later]
+    bounds = {
+        "store, embeddings": NUM_PICTURES * _TENANTS,
+        "store, images": NUM_PICTURES,
+        "store, unfinished writes": _TEMPORARIES_OF_A_KILL * num_kills,
+        "runtime and temporary folder": before.files["runtime and temporary folder"] + num_kills,
+    }
+    found += [
+        f"{name}: {after.files[name]} files, at most {bound} are right"
+        for name, bound in bounds.items()
+        if after.files[name] > bound
+    ]
+    return found + _grown(before, after)
+
+
+def _grown(before: Snapshot, after: Snapshot) -> list[str]:
+    return [
+        f"{role}, {name}: {getattr(before.held[role], name):,} became {getattr(held, name):,}"
+        for role, held in after.held.items()
+        for name in Held.__dataclass_fields__
+        if getattr(held, name) > getattr(before.held[role], name) + _more(role, name)
+    ]
+
+
+def _more(role: str, name: str) -> float:
+    more: int = getattr(MORE[role], name)
+    return math.inf if role == "TorchServe" and name == "bytes" else more
+
+
+def _held(processes: Iterable[psutil.Process]) -> Held:
+    total = [0, 0, 0, 0]
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess), process.oneshot():
+            if not _is_zombie(process):
+                memory = process.memory_full_info().uss
+                found = (1, process.num_threads(), process.num_fds(), memory)
+                total = [sum(pair) for pair in zip(total, found, strict=True)]
+    return Held(*total)
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _num_files(folder: Path) -> int:
+    return sum(not path.is_dir() for path in folder.rglob("*"))
