@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["PHASES", "QUICK", "Budget", "Phase", "Plan", "server_settings"]
+__all__ = ["DEADLINE_S", "PHASES", "QUICK", "Budget", "Phase", "Plan", "server_settings"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Plan:
 
 
 KILL_EVERY_S: Final = 20.0
-QUICK: Final = Plan(seed=1, acts=400, users=6, talks=4, kills=3, replays=5)
+DEADLINE_S: Final = 120.0  # for every request, also while an engine restarts on a busy machine
+QUICK: Final = Plan(seed=1, acts=400, users=6, talks=4, kills=2, replays=5)
 """As a test: by the number of acts, so that a slow machine does the same in more time."""
 
 
@@ -99,6 +100,7 @@ def server_settings(plan: Plan, store: Path) -> dict[str, Any]:
         "maxNumSequence": 4 * plan.users * plan.talks,
         "handler": {
             "reattachSec": 0.5,
+            "restartDeadlineSec": DEADLINE_S,
             # About half of what the open conversations of a full soak come to: idle ones are evicted all the time.
             "deviceCacheBytes": 250_000 * plan.users * plan.talks,
             "sharedCacheBytes": 200_000,

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 import httpx
 
-from tests.e2e.speak import DEADLINE_S, HEADER, Speaker
+from tests.e2e.speak import HEADER, Speaker
 from tests.soak.outages import Outages
+from tests.soak.plan import DEADLINE_S
 from tests.soak.tally import Tally, Wrong, check
 from ts_stateful.errors import StatefulError, error_from_body
 

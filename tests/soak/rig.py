@@ -82,7 +82,7 @@ class _Round:
         self._tally.phase = phase.name
         self._phase = phase
         self._progress = progress
-        self._shown = 0
+        self._shown = len(shared.tally.failures)
 
     def run(self) -> None:
         """Has all users act at the same time, and then some of what was said once more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.e2e.speak import DEADLINE_S
+from tests.soak.plan import DEADLINE_S
 from tests.soak.raw import Document
 from tests.soak.talk import Past, Said, Talk, picture
 from tests.soak.tally import Wrong, check

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.e2e.speak import DEADLINE_S, Speaker
+from tests.e2e.speak import Speaker
 from tests.soak.outages import Outages
-from tests.soak.plan import Budget, Plan
+from tests.soak.plan import DEADLINE_S, Budget, Plan
 from tests.soak.raw import Raw
 from tests.soak.script import Script
 from tests.soak.talk import Answers, Opening, Talk, picture
@@ -60,6 +60,7 @@ class User:
         # Ids of sessions that are over: when they are, at the latest, and what they answer.
         self.gone: list[tuple[str, float, str]] = []
         self._speaker = Speaker(shared.server)
+        self._speaker.http.timeout = DEADLINE_S
         self.raw = Raw(self._speaker, shared.outages, shared.tally)
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._speaker.http.close)
@@ -155,7 +156,6 @@ class User:
             return server.attach(session_id)
 
     def _do(self, name: str, talk: Talk | None, act: Act) -> None:
-        self.tally.count("acts", name)
         if talk is not None:
             talk.acts.append(name)
         try:
@@ -172,6 +172,7 @@ class User:
                 self._failed(name, talk, error)
         except Exception as error:  # the others go on
             self._failed(name, talk, error)
+        self.tally.count("acts", name)
 
     def _failed(self, name: str, talk: Talk | None, error: Exception) -> None:
         self.tally.fail(name, "" if talk is None else str(talk), error)
@@ -190,7 +191,7 @@ class User:
             self.tally.repeated(error)
             return rng.random()
 
-        policy = RetryPolicy(max_retries=60, max_delay_s=1.0, random=counted)
+        policy = RetryPolicy(max_retries=200, max_delay_s=1.0, random=counted)
         profile = self.shared.plan.profile if url.startswith("grpc") else None
         server = connect(
             url, timeout_s=DEADLINE_S, policy=policy, max_body_bytes=max_body_bytes, profile=profile
