@@ -39,13 +39,9 @@ class Answering:
         moment = datetime.fromtimestamp(self.unix_time(at), timezone.utc)
         return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def send(self, request_id: str, body: bytes, **fields: Any) -> None:
-        """The terminal answer of a request, encoded."""
-        self._emit(Event(request_id, EventKind.LAST, body, **fields))
-
     def answer(self, request_id: str, document: Any, **fields: Any) -> None:
         """The terminal answer of a request."""
-        self.send(request_id, encode(document), **fields)
+        self._emit(Event(request_id, EventKind.LAST, encode(document), **fields))
 
     def refuse(self, request_id: str, error: StatefulError, session_id: str | None = None) -> None:
         """The terminal answer of a request that failed."""

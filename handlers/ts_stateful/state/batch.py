@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from ts_stateful.config import StateConfig
@@ -21,7 +22,7 @@ from ts_stateful.state.program import torch_dtype
 __all__ = ["Grouping", "Results", "Row", "Shaper"]
 
 
-class Row(NamedTuple):
+class Row(Struct, eq=False, gc=False):  # of all objects the quickest to make
     """One step of one sequence: the elements and the shapes of the inputs that its client sent, and what is told about it.
 
     `lengths` are those of its states, None for one that does not grow.
@@ -29,7 +30,7 @@ class Row(NamedTuple):
 
     inputs: Sequence[bytes]
     shapes: Sequence[tuple[int, ...]]
-    lengths: Sequence[int | None]
+    lengths: Sequence[int | None] = ()
     start: bool = False
     end: bool = False
 
@@ -41,12 +42,15 @@ class Grouping:
         self._inputs = _grouped([tensor for tensor in settings.inputs if not tensor.is_derived])
         self._states = _grouped(settings.states)
 
-    def key(
-        self, shapes: Sequence[tuple[int, ...]], lengths: Sequence[int | None]
-    ) -> tuple[object, ...]:
-        """Of a row; see `Row`."""
-        grouped = [shapes[number] for number in self._inputs]
-        return (*grouped, *[lengths[number] for number in self._states])
+    @property
+    def is_trivial(self) -> bool:
+        """Whether all rows have the same key."""
+        return not (self._inputs or self._states)
+
+    def key(self, row: Row) -> tuple[object, ...]:
+        """Of a row."""
+        grouped = [row.shapes[number] for number in self._inputs]
+        return (*grouped, *[row.lengths[number] for number in self._states])
 
 
 class Results(NamedTuple):
@@ -127,7 +131,7 @@ class Shaper:
 
         return Results(
             [
-                Column(tensor, declared.free_dim, lengths(declared.lengths_from))
+                Column(declared, tensor, lengths(declared.lengths_from))
                 for declared, tensor in zip(settings.outputs, on_host, strict=True)
             ],
             [
@@ -144,14 +148,14 @@ class Shaper:
         shapes: Sequence[tuple[int, ...]],
         num_rows: int,
     ) -> Tensor:
-        dtype, different = torch_dtype(tensor.datatype), set(shapes)
-        if len(different) == 1:
+        dtype = torch_dtype(tensor.datatype)
+        if shapes.count(shapes[0]) == len(shapes):
             flat = torch.frombuffer(bytearray().join(rows), dtype=dtype)
             made = flat.view(len(rows), *shapes[0])
             if num_rows > len(rows):
                 made = torch.cat([made, made.new_zeros(num_rows - len(rows), *shapes[0])])
         else:
-            longest = [max(sizes) for sizes in zip(*different, strict=True)]
+            longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
             made = torch.full((num_rows, *longest), tensor.padding, dtype=dtype)
             for number, (row, shape) in enumerate(zip(rows, shapes, strict=True)):
                 place = made[number]

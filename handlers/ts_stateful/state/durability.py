@@ -30,10 +30,11 @@ from ts_stateful.events import Submit
 from ts_stateful.protocol import Fork, Step
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
+from ts_stateful.state.batch import Row
 from ts_stateful.state.commits import Answered, Entry, Found, Place, Value, append, find, remove
+from ts_stateful.state.job import Job
 from ts_stateful.state.pool import Pool
 from ts_stateful.state.sequence import SequenceState
-from ts_stateful.state.steps import Fed, Job
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store, StoreError
 from ts_stateful.store.calls import StoreCalls
@@ -107,7 +108,10 @@ class Durability:
                 continue
             if session_id in self._known:
                 return False  # it is nowhere
-            _check_id(session_id)
+            if session_id in (".", ".."):
+                raise InvalidRequest(
+                    "a sequence that is stored cannot be called . or ..", field="session_id"
+                )
             self._wanted[session_id] = [message]
             doubtful = self._doubtful.pop(session_id, None)
             job = partial(find, *self._at(session_id), self._num_recent, doubtful)
@@ -116,8 +120,8 @@ class Durability:
         return False
 
     def answered(self, message: Submit) -> Answered | None:
-        """How a request that an engine had before was answered, if it was."""
-        if not message.again or self._calls is None:
+        """How a request that an engine had before (`again`) was answered, if it was."""
+        if self._calls is None:
             return None
         for session_id in _ids(message)[-1:]:
             here = session_id in self._table
@@ -134,14 +138,13 @@ class Durability:
         return self._known.pop(session_id, None) or Place(deque(maxlen=self._num_recent))
 
     def write(
-        self, session: _Session, answered: Answered, then: Done, step: Fed | None = None
+        self, session: _Session, answered: Answered, then: Done, step: Row | None = None
     ) -> None:
-        """Writes what a sequence is now, behind a step or, without one, from the beginning; `then` gets the reason if it
-        could not be, and the sequence must not go on here."""
+        """Writes what a sequence that has a place is now, behind a step or, without one, from the beginning; `then` gets the
+        reason if it could not be, and the sequence must not go on here."""
         place = session.state.place
-        if self._calls is None or place is None:
-            then(None)
-            return
+        assert self._calls is not None
+        assert place is not None
         entry, states = self._entry(session, place, answered, step)
 
         def done(outcome: Any) -> None:
@@ -210,7 +213,7 @@ class Durability:
         return self._backing.access.store, f"{self._backing.scope}/{session_id}"
 
     def _entry(
-        self, session: _Session, place: Place, answered: Answered, step: Fed | None
+        self, session: _Session, place: Place, answered: Answered, step: Row | None
     ) -> tuple[Entry, Sequence[Tensor] | None]:
         """What is written, and the states if they have to be."""
         state, now = session.state, self._utc()
@@ -282,7 +285,8 @@ class Durability:
         )
         for one in steps:
             step = Step(session_id=session_id, start=one.start)
-            session.work.append(Job(session, step, one.inputs, one.shapes, recorded=one.answered))
+            row = Row(one.inputs, one.shapes)
+            session.work.append(Job(session, step, row, recorded=one.answered))
         return session
 
 
@@ -293,10 +297,3 @@ def _ids(message: Submit) -> list[str]:
     if isinstance(command, Fork):
         ids.append(command.new_session_id)
     return [session_id for session_id in ids if session_id is not None]
-
-
-def _check_id(session_id: str) -> None:
-    if session_id in (".", ".."):
-        raise InvalidRequest(
-            "a sequence that is stored cannot be called . or ..", field="session_id"
-        )

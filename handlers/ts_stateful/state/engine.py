@@ -7,12 +7,11 @@ as the engine of language models is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from ts_stateful.answering import Answering
 from ts_stateful.config import Config, StateConfig
 from ts_stateful.defects import defect
 from ts_stateful.errors import OutOfMemory, StatefulError
@@ -23,12 +22,15 @@ from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import Limits, SessionTable
 from ts_stateful.state.commits import scope_of
 from ts_stateful.state.durability import Backing, Durability
-from ts_stateful.state.passes import Passes, Stepped
+from ts_stateful.state.job import Job
+from ts_stateful.state.outbox import Outbox
+from ts_stateful.state.passes import Passes
 from ts_stateful.state.pool import Pool, initial_states, slot_bytes
 from ts_stateful.state.program import Program, load_program
 from ts_stateful.state.requests import Requests
 from ts_stateful.state.sequence import SequenceState
-from ts_stateful.state.steps import Answers, Job
+from ts_stateful.state.sequences import Sequences
+from ts_stateful.state.steps import Steps
 from ts_stateful.state.trial import prove
 from ts_stateful.store.access import StoreAccess
 
@@ -78,9 +80,8 @@ class StateEngine:
             clock,
             on_expired=self._expired,
         )
-        self._answering = Answering(emit, clock, utc)
+        self._outbox = Outbox(config.state, program.name, emit, clock, utc)
         self._passes = Passes(program, config.state, pool, device)
-        self._answers = Answers(config.state, program.name, self._answering)
         self._durability = Durability(
             backing,
             config,
@@ -91,14 +92,16 @@ class StateEngine:
             deliver=self._deliver,
             adopt=self._adopt,
         )
+        parts = self._outbox, self._durability
+        sequences = Sequences(config.state, self.table, pool, self._durability)
+        self._steps = Steps(config.state, self.table, pool, sequences, *parts)
         self._requests = Requests(
             config,
             program.name,
             self.table,
-            pool,
-            self._answering,
-            self._answers,
-            self._durability,
+            sequences,
+            self._steps,
+            *parts,
             clock,
             self.submit,
         )
@@ -108,10 +111,10 @@ class StateEngine:
         try:
             self._requests.handle(message)
         except StatefulError as error:
-            self._answering.refuse(message.request_id, error, message.command.session_id)
+            self._outbox.refuse(message.request_id, error, message.command.session_id)
         except Exception as error:  # the boundary: a defect fails the request that met it
             kind = type(message.command).__name__
-            self._answering.refuse(message.request_id, defect(error, f"taking {kind}"))
+            self._outbox.refuse(message.request_id, defect(error, f"taking {kind}"))
 
     def drop(self, request_id: str) -> None:
         """The client of this request is gone. Its step runs all the same: the next ones of its sequence build on it."""
@@ -134,22 +137,19 @@ class StateEngine:
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do."""
-        return len(self._requests) > 0
+        return len(self._steps) > 0
 
     def step(self) -> None:
         """One pass for all sequences whose next steps can run together, the longest waiting one among them."""
-        for job, stepped in self._run(self._requests.next_jobs()):
-            if stepped.error is not None:
-                self._requests.fail(job, stepped.error)
-            else:
-                self._num_steps += 1
-                self._requests.finish(job, stepped)
+        jobs = self._steps.next_jobs()
+        if jobs:
+            self._run(jobs)
 
     def figures(self) -> Figures:
         """What this engine holds and has done."""
         return Figures(
             sessions_open=len(self.table),
-            turns_in_progress=len(self._requests),
+            turns_in_progress=len(self._steps),
             device_bytes=self.table.device_bytes,
             host_bytes=self.table.host_bytes,
             steps_done=self._num_steps,
@@ -168,34 +168,34 @@ class StateEngine:
         self._durability.removed(session, expired=True)
 
     def _adopt(self, session: Session[SequenceState]) -> None:
-        self._requests.adopt(session)
+        self._steps.adopt(session)
 
     def _deliver(self, message: Submit, error: StatefulError | None) -> None:
         """A request has waited for its sequence."""
         if error is None:
             self.submit(message)
         else:
-            self._answering.refuse(message.request_id, error, message.command.session_id)
+            self._outbox.refuse(message.request_id, error, message.command.session_id)
 
-    def _run(self, jobs: list[Job]) -> list[tuple[Job, Stepped]]:
-        """The outcome of a pass. A job that makes it fail is refused, and the others run without it."""
-        if not jobs:
-            return []
+    def _run(self, jobs: Sequence[Job]) -> None:
+        """A pass. A job that makes it fail is refused, and the others run without it."""
+        rows, slots = [job.row for job in jobs], [job.session.state.slot for job in jobs]
         try:
-            rows = [job.row for job in jobs]
-            stepped = self._passes.run(rows, [job.session.state.slot for job in jobs])
+            stepped = self._passes.run(rows, slots)
         except torch.AcceleratorError:
             raise  # the device is poisoned: the process must die, and its supervisor starts another
         except Exception as error:
             if len(jobs) > 1:
-                return [pair for job in jobs for pair in self._run([job])]
-            if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-                reason: StatefulError = OutOfMemory("the device has no memory left for this step")
+                for job in jobs:
+                    self._run([job])
+            elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+                reason = OutOfMemory("the device has no memory left for this step")
+                self._steps.fail(jobs[0], reason)
             else:
-                reason = defect(error, "a step")
-            self._requests.fail(jobs[0], reason)
-            return []
-        return list(zip(jobs, stepped, strict=True))
+                self._steps.fail(jobs[0], defect(error, "a step"))
+            return
+        self._num_steps += len(jobs) - len(stepped.errors)
+        self._steps.finish(jobs, stepped)
 
 
 def load_engine(

@@ -6,13 +6,16 @@ of requests or answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
 from ts_stateful.config import StateConfig
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.state.batch import Grouping
+from ts_stateful.state.job import Job
 from ts_stateful.state.pool import Pool
 from ts_stateful.state.sequence import SequenceState
-from ts_stateful.state.steps import Job
 
 __all__ = ["Line"]
 
@@ -48,19 +51,18 @@ class Line:
 
     def next_jobs(self) -> list[Job]:
         """The jobs of the next pass, each with a slot; they stay in line until they are removed."""
-        jobs: list[Job] = []
-        key: object = None
         most = min(self._max_rows, self._pool.max_slots)
-        for job in self._jobs.values():
-            found = self._grouping.key(job.shapes, job.session.state.lengths)
-            if not jobs:
-                key = found
-            if found == key:
-                jobs.append(job)
-            if len(jobs) == most:
-                break
+        jobs = list(islice(self._alike(), most))
         self._give_slots(jobs)
         return jobs
+
+    def _alike(self) -> Iterable[Job]:
+        """Those that can run together with the one that has waited longest, in their order."""
+        jobs, key = self._jobs.values(), self._grouping.key
+        if not jobs or self._grouping.is_trivial:
+            return jobs
+        wanted = key(next(iter(jobs)).row)
+        return (job for job in jobs if key(job.row) == wanted)
 
     def _give_slots(self, jobs: list[Job]) -> None:
         """Slots for all of these: free ones, else those of idle sessions, else of others, least recently used first."""

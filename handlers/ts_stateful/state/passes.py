@@ -6,7 +6,7 @@ nothing of requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,12 +24,13 @@ __all__ = ["Passes", "Stepped"]
 
 
 class Stepped(NamedTuple):
-    """What a pass did for row `row` of its `outputs`: the new lengths of its states, or why these stay as they were."""
+    """What a pass did for its rows: their outputs, and of each the new lengths of its states; by the numbers of rows why
+    states stay as they were.
+    """
 
     outputs: Sequence[Column]
-    row: int
-    lengths: Sequence[int | None]
-    error: ContextTooLong | None = None
+    lengths: Sequence[Sequence[int | None]]
+    errors: Mapping[int, ContextTooLong]
 
 
 class Passes:
@@ -43,7 +44,7 @@ class Passes:
         self._pool = pool
         self._shaper = Shaper(settings, device)
 
-    def run(self, rows: Sequence[Row], slots: Sequence[int]) -> list[Stepped]:
+    def run(self, rows: Sequence[Row], slots: Sequence[int]) -> Stepped:
         """Steps the sequences in these slots, whose rows must have the same key (see `Grouping`).
 
         Rows that begin (`Row.start`) begin with the initial states. Raises what the model raises; no state has changed then.
@@ -58,28 +59,19 @@ class Passes:
         outputs, new = self._program(self._shaper.inputs(rows, num_rows), states)
         return self._commit(rows, index, self._shaper.results(rows, outputs, new))
 
-    def _commit(self, rows: Sequence[Row], index: Tensor, results: Results) -> list[Stepped]:
-        grown = [self._grown(number, results, len(rows)) for number in range(len(results.states))]
-        errors = self._errors([lengths for _, lengths in grown], len(rows))
-        self._scatter(index, [tensor for tensor, _ in grown], errors)
-        kept: list[Sequence[int | None]] = [
-            [None] * len(rows) if lengths is None else lengths for _, lengths in grown
-        ]
-        return [
-            Stepped(results.outputs, row, lengths, error)
-            for row, (lengths, error) in enumerate(
-                zip(zip(*kept, strict=True), errors, strict=True)
-            )
-        ]
+    def _commit(self, rows: Sequence[Row], index: Tensor, results: Results) -> Stepped:
+        num_rows = len(rows)
+        grown = [self._grown(number, results, num_rows) for number in range(len(results.states))]
+        errors = self._errors([lengths for _, lengths in grown])
+        self._scatter(index, [tensor for tensor, _ in grown], num_rows, errors)
+        return Stepped(results.outputs, _by_row([ls for _, ls in grown], num_rows), errors)
 
-    def _errors(
-        self, lengths: Sequence[list[int] | None], num_rows: int
-    ) -> list[ContextTooLong | None]:
-        """Per row, the first state that would grow too long."""
-        errors: list[ContextTooLong | None] = [None] * num_rows
+    def _errors(self, lengths: Sequence[list[int] | None]) -> dict[int, ContextTooLong]:
+        """By row, the first state that would grow too long."""
+        errors: dict[int, ContextTooLong] = {}
         for state, of_rows in zip(self._settings.states, lengths, strict=True):
             for row, length in enumerate(of_rows or ()):
-                if length > (state.max or 0) and errors[row] is None:
+                if length > (state.max or 0) and row not in errors:
                     errors[row] = ContextTooLong(
                         f"the state {state.name} may not grow beyond {state.max}"
                     )
@@ -106,13 +98,13 @@ class Passes:
         return tensor.narrow(dim, 0, min(tensor.shape[dim], state.max)), lengths
 
     def _scatter(
-        self, index: Tensor, new: Sequence[Tensor], errors: Sequence[ContextTooLong | None]
+        self, index: Tensor, new: Sequence[Tensor], num_rows: int, errors: Container[int]
     ) -> None:
-        """Keeps the new states of the rows without an error; behind them `index` may name fillers."""
-        good = [row for row, error in enumerate(errors) if error is None]
-        if not good:
-            return
-        if len(good) < len(index):
+        """Keeps the new states of the `num_rows` rows but those with an error; behind them `index` may name fillers."""
+        if errors or num_rows < len(index):
+            good = [row for row in range(num_rows) if row not in errors]
+            if not good:
+                return
             rows = torch.tensor(good, device=index.device)
             index = index[rows]
             new = [
@@ -120,6 +112,16 @@ class Passes:
                 for state, tensor in zip(self._settings.states, new, strict=True)
             ]
         self._pool.scatter(index, new)
+
+
+def _by_row(
+    lengths: Sequence[Sequence[int] | None], num_rows: int
+) -> Sequence[Sequence[int | None]]:
+    """Lengths of all states, of each of all rows, the other way round."""
+    if not any(lengths):
+        return [[None] * len(lengths)] * num_rows  # nothing grows
+    columns = [[None] * num_rows if of_rows is None else of_rows for of_rows in lengths]
+    return list(zip(*columns, strict=True))
 
 
 def _last(row: Tensor, dim: int, length: int, most: int) -> Tensor:

@@ -1,147 +1,182 @@
-"""A step of a sequence on its way: who asked for it, and how it is answered.
+"""The life of a step: from the end of its sequence's queue to its answer.
 
-Owns the documents of steps. Knows nothing of when one runs.
+Owns the order of steps within a sequence, and what a step does to it. Which request wants which step is `requests`' business;
+knows nothing of models or stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
 
-import msgspec
-import torch
-from torch import Tensor
-
-from ts_stateful.answering import Answering
-from ts_stateful.answers import StepAnswer, TensorAnswer, encode
 from ts_stateful.config import StateConfig
-from ts_stateful.declarations import Datatype, Output, Raw
-from ts_stateful.protocol import Step
+from ts_stateful.errors import SessionNotFound, StatefulError
 from ts_stateful.sessions.session import Session
-from ts_stateful.state.batch import Row
+from ts_stateful.sessions.table import SessionTable
 from ts_stateful.state.commits import Answered
+from ts_stateful.state.durability import Durability
+from ts_stateful.state.job import Job
+from ts_stateful.state.line import Line
+from ts_stateful.state.outbox import Outbox
 from ts_stateful.state.passes import Stepped
+from ts_stateful.state.pool import Pool
 from ts_stateful.state.sequence import SequenceState
-from ts_stateful.tensors import write_text
+from ts_stateful.state.sequences import Sequences, gap
 
-__all__ = ["Answers", "Fed", "Job"]
+__all__ = ["Steps"]
 
-_PCM16_SCALE = 32768.0
-_CONTENT_TYPES = {
-    Raw.TEXT: "text/plain",
-    Raw.PCM16: "application/octet-stream",
-    Raw.BYTES: "application/octet-stream",
-}
+_Session = Session[SequenceState]
 
 
-class Fed(NamedTuple):
-    """What a step was run with: enough to run it again."""
+class Steps:
+    """The steps of one engine. The first one in the `work` of a sequence is in line for a pass, or being written."""
 
-    inputs: Sequence[bytes]
-    shapes: Sequence[tuple[int, ...]]
-    start: bool
-    end: bool
+    def __init__(
+        self,
+        settings: StateConfig,
+        table: SessionTable[SequenceState],
+        pool: Pool,
+        sequences: Sequences,
+        outbox: Outbox,
+        durability: Durability,
+    ) -> None:
+        self._table = table
+        self._sequences = sequences
+        self._outbox = outbox
+        self._durability = durability
+        self._line = Line(settings, table, pool)
 
+    def __len__(self) -> int:
+        """Sequences with a step that waits."""
+        return len(self._line)
 
-@dataclass(eq=False, slots=True)
-class Job:
-    """One step that was asked for; `request_ids` are all who wait for it.
+    def add(self, job: Job) -> None:
+        """The last step of its sequence, as things stand."""
+        work = job.session.work
+        work.append(job)
+        if len(work) == 1:
+            self._advance(job.session)
 
-    One that is `recorded` was answered so by an engine that is gone, and runs for its states alone. One that `has_run` is
-    being written.
-    """
+    def next_jobs(self) -> list[Job]:
+        """The jobs of the next pass, each with a slot."""
+        return self._line.next_jobs()
 
-    session: Session[SequenceState]
-    step: Step
-    inputs: Sequence[bytes]
-    shapes: Sequence[tuple[int, ...]]
-    raw: bool = False
-    opens: bool = False
-    request_ids: list[str] = field(default_factory=list)
-    recorded: Answered | None = None
-    has_run: bool = False
+    def finish(self, jobs: Sequence[Job], stepped: Stepped) -> None:
+        """A pass has run: each step is answered, and its sequence goes on from there, when it is written down."""
+        done = []
+        for row, (job, lengths) in enumerate(zip(jobs, stepped.lengths, strict=True)):
+            if row in stepped.errors:
+                self.fail(job, stepped.errors[row])
+                continue
+            state = job.session.state
+            state.lengths = lengths
+            state.num_steps += 1
+            self._table.touch(job.session)
+            if job.recorded is None:
+                done.append((row, job))
+            else:
+                self._repeated(job, job.recorded)
+        answers = self._outbox.answers(done, stepped.outputs)
+        for (_, job), answered in zip(done, answers, strict=True):
+            if job.session.state.place is None:
+                self._answer(job, answered)
+            else:
+                self._line.remove(job.session)
+                written = partial(self._written, job, answered)
+                self._durability.write(job.session, answered, written, job.row)
 
-    @property
-    def row(self) -> Row:
-        """What the model gets, as things stand: a sequence without a step begins with this one."""
-        state = self.session.state
-        begins = self.step.start or not state.num_steps
-        return Row(self.inputs, self.shapes, state.lengths, begins, self.step.end)
+    def fail(self, job: Job, error: StatefulError) -> None:
+        """The step is refused: its sequence stands where the last one has left it."""
+        session = job.session
+        self._table.touch(session)
+        if job.recorded is not None:
+            self.lose(session, error)
+            self._durability.release(session.session_id, error)
+            return
+        self._leave(job)
+        for request_id in job.request_ids:
+            self._outbox.refuse(request_id, error, session.session_id)
+        if job.opens and not session.state.num_steps:
+            # Those that wait were meant to follow this one: alone they would be answered wrongly.
+            self.refuse_all(session, SessionNotFound("the sequence could not be begun"))
+            self._table.forget(session)
 
+    def adopt(self, session: _Session) -> None:
+        """Takes in a sequence from the store; what it has to do comes before the requests that wait for it."""
+        self._sequences.check_memory()
+        self._table.adopt(session)
+        if session.work:
+            self._advance(session)
 
-class Answers:
-    """Answers steps."""
+    def lose(self, session: _Session, error: StatefulError) -> None:
+        """A sequence cannot go on as it is here; whoever asks for it next gets what the store has."""
+        self.refuse_all(session, error)
+        self._table.forget(session)
 
-    def __init__(self, settings: StateConfig, model_name: str, answering: Answering) -> None:
-        self._settings = settings
-        self._model_name = model_name
-        self._answering = answering
-        self._raw = next((index for index, o in enumerate(settings.outputs) if o.raw), None)
-        self._names = [(output.name, _datatype(output)) for output in settings.outputs]
-        self._shown = [index for index, o in enumerate(settings.outputs) if not o.hidden]
+    def refuse_all(self, session: _Session, error: StatefulError) -> None:
+        """All steps of a sequence that are not answered yet are refused."""
+        self._line.remove(session)
+        for job in session.work:
+            for request_id in job.request_ids:
+                self._outbox.refuse(request_id, error, session.session_id)
+        session.work.clear()
 
-    def make(self, job: Job, stepped: Stepped, opened_until: int | None) -> Answered:
-        """The outputs, and that the step is done."""
-        closed = job.step.end
-        body, content_type = self._body(job, stepped)
-        until = None if closed else opened_until
-        return Answered(tuple(job.request_ids), body, content_type, until, closed)
+    def _written(self, job: Job, answered: Answered, error: StatefulError | None) -> None:
+        session = job.session
+        if not session.work or session.work[0] is not job:
+            return  # it was closed meanwhile, and they were told
+        if error is not None:
+            self.lose(session, error)
+        else:
+            self._answer(job, answered)
 
-    def send(self, request_ids: Iterable[str], session_id: str, answered: Answered) -> None:
-        """To all who wait."""
-        for request_id in request_ids:
-            self._answering.send(
-                request_id,
-                answered.body,
-                content_type=answered.content_type,
-                session_id=session_id,
-                opened_until=answered.opened_until,
-                closed=answered.closed,
-            )
+    def _answer(self, job: Job, answered: Answered) -> None:
+        session = job.session
+        session.state.last_answer = answered.repeatable
+        self._leave(job)
+        if job.step.end:
+            self._end(session)
+        self._outbox.send(job.request_ids, session.session_id, answered)
 
-    def replay(self, request_id: str, session: Session[SequenceState], body: bytes) -> None:
-        """The answer of the last step once more."""
-        document = msgspec.json.decode(body) | {"replayed": True}
-        self._answering.answer(request_id, document, session_id=session.session_id)
+    def _repeated(self, job: Job, answered: Answered) -> None:
+        """A step was run again for its states."""
+        job.session.state.last_answer = answered.repeatable
+        self._leave(job)
+        if not job.session.work:
+            self._durability.release(job.session.session_id)
 
-    def _body(self, job: Job, stepped: Stepped) -> tuple[bytes, str | None]:
-        if job.raw and self._raw is not None:
-            declared = self._settings.outputs[self._raw]
-            assert declared.raw is not None
-            tensor = stepped.outputs[self._raw].tensor(stepped.row)
-            return _raw_body(declared, tensor), _CONTENT_TYPES[declared.raw]
-        document = StepAnswer(
-            model_name=self._model_name,
-            session_id=job.session.session_id,
-            turn=job.session.state.num_steps,
-            outputs=[
-                TensorAnswer(*self._names[number], *stepped.outputs[number].elements(stepped.row))
-                for number in (self._asked(job.step) if job.step.outputs else self._shown)
-            ],
-            id=job.step.id,
-            closed=job.step.end,
-        )
-        return encode(document), None
+    def _end(self, session: _Session) -> None:
+        """Closes a sequence behind its last step; what waits there belongs to the next one of this id."""
+        waiting = list(session.work)
+        session.work.clear()
+        self._line.remove(session)
+        self._table.close(session)
+        if not waiting:
+            return
+        following = self._sequences.begin(session.session_id)
+        following.state.place = session.state.place
+        for job in waiting:
+            job.session = following
+            following.work.append(job)
+        waiting[0].opens = True
+        self._advance(following)
 
-    def _asked(self, step: Step) -> Sequence[int]:
-        """The numbers of the outputs that it names."""
-        names = {output.name for output in step.outputs}
-        return [number for number, (name, _) in enumerate(self._names) if name in names]
+    def _leave(self, job: Job) -> None:
+        session = job.session
+        left = session.work.popleft()
+        assert left is job
+        self._line.remove(session)
+        if session.work:
+            self._advance(session)
 
-
-def _datatype(declared: Output) -> str:
-    # No format that clients read has BF16; its elements are those of FP32.
-    datatype = Datatype.FP32 if declared.datatype is Datatype.BF16 else declared.datatype
-    return str(datatype.value)
-
-
-def _raw_body(declared: Output, tensor: Tensor) -> bytes:
-    if declared.raw is Raw.TEXT:
-        return write_text(tensor.reshape(-1).tolist())
-    if declared.raw is Raw.PCM16 and tensor.is_floating_point():
-        scaled = (tensor.float() * _PCM16_SCALE).round().clamp(-_PCM16_SCALE, _PCM16_SCALE - 1)
-        tensor = scaled.to(torch.int16)
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.float()
-    return tensor.contiguous().numpy().tobytes()
+    def _advance(self, session: _Session) -> None:
+        """The first job of a session waits for the next pass, unless it does not fit behind the last one."""
+        job, state = session.work[0], session.state
+        if job.step.start and state.num_steps:
+            state.begin_anew()
+            self._table.renew(session)
+        job.come_next()
+        self._line.add(job)
+        number = state.num_steps + 1
+        if job.step.turn not in (None, number):
+            self.fail(job, gap(job.step.turn, number))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from ts_stateful.config import ConfigError, StateConfig
 from ts_stateful.declarations import Input, Ragged
 from ts_stateful.state.batch import Row
-from ts_stateful.state.passes import Passes, Stepped
+from ts_stateful.state.passes import Passes
 from ts_stateful.state.pool import Pool
 from ts_stateful.state.program import Program, torch_dtype
 from ts_stateful.tensors import Elements
@@ -36,6 +37,13 @@ _LENGTHS = (
 )  # of inputs with a free dimension, until the model takes one
 _NUM_STEPS = 3
 _TOLERANCE = 1e-3  # relative to the largest element; a different order of sums is no dependence
+
+
+class _Given(NamedTuple):
+    """What a step gave its sequence: outputs, and the lengths that its states would have."""
+
+    outputs: Sequence[Tensor]
+    lengths: Sequence[int | None]
 
 
 def prove(
@@ -78,23 +86,25 @@ def _stepped(
     device: torch.device,
     numbers: Sequence[int],
     lengths: Sequence[int],
-) -> list[list[Stepped]]:
+) -> list[list[_Given]]:
     """Per sequence, what its steps gave."""
     pool = Pool(settings.states, initial, device, len(numbers))
     passes = Passes(program, settings, pool, device)
     slots = [pool.take() for _ in numbers]
     kept: list[Sequence[int | None]] = [pool.initial_lengths() for _ in numbers]
-    steps: list[list[Stepped]] = [[] for _ in numbers]
+    steps: list[list[_Given]] = [[] for _ in numbers]
     for step in range(_NUM_STEPS):
         rows = []
         for place, number in enumerate(numbers):
             made_up = _made_up(settings, number, step, lengths[number])
             data, shapes = zip(*made_up, strict=True)
             rows.append(Row(data, shapes, kept[place], start=step == 0))
-        for place, stepped in enumerate(passes.run(rows, slots)):
-            steps[place].append(stepped)
-            if stepped.error is None:
-                kept[place] = stepped.lengths
+        stepped = passes.run(rows, slots)
+        for place, lengths_now in enumerate(stepped.lengths):
+            outputs = [column.tensor(place) for column in stepped.outputs]
+            steps[place].append(_Given(outputs, lengths_now))
+            if place not in stepped.errors:
+                kept[place] = lengths_now
     return steps
 
 
@@ -116,14 +126,14 @@ def _elements(tensor: Input, length: int, random: torch.Generator) -> Elements:
 
 
 def _compare(
-    settings: StateConfig, alone: Sequence[Sequence[Stepped]], beside: Sequence[Sequence[Stepped]]
+    settings: StateConfig, alone: Sequence[Sequence[_Given]], beside: Sequence[Sequence[_Given]]
 ) -> None:
     for mine, other in zip(alone, beside, strict=True):
         for a, b in zip(mine, other, strict=True):
             if a.lengths != b.lengths:
                 raise _dependent(settings, "the lengths of its states")
             for declared, x, y in zip(settings.outputs, a.outputs, b.outputs, strict=True):
-                if not _close(x.tensor(a.row), y.tensor(b.row)):
+                if not _close(x, y):
                     raise _dependent(settings, declared.name)
 
 
