@@ -102,6 +102,8 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     fsync: bool = False  # files survive a loss of power, not only of the process
     timeout_sec: _Positive = 5.0  # for one call, attempts included
     encryption_key_env: str | None = None  # the environment variable with the keys; None: plain
+    kv_spill: bool = False  # KV states that leave memory are written there too, and read back
+    kv_spill_bytes: _Count = 16_000_000_000  # of these, of the sessions of one engine
 
 
 class HandlerConfig(EngineConfig, frozen=True, kw_only=True):

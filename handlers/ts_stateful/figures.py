@@ -13,8 +13,9 @@ __all__ = ["Figures"]
 class Figures(Struct, frozen=True):
     """Sessions and turns now, bytes held now by tier, tokens, images and steps since the engine's start.
 
-    `store_failures` counts writes that a store has not taken. `shared_hits` counts what was there already when a session asked
-    for it; `shared_bytes` is its part of `device_bytes`.
+    `store_failures` counts writes that a store has not taken. `spilled_bytes` are those of KV states in the store,
+    `spill_reads` counts sessions that got theirs back, `spill_failures` what could not be written or read of them.
+    `shared_hits` counts what was there already when a session asked for it; `shared_bytes` is its part of `device_bytes`.
     `requests_in_flight` are those that a worker waits for, and `upload_bytes` parts of images that came ahead of their prompts.
     """
 
@@ -28,6 +29,9 @@ class Figures(Struct, frozen=True):
     shared_bytes: int = 0
     steps_done: int = 0
     store_failures: int = 0
+    spilled_bytes: int = 0
+    spill_reads: int = 0
+    spill_failures: int = 0
     requests_in_flight: int = 0
     upload_bytes: int = 0
 

@@ -33,11 +33,28 @@ def check_budgets(handler: HandlerConfig) -> Iterator[Finding]:
             "has no meaning on a CPU, whose memory is the host's: what leaves deviceCacheBytes is computed again",
             "leave it out, and give deviceCacheBytes what the machine has",
         )
+    if handler.store.kv_spill:
+        yield from _check_spill(handler)
     if handler.context_length is not None and handler.context_length < handler.prefill_chunk:
         yield warning(
             "handler.prefillChunk",
             f"{handler.prefill_chunk} is more than a context holds ({handler.context_length} tokens)",
             "set it below handler.contextLength",
+        )
+
+
+def _check_spill(handler: HandlerConfig) -> Iterator[Finding]:
+    if handler.store.url == "none" or handler.store.content == "none":
+        yield warning(
+            "handler.store.kvSpill",
+            "KV states are kept out of the store as well, by `url: none` or `content: none`",
+            "leave one of the two out",
+        )
+    elif handler.device == "cpu" and handler.device_cache_bytes is None:
+        yield warning(
+            "handler.store.kvSpill",
+            "no states ever leave a memory without a bound",
+            "give handler.deviceCacheBytes",
         )
 
 

@@ -21,7 +21,7 @@ from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import StatefulError
 from ts_stateful.sessions.session import Delta, Residency, Turn
 
-__all__ = ["Context", "Past"]
+__all__ = ["Context", "Past", "Stored"]
 
 _HOST = torch.device("cpu")
 
@@ -33,6 +33,13 @@ class Past(NamedTuple):
     dialogue: Dialogue
     log: list[int]
     images: list[ImageInput]
+
+
+class Stored(NamedTuple):
+    """Of how many of a session's first tokens the KV states are in the store, as far as is known, and their bytes there."""
+
+    num_tokens: int = 0
+    num_bytes: int = 0
 
 
 class Context:
@@ -51,6 +58,12 @@ class Context:
         self.prefix: Prefix | None = None
         self.failed: tuple[int, StatefulError] | None = None  # the last turn that was rolled back
         self.adopted = False  # made again from the store, and not used since
+        self.stored = Stored()
+        self.incoming = False  # KV states are being read from there
+        self.reserved = (
+            0  # bytes on the device that are kept free for KV states, with those that are there
+        )
+        self._recalled = False  # KV states have come from there, and were not used since
         self._device = kv.device
         self._kv_on_host = False
 
@@ -90,6 +103,8 @@ class Context:
 
     def go_back(self, past: Past) -> None:
         """Takes over a history that `after` or `blank` gave; the KV states are the caller's to cut."""
+        same = min(self.stored.num_tokens, common_prefix(self.log, past.log))
+        self.stored = self.stored._replace(num_tokens=same)
         self.opening, self.dialogue, self.log, self.images = past
         self.failed = None
 
@@ -117,13 +132,13 @@ class Context:
     def residency(self) -> Residency:
         """Where the KV states are."""
         if self.kv.length == 0:
-            return Residency.RECORD
+            return Residency.STORE if self.stored.num_tokens else Residency.RECORD
         return Residency.HOST if self._kv_on_host else Residency.DEVICE
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of KV states on the device."""
-        return 0 if self._kv_on_host else self.kv.num_bytes
+        """Bytes of KV states on the device, or of the room that is kept for them."""
+        return max(self.reserved, 0 if self._kv_on_host else self.kv.num_bytes)
 
     @property
     def host_bytes(self) -> int:
@@ -145,13 +160,25 @@ class Context:
         self.kv.move(_HOST)
         self._kv_on_host = True
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether all KV states that are here are in the store as well."""
+        return self.stored.num_tokens >= self.kv.length
+
     def to_record(self) -> None:
         """Drops the KV states."""
         self.kv.clear(self._device)
-        self._kv_on_host = False
+        self._kv_on_host = self._recalled = False
+
+    def recall(self, kv: KVCache) -> None:
+        """Takes KV states that were read from the store; there must be none."""
+        assert self.kv.length == 0
+        self.kv = kv
+        self._recalled = kv.length > 0
 
     def release(self) -> None:
-        """Nothing is given back: the states go with the last one who refers to them, which may be a fork."""
+        """Nothing is given back: the states go with the last one who refers to them."""
+        self.kv.let_go()
 
     def to_device(self) -> str | None:
         """Brings back what can be brought back; returns where the context comes from, None for the device itself."""
@@ -159,10 +186,11 @@ class Context:
             self.kv.move(self._device)
             self._kv_on_host = False
             return "host"
-        adopted, self.adopted = self.adopted, False
+        adopted, recalled = self.adopted, self._recalled
+        self.adopted = self._recalled = False
         if self.log and self.kv.length == 0:
             return "store" if adopted else "replay"
-        return None
+        return "store" if recalled else None
 
 
 def _apply(turn: Delta, dialogue: Dialogue, log: list[int]) -> None:

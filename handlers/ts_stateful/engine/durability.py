@@ -18,6 +18,7 @@ from ts_stateful.engine.journal import Done, Journal
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.prefix import Prefix
 from ts_stateful.engine.sequence import Sequence
+from ts_stateful.engine.spill import Spill
 from ts_stateful.engine.vision import ImageInput
 from ts_stateful.errors import StatefulError, StoreFailed
 from ts_stateful.events import Submit
@@ -36,14 +37,16 @@ Waiting = Callable[[Submit, StatefulError | None], None]
 
 
 class Durability:
-    """The store of one engine, through `journal` and `chronicle`; None for both: there is none."""
+    """The store of one engine, through `journal` and `chronicle`; None for both: there is none. `spill` adds KV states."""
 
     def __init__(
         self,
         table: SessionTable[Context],
         journal: Journal | None = None,
         chronicle: Chronicle | None = None,
+        spill: Spill | None = None,
     ) -> None:
+        self.spill = spill
         self._table = table
         self._journal = journal
         self._chronicle = chronicle
@@ -80,6 +83,16 @@ class Durability:
             )
         self._journal.write(session, write, then)
 
+    def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
+        """A request for the session has come: KV states that are in the store are read; until `then`, they are `incoming`."""
+        if self.spill is not None:
+            self.spill.recall(session, then)
+
+    def parked(self) -> None:
+        """A session has nothing to do any more, and may have to leave the device some time."""
+        if self.spill is not None:
+            self.spill.tidy()
+
     def rewound(self, session: Session[Context], to_turn: int, then: Done) -> None:
         """The session goes back to what it was after a turn."""
         if self._journal is None or self._chronicle is None:
@@ -109,6 +122,8 @@ class Durability:
             if isinstance(outcome, Exception):
                 logger.warning("an ended session could not be removed from the store: %s", outcome)
             then()
+            if self.spill is not None:
+                self.spill.ended(session)
 
         known = self._journal.num_entries(session)
         self._journal.run(partial(self._chronicle.end, session.session_id, reason, known), told)
@@ -184,8 +199,9 @@ def make_durable(
     post: Callable[[Callable[[], None]], None],
     clock: Callable[[], float],
     utc: Callable[[], float],
+    spill_bytes: int = 0,
 ) -> Durability:
-    """The sessions of `table` in a store, or in none."""
+    """The sessions of `table` in a store, or in none; at most `spill_bytes` of their KV states too."""
     if store is None:
         return Durability(table)
     journal = Journal(store, post)
@@ -198,4 +214,15 @@ def make_durable(
         clock=clock,
         utc=utc,
     )
-    return Durability(table, journal, chronicle)
+    if not spill_bytes:
+        return Durability(table, journal, chronicle)
+    spill = Spill(
+        model,
+        table,
+        store,
+        post,
+        budget_bytes=spill_bytes,
+        may_write=chronicle.keeps,  # what was said can be told from the states
+        clock=clock,
+    )
+    return Durability(table, journal, chronicle, spill)

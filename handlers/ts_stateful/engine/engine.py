@@ -21,6 +21,7 @@ from ts_stateful.engine.durability import make_durable
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.prefix import Prefix
+from ts_stateful.engine.rebuild import RebuildCost
 from ts_stateful.engine.runner import Logits, Runner
 from ts_stateful.engine.sampler import sample
 from ts_stateful.engine.scheduler import Chunk, Scheduler
@@ -69,10 +70,22 @@ class Engine:
         self._shared = SharedCache[ImageInput | Prefix](config.handler.shared_cache_bytes)
         limits = _limits(model, config, max_sessions)
         self.table: SessionTable[Context] = SessionTable(
-            limits, self._shared, clock, on_expired=self._expired
+            limits,
+            self._shared,
+            clock,
+            on_expired=self._expired,
+            rebuild_cost=RebuildCost(model),
         )
+        spills = config.handler.store
         self._durability = make_durable(
-            model, store, self.table, self._shared, post=post, clock=clock, utc=utc
+            model,
+            store,
+            self.table,
+            self._shared,
+            post=post,
+            clock=clock,
+            utc=utc,
+            spill_bytes=spills.kv_spill_bytes if spills.kv_spill else 0,
         )
         self.num_parameters = model.num_parameters
         self._model = model
@@ -234,7 +247,7 @@ class Engine:
 
     def figures(self) -> Figures:
         """What this engine holds and has done."""
-        vision = self._model.vision
+        vision, spill = self._model.vision, self._durability.spill
         return Figures(
             sessions_open=len(self.table),
             turns_in_progress=len(self._audience),
@@ -245,6 +258,9 @@ class Engine:
             shared_hits=self._shared.num_found,
             shared_bytes=self._shared.num_bytes,
             store_failures=self._durability.num_failed,
+            spilled_bytes=spill.num_bytes if spill else 0,
+            spill_reads=spill.num_read if spill else 0,
+            spill_failures=spill.num_failed if spill else 0,
             upload_bytes=self._commands.upload_bytes,
         )
 

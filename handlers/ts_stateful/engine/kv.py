@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ts_stateful.engine.storage import Memory
 
-__all__ = ["KVCache", "KVLayout", "LayerShape"]
+__all__ = ["KVCache", "KVLayout", "LayerShape", "Snapshot"]
 
+_HOST = torch.device("cpu")
 _GRAIN = 64  # tokens
 _FIRST_LAZY = 4096  # tokens of address space that a cache begins with where memory is backed when it is written
 _DISCARD = 256  # tokens: cutting back by fewer keeps the pages, which the next turn writes again
@@ -50,6 +51,29 @@ class KVLayout:
         return self.token_elements * self.dtype.itemsize
 
 
+class Snapshot:
+    """The first `length` tokens of a cache as they are now, for another thread to copy while the cache is in use.
+
+    The cache cuts it before it changes or gives up any of them, so a copy counts if it was still covered when it was complete.
+    """
+
+    def __init__(self, states: list[Tensor], length: int) -> None:
+        self.length = length
+        self._states = states
+
+    def cut(self, length: int) -> None:
+        """Tokens behind `length` are about to change. For the thread of the cache."""
+        self.length = min(self.length, length)
+        if self.length == 0:
+            self._states = []  # their memory is given back
+
+    def read(self, start: int, stop: int) -> list[Tensor] | None:
+        """Keys and values of all layers, `(heads, tokens, dim)`, copied to the host; None if they are not there any more."""
+        packed = torch.contiguous_format
+        copies = [p[:, start:stop].clone(memory_format=packed).to(_HOST) for p in self._states]
+        return copies if copies and stop <= self.length else None
+
+
 class KVCache:
     """Keys and values of one session, of which the first `length` tokens count.
 
@@ -59,6 +83,7 @@ class KVCache:
     """
 
     capacity: int
+    token_bytes: int  # that one token takes
     keys: list[Tensor]
     values: list[Tensor]
     addresses: Tensor  # (layers, 2), int64, on the host
@@ -67,14 +92,11 @@ class KVCache:
 
     def __init__(self, layout: KVLayout, device: torch.device) -> None:
         self._layout = layout
+        self.token_bytes = layout.token_bytes
         self.device = device
         self.length = 0
+        self._snapshot: Snapshot | None = None
         self._allocate(0, pin=False)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes that one token takes."""
-        return self._layout.token_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -94,6 +116,7 @@ class KVCache:
     def truncate(self, length: int) -> None:
         """Forgets every token behind `length`."""
         self.length = min(self.length, length)
+        self._cut_snapshot(self.length)
         if not self._memory.lazy or self._written - self.length < _DISCARD:
             return
         for part in self.states:
@@ -117,6 +140,16 @@ class KVCache:
         self.device = device
         self._allocate(0, pin=False)
 
+    def snapshot(self) -> Snapshot:
+        """What is here now; there is one at a time, an earlier one is worth nothing any more."""
+        self._cut_snapshot(0)
+        self._snapshot = Snapshot(self.states, self.length)
+        return self._snapshot
+
+    def let_go(self) -> None:
+        """Nobody needs what is here any more."""
+        self._cut_snapshot(0)
+
     def copy(self, length: int) -> KVCache:
         """A cache of its own with the first `length` tokens, on the same device."""
         assert length <= self.length
@@ -138,7 +171,12 @@ class KVCache:
         _copy(before, self.states, self.length)
         self._written = self.length
 
+    def _cut_snapshot(self, length: int) -> None:
+        if self._snapshot is not None:
+            self._snapshot.cut(length)
+
     def _allocate(self, capacity: int, pin: bool) -> None:
+        self._cut_snapshot(0)  # which would keep the memory that is replaced
         layout = self._layout
         self.capacity = capacity
         self._written = 0

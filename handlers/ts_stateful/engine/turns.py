@@ -84,6 +84,7 @@ class Turns:
         """Takes a turn into its session; it runs once its images are there and the turns before it are done."""
         sequence.session.work.append(sequence)
         self._table.touch(sequence.session)
+        self._durability.recall(sequence.session, self._recalled)
         if images or files:
             self._executor.submit(self._load, sequence, images, files)
         else:
@@ -99,6 +100,7 @@ class Turns:
             self._table.touch(session)
         self._scheduler.remove(sequence)
         self._leave(sequence)
+        self._durability.parked()
         self._audience.failed(sequence, error)
         if isinstance(error, SessionMoved):
             self._let_go(session, error)
@@ -168,6 +170,7 @@ class Turns:
         self._table.touch(session)
         self._leave(sequence)
         self._audience.finished(sequence, turn)
+        self._durability.parked()
         if sequence.alone:
             self._shared.keep(context.shared)
             self._table.forget(sequence.session)
@@ -216,9 +219,16 @@ class Turns:
         sequence.status = Status.WAITING
         self._advance(sequence)
 
+    def _recalled(self, session: Session[Context]) -> None:
+        """Its KV states are there, or will not come."""
+        if session.work:
+            self._advance(session.work[0])
+
     def _advance(self, sequence: Sequence) -> None:
         """Starts the turn if it is the next of its session and has what it needs."""
         if sequence.status is not Status.WAITING or sequence.session.work[0] is not sequence:
+            return
+        if sequence.context.incoming:
             return
         sequence.started_at = self._clock()
         try:
@@ -259,19 +269,24 @@ class Turns:
             self._scheduler.add(sequence)
 
     def _make_room(self, sequence: Sequence) -> None:
-        kv = sequence.context.kv
-        missing = sequence.num_prompt + sequence.max_new_tokens - kv.length
-        if not self._table.make_room(max(0, missing) * kv.token_bytes):
+        """Keeps as much room as the turn may need, or the turns in progress would exceed the budget together."""
+        context = sequence.context
+        num_tokens = sequence.num_prompt + sequence.max_new_tokens
+        needed = num_tokens * context.kv.token_bytes
+        if not self._table.make_room(max(0, needed - context.device_bytes)):
             raise OutOfMemory(
                 "the turn does not fit deviceCacheBytes beside the turns in progress",
                 retry_after_s=1.0,
             )
+        context.reserved = needed
 
     def _leave(self, sequence: Sequence) -> None:
         sequence.status = Status.DONE
         work = sequence.session.work
         was_first = work[0] is sequence
         work.remove(sequence)
+        if was_first and not sequence.context.incoming:
+            sequence.context.reserved = 0
         if was_first and work:
             following = work[0]
             self._post(lambda: self._advance(following))

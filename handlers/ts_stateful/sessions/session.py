@@ -23,6 +23,7 @@ class Residency(enum.Enum):
 
     DEVICE = "device"
     HOST = "host"
+    STORE = "store"  # in the store of sessions, with the record
     RECORD = "record"  # only what a rebuild needs: token ids and image embeddings
 
 
@@ -54,7 +55,7 @@ class SessionState(Protocol):
         ...
 
     def to_record(self) -> None:
-        """Drops everything that can be computed again from the record."""
+        """Drops everything that can be read again, or computed from the record."""
         ...
 
     def release(self) -> None:

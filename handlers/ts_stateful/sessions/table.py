@@ -1,7 +1,7 @@
 """Which sessions are open, in the order of their use, and which of them keep their tensors.
 
-Owns the LRU, the byte budgets, idle and absolute expiry, and the memory of sessions that have ended. Knows nothing of models
-or transports and never imports torch: it is tested on plain integers. The clock is a constructor argument.
+Owns the LRU, the byte budgets, who is evicted next, idle and absolute expiry, and the memory of sessions that have ended. Knows
+nothing of models or transports and never imports torch: it is tested on plain integers. The clock is a constructor argument.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class _Ended(NamedTuple):
 
 
 class SessionTable(Generic[StateT]):
-    """The open sessions of one engine; `shared` is what they have in common. `on_expired` hears of each that ran out."""
+    """The open sessions of one engine; `shared` is what they have in common. `on_expired` hears of each that ran out.
+
+    `rebuild_cost` says what it takes to have the tensors of a session again once they are dropped: for each of their bytes,
+    above 0, in whatever unit.
+    """
 
     def __init__(
         self,
@@ -55,7 +59,9 @@ class SessionTable(Generic[StateT]):
         shared: SharedCache[Any],
         clock: Callable[[], float] = time.monotonic,
         on_expired: Callable[[Session[StateT]], None] = lambda session: None,
+        rebuild_cost: Callable[[StateT], float] = lambda state: 1.0,
     ) -> None:
+        self._rebuild_cost = rebuild_cost
         self._on_expired = on_expired
         self._limits = limits
         self._shared = shared
@@ -185,18 +191,42 @@ class SessionTable(Generic[StateT]):
         """Bytes that all sessions hold in host memory."""
         return sum(session.state.host_bytes for session in self)
 
-    def make_room(self, num_bytes: int, *, spared: Session[StateT] | None = None) -> bool:
-        """Evicts idle sessions but the one `spared`, least recently used first, until `num_bytes` more fit the device's budget.
+    def leaving(self) -> list[Session[StateT]]:
+        """The idle sessions in the lowest tier of memory, in the order in which they are dropped from it."""
+        # The least recently used first, but who costs twice as much to rebuild, for each byte that dropping it frees, may be
+        # unused for twice as long. Sorting is stable: where nothing differs, it is the order of the LRU.
+        now = self._clock()
+        lowest = Residency.HOST if self._limits.host_bytes else Residency.DEVICE
+        idle = [s for s in reversed(list(self)) if not s.busy and s.state.residency is lowest]
+        return sorted(idle, key=lambda s: (s.last_used - now) / self._rebuild_cost(s.state))
 
-        Returns whether they fit. Sessions stay open; their tensors go to host memory if that has room, else they are dropped
-        and computed again when they are needed.
+    @property
+    def free_bytes(self) -> float:
+        """What the lowest tier of memory has room for."""
+        if self._limits.host_bytes:
+            return self._limits.host_bytes - self.host_bytes
+        budget = self._limits.device_bytes
+        return float("inf") if budget is None else budget - self.device_bytes
+
+    @property
+    def lowest_budget(self) -> int:
+        """The bytes of the lowest tier of memory; 0 where it has no bound."""
+        return self._limits.host_bytes or self._limits.device_bytes or 0
+
+    def make_room(self, num_bytes: int, *, spared: Session[StateT] | None = None) -> bool:
+        """Evicts idle sessions but the one `spared` until `num_bytes` more fit the device's budget.
+
+        Returns whether they fit. Sessions stay open; their tensors go to host memory, the least recently used first, if that
+        has room, else they are dropped, and made again when they are needed.
         """
         budget = self._limits.device_bytes
         if budget is None:
             return True
         excess = self.device_bytes + num_bytes - budget
         excess -= self._shared.evict(excess)  # what no session uses goes first
-        for session in reversed(list(self)):
+        # To copy something to the host and back costs the same for each byte, whosever it is.
+        order = reversed(list(self)) if self._limits.host_bytes else self.leaving()
+        for session in order if excess > 0 else ():
             if excess <= 0:
                 break
             if session is not spared:
@@ -232,14 +262,15 @@ class SessionTable(Generic[StateT]):
         return before - state.device_bytes
 
     def _host_room_for(self, num_bytes: int) -> bool:
+        if num_bytes > self._limits.host_bytes:
+            return False
         excess = self.host_bytes + num_bytes - self._limits.host_bytes
-        for session in reversed(list(self)):
+        for session in self.leaving() if excess > 0 else ():
             if excess <= 0:
                 break
-            if not session.busy and session.state.residency is Residency.HOST:
-                before = session.state.host_bytes
-                session.state.to_record()
-                excess -= before - session.state.host_bytes
+            before = session.state.host_bytes
+            session.state.to_record()
+            excess -= before - session.state.host_bytes
         return excess <= 0
 
     def _end(self, session: Session[StateT], error: type[SessionError]) -> None:
