@@ -142,6 +142,7 @@ class Reply:
             self._drop_events()
             # What has come is not asked for again; without any of it, the prompt may not even have arrived.
             self._pulls = self._pulls or self._num_chars > 0
+            self._known = 0  # also where a repetition broke off: what is behind is asked for
             try:
                 if not self._goes_on_after(error):
                     self._attempts.wait_after(error)

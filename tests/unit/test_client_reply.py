@@ -1,0 +1,20 @@
+"""A reply that has to be begun anew, because nobody knew its turn any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fake_client import PROFILES, FakeTime, connected
+from tests.support.fake_sessions import FakeSessions, Fault, reply_to
+from ts_stateful.errors import TurnGap
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name != "continuous"])
+def test_a_repetition_that_breaks_off_is_resumed(profile: str) -> None:
+    """Where that breaks too, within what has come already, nothing behind it is skipped."""
+    fake, time = FakeSessions(profile=profile), FakeTime()
+    fake.fail("prompt", Fault(events=4), Fault())
+    fake.fail("continue", Fault(error=TurnGap("gone")))
+    with connected(fake, time) as server, server.open() as session:
+        assert "".join(session.prompt("Hello")) == reply_to("Hello")
+    assert [request["after"] for request in fake.of_kind("continue")[:2]] == [12, 12]
