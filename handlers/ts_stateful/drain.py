@@ -7,12 +7,16 @@ neither torch nor TorchServe.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
+import time
 from collections.abc import Iterator
 
 import psutil
 
-__all__ = ["descendants", "drain", "is_engine", "is_torchserve"]
+__all__ = ["descendants", "drain", "is_engine", "is_torchserve", "wait_ended"]
+
+_POLL_S = 0.05
 
 
 def descendants(variable: str, value: str) -> Iterator[psutil.Process]:
@@ -41,7 +45,20 @@ def drain(engines: list[psutil.Process], timeout_s: float | None = None) -> None
     for engine in engines:
         with contextlib.suppress(psutil.Error):
             engine.send_signal(signal.SIGUSR1)
-    psutil.wait_procs(engines, timeout=timeout_s)
+    wait_ended(engines, timeout_s)
+
+
+def wait_ended(processes: list[psutil.Process], timeout_s: float | None = None) -> None:
+    """Returns when all have ended, or after `timeout_s`. Zombies have."""
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while any(map(_lives, processes)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _runs(process: psutil.Process, name: str) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from ts_stateful.drain import descendants, drain, is_engine, is_torchserve
+from ts_stateful.drain import descendants, drain, is_engine, is_torchserve, wait_ended
 
 __all__ = ["main"]
 
@@ -52,7 +52,7 @@ class _Entrypoint:
             if pid == self._process.pid:
                 break
         self._process.returncode = os.waitstatus_to_exitcode(status)
-        psutil.wait_procs(self._find_engines())
+        wait_ended(self._find_engines())
         code = self._process.returncode
         return code if code >= 0 else 128 - code
 
