@@ -31,6 +31,7 @@ __all__ = [
 
 _Positive = Annotated[float, Meta(gt=0)]
 _Count = Annotated[int, Meta(ge=1)]
+_NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
 class ConfigError(ValueError):
@@ -72,6 +73,9 @@ class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
         0  # of an engine on a CPU; 0: torch's choice, one for a small model
     )
     engines: Literal["auto"] | _Count = "auto"
+    engine_group: Annotated[str, Meta(pattern=_NAME)] | None = (
+        None  # registrations of this name in one TorchServe share engines and sessions
+    )
     engine_linger_sec: _Positive = (
         60.0  # an engine whose worker is gone waits this long for the next
     )

@@ -24,6 +24,7 @@ from ts_stateful.config import Config, EngineConfig
 from ts_stateful.errors import SessionExists
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
+from ts_stateful.process.group import join
 from ts_stateful.process.link import EngineLink
 from ts_stateful.process.spec import EngineSpec, runtime_folder
 from ts_stateful.process.supervisor import Timeouts
@@ -43,6 +44,9 @@ class Dispatcher:
     `on_event` is called from other threads, once with a `LAST` event for every request that was submitted and not dropped.
     `on_figures` gets the figures of all engines together, every second or so. `frontend_pid` is TorchServe's process, which a
     worker has as its parent.
+
+    Raises:
+        ConfigError: another registration of the same `handler.engineGroup` is set up differently.
     """
 
     def __init__(
@@ -62,19 +66,22 @@ class Dispatcher:
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
         frontend_pid = frontend_pid or os.getppid()
-        folder = runtime_folder(frontend_pid, model_name, str(model_dir), dict(document))
+        self._membership = joined = join(config, model_dir, frontend_pid)
+        own = (model_name, str(model_dir), dict(document))
+        folder = runtime_folder(frontend_pid, *(joined.identity if joined else own))
         names = devices(config.engine)[: self._max_sessions]
         self._links = [
             EngineLink(
                 EngineSpec(
                     index=index,
                     device=device,
-                    model_name=model_name,
+                    model_name=config.engine.engine_group or model_name,
                     model_dir=str(model_dir),
                     frontend_pid=frontend_pid,
                     folder=str(folder),
                     max_sessions=(self._max_sessions + index) // len(names),  # adds up to all
                     document=dict(document),
+                    shared=joined is not None,
                 ),
                 Timeouts.of(config.engine),
                 on_event=on_event,
@@ -149,6 +156,8 @@ class Dispatcher:
         self._stop.set()
         for link in self._links:
             link.close()
+        if self._membership is not None:
+            self._membership.leave()
 
     def _fork(self, message: Submit, new_session_id: str | None, link: EngineLink) -> None:
         # A fork has to be where its source is, and only the other engine knows whether its session is still open.

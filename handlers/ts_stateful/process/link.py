@@ -22,7 +22,7 @@ from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.in_flight import InFlight, Outstanding
-from ts_stateful.process.messages import Attach, Attached, Drop, Leaving, Ping, Pong
+from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.supervisor import EngineDied, Supervisor, Timeouts
 from ts_stateful.protocol import Step
@@ -84,6 +84,11 @@ class EngineLink:
     def load(self) -> float:
         """The share of the engine's places that are taken, as far as is known here."""
         return self.num_sessions / self._spec.max_sessions
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that the engine has not answered, and pulled turns of which it has not told the end."""
+        return len(self._outstanding)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -202,6 +207,10 @@ class EngineLink:
                 self._outstanding.leave(for_good=not message.successor)
                 late = self._outstanding.late
             self._refuse(late, _STOPPING)
+        elif isinstance(message, Holds):
+            self._on_attached(message.session_ids)
+        elif isinstance(message, Freed):
+            self._on_free(message.session_id)
         elif isinstance(message, Pong):
             self.figures = message.figures
             with self._lock:
@@ -234,6 +243,8 @@ class EngineLink:
         refused = not_opened and event.status != InternalError.status
         if isinstance(command, Step) and command.session_id and (refused or event.closed):
             self._on_free(command.session_id)
+            if self._spec.shared and (channel := self._channel) is not None:
+                channel.send(Freed(command.session_id))
         if event.status == TooManySessions.status and request.on_full is not None:
             request.on_full()
         else:

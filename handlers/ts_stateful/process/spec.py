@@ -15,15 +15,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-__all__ = ["EngineSpec", "runtime_folder"]
+__all__ = ["ALREADY_RUNNING", "EngineSpec", "forget_groups", "group_file", "runtime_folder"]
 
+ALREADY_RUNNING = 75  # exit status of an engine (EX_TEMPFAIL): another one holds the lock
 _MAX_SOCKET_PATH = 100  # of the 108 bytes that the kernel allows
 
 
 class EngineSpec(Struct, frozen=True, kw_only=True):
-    """One engine process: number `index` on `device`, for the model `model_name` unpacked in `model_dir`.
+    """One engine process: number `index` on `device`, for the model unpacked in `model_dir`, which it calls `model_name`.
 
-    `document` is the parsed model-config.yaml. The engine ends when the process `frontend_pid` (TorchServe) does.
+    `document` is the parsed model-config.yaml. The engine ends when the process `frontend_pid` (TorchServe) does. `shared` says
+    that workers of several registrations may use it; `model_name` is then that of the group.
     """
 
     index: int
@@ -34,6 +36,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     folder: str
     max_sessions: int
     document: dict[str, Any]
+    shared: bool = False
 
     def path(self, suffix: str) -> Path:
         """One of the engine's files: `sock`, `lock`, `json` or `log`."""
@@ -42,9 +45,11 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     def save(self) -> Path:
         """Writes it where the engine process reads it; only this user can."""
         path = self.path("json")
-        path.write_bytes(msgspec.json.encode(self))
-        path.chmod(0o600)
-        return path
+        # In one piece, as another worker may write it, and its engine read it, at the same time.
+        written = path.with_suffix(f".{os.getpid()}")
+        written.touch(mode=0o600)
+        written.write_bytes(msgspec.json.encode(self))
+        return written.rename(path)
 
     @classmethod
     def load(cls, path: Path) -> EngineSpec:
@@ -61,16 +66,38 @@ def runtime_folder(frontend_pid: int, *identity: object) -> Path:
     Raises:
         RuntimeError: the folder belongs to somebody else, or its path is too long for a socket.
     """
-    base = os.environ.get("TS_STATEFUL_RUNTIME_DIR") or tempfile.gettempdir()
-    home = Path(base) / f"ts-stateful-{os.getuid()}"
-    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
-    folder = home / f"{frontend_pid}-{digest}"
-    for path in (home, folder):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.lstat()
-        if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
-            raise RuntimeError(f"{path} is not a folder of this user; remove it")
-        path.chmod(0o700)
+    folder = _home() / f"{frontend_pid}-{_digest(identity)}"
+    _make_private(folder)
     if len(str(folder / "engine-00.sock")) > _MAX_SOCKET_PATH:
         raise RuntimeError(f"{folder} is too long for a socket; set TS_STATEFUL_RUNTIME_DIR")
     return folder
+
+
+def group_file(frontend_pid: int, name: str) -> Path:
+    """Where the members of a group of one TorchServe find each other. Raises as `runtime_folder` does."""
+    return _home() / f"{frontend_pid}-{_digest(name)}.group"
+
+
+def forget_groups(folder: Path, frontend_pid: int) -> None:
+    """Removes such files beside an engine's folder when TorchServe has gone."""
+    for path in folder.parent.glob(f"{frontend_pid}-*.group"):
+        path.unlink(missing_ok=True)
+
+
+def _home() -> Path:
+    base = os.environ.get("TS_STATEFUL_RUNTIME_DIR") or tempfile.gettempdir()
+    home = Path(base) / f"ts-stateful-{os.getuid()}"
+    _make_private(home)
+    return home
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+        raise RuntimeError(f"{folder} is not a folder of this user; remove it")
+    folder.chmod(0o700)
+
+
+def _digest(identity: object) -> str:
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]

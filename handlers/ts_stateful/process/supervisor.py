@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from ts_stateful.config import EngineConfig
 from ts_stateful.process.spec import ALREADY_RUNNING, EngineSpec
 
@@ -98,6 +100,9 @@ class Supervisor:
         if self._process is not None:
             self._process.wait()
             logger.warning("the engine ended with status %s", self._process.returncode)
+        elif self.engine_pid is not None:  # an earlier worker's, or another one's
+            while not _has_ended(self.engine_pid):  # or its socket might still take connections
+                self._sleep(_POLL_S)
         self._process = self.engine_pid = None
 
     def kill(self) -> None:
@@ -156,6 +161,13 @@ class Supervisor:
         except OSError:
             return ""
         return "\n".join(lines[-_LOG_LINES:])
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _threading(environ: Mapping[str, str]) -> dict[str, str]:
