@@ -44,7 +44,7 @@ _SERVE = """
 mount --bind "$MODEL" "$MODEL"
 mount -o remount,bind,ro "$MODEL"
 mount --bind "$LOG_CONFIG" "$TOOLKIT/etc/log4j2.xml"
-exec serve
+exec python -m ts_stateful.entrypoint serve
 """
 
 

@@ -17,6 +17,7 @@ from tests.e2e.server import ROOT
 from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions
 from tests.support.haproxy import CONFIG, NO_HAPROXY, check, haproxy_binary
+from ts_stateful.config import EngineConfig
 from ts_stateful.sagemaker_api import SESSION_ID
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -145,6 +146,13 @@ def test_the_nodes_image_is_made_of_what_there_is() -> None:
     if linter.exists():
         done = subprocess.run([linter, dockerfile], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_node_is_given_the_time_to_finish_its_turns(objects: dict[tuple[str, str], Any]) -> None:
+    """Its first process has engines drained; what TorchServe takes to stop comes on top."""
+    pod = objects["StatefulSet", "torchserve"]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= EngineConfig().drain_sec + 10
+    assert '"-m", "ts_stateful.entrypoint"' in (KUBERNETES / "Dockerfile").read_text()
 
 
 def test_the_probe_asks_the_model() -> None:
