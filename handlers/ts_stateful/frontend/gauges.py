@@ -16,11 +16,18 @@ from ts_stateful.figures import Figures
 __all__ = ["Gauges"]
 
 
-class Gauges:
-    """Publishes figures; `cache` is the context's `metrics`."""
+_OF_WORKERS = {"requests_in_flight"}  # the others are engines' figures
 
-    def __init__(self, cache: Any, model_name: str) -> None:
+
+class Gauges:
+    """Publishes figures; `cache` is the context's `metrics`.
+
+    The workers of a `group` see the same engines. They give its name instead of the model's, so that nothing is there twice.
+    """
+
+    def __init__(self, cache: Any, model_name: str, group: str | None = None) -> None:
         self._model_name = model_name
+        self._group = group or model_name
         self._published: dict[str, int] = {}
         self._gauges = {
             name: cache.add_metric_to_cache(
@@ -37,4 +44,5 @@ class Gauges:
         for name, value in structs.asdict(figures).items():
             if self._published.get(name) != value:
                 self._published[name] = value
-                self._gauges[name].add_or_update(value, [self._model_name])
+                whose = self._model_name if name in _OF_WORKERS else self._group
+                self._gauges[name].add_or_update(value, [whose])

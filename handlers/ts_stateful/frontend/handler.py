@@ -61,7 +61,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
             model_name=context.model_name,
             model_dir=Path(context.system_properties["model_dir"]),
             on_event=mailbox.post,
-            on_figures=_publishing(context),
+            on_figures=_publishing(context, config.engine.engine_group),
         )
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
@@ -107,9 +107,9 @@ def _check(config: Config) -> None:
         raise ConfigError("model-config.yaml: " + "; ".join(errors))
 
 
-def _publishing(context: Any) -> Callable[[Figures], None]:
-    publish = Gauges(context.metrics, context.model_name).publish
-    cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ)
+def _publishing(context: Any, group: str | None) -> Callable[[Figures], None]:
+    publish = Gauges(context.metrics, context.model_name, group).publish
+    cloudwatch = CloudWatchMetrics.of(group or context.model_name, os.environ)
     if cloudwatch is None:
         return publish
 

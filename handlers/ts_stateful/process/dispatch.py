@@ -61,8 +61,7 @@ class Dispatcher:
         frontend_pid: int | None = None,
     ) -> None:
         self._max_sessions = config.frontend.max_sessions
-        self._on_event = on_event
-        self._on_figures = on_figures
+        self._on_event, self._on_figures = on_event, on_figures
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
         frontend_pid = frontend_pid or os.getppid()
