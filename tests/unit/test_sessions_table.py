@@ -37,6 +37,7 @@ class State:
 
     size: int = 10
     residency: Residency = Residency.DEVICE
+    cost: float = 1.0
     shared: Sequence[Picture] = field(default=())
 
     @property
@@ -62,7 +63,12 @@ def table(
     clock: Clock | None = None, shared: SharedCache[Picture] | None = None, **limits: object
 ) -> SessionTable[State]:
     made = Limits(**{"max_sessions": 4, "idle_s": 60.0, "lifetime_s": 600.0, **limits})  # type: ignore[arg-type]
-    return SessionTable(made, SharedCache(0) if shared is None else shared, clock or Clock())
+    return SessionTable(
+        made,
+        SharedCache(0) if shared is None else shared,
+        clock or Clock(),
+        rebuild_cost=lambda state: state.cost,
+    )
 
 
 @pytest.fixture
@@ -198,6 +204,44 @@ def test_the_ladder_has_a_step_in_host_memory() -> None:
         Residency.DEVICE,
     ]
     assert (sessions.device_bytes, sessions.host_bytes) == (10, 20)
+
+
+def test_what_costs_more_to_rebuild_stays_longer() -> None:
+    """Twice as much for a byte: twice as long unused. What is cheap goes before what was used earlier."""
+    clock = Clock()
+    sessions = table(clock, device_bytes=40)
+    costs = {"dear": 2.5, "old": 1.0, "cheap": 0.1, "new": 1.0}
+    for name, cost in costs.items():
+        sessions.open(name, State(cost=cost))
+        clock.now += 10  # idle for 40, 30, 20 and 10 seconds in the end
+    left = []
+    while sessions.leaving():
+        left.append(sessions.leaving()[0].session_id)
+        assert sessions.make_room(sessions._limits.device_bytes - sessions.device_bytes + 1)  # type: ignore[operator]
+    assert left == ["cheap", "old", "dear", "new"]
+
+
+def test_a_copy_in_host_memory_costs_everybody_the_same() -> None:
+    """So there the least recently used goes first, and costs count for who is dropped from there."""
+    clock = Clock()
+    sessions = table(clock, device_bytes=30, host_bytes=20)
+    for name, cost in {"a": 9.0, "b": 1.0, "c": 1.0}.items():
+        sessions.open(name, State(cost=cost))
+        clock.now += 10
+    states = [sessions.get(name).state for name in "abc"]
+    assert sessions.make_room(20)
+    assert [state.residency.value for state in states] == ["host", "host", "device"]
+    assert sessions.make_room(30)
+    assert [state.residency.value for state in states] == ["host", "record", "host"]
+
+
+def test_what_is_larger_than_host_memory_drives_nobody_out_of_it() -> None:
+    """It is dropped at once."""
+    sessions = table(device_bytes=30, host_bytes=20)
+    small, large = (sessions.open("small", State()), sessions.open("large", State(size=25)))
+    small.state.to_host()
+    assert sessions.make_room(30)
+    assert (small.state.residency, large.state.residency) == (Residency.HOST, Residency.RECORD)
 
 
 def test_what_is_shared_counts_once(shared: SharedCache[Picture]) -> None:

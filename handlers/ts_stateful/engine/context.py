@@ -95,16 +95,20 @@ class Context:
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
             fork.kv = self.kv.copy(length)
 
+    def cut(self, length: int) -> None:
+        """Forgets the KV states behind `length` tokens, where the history is about to be another one."""
+        self.kv.truncate(length)
+        kept = min(self.stored.num_tokens, length)
+        self.stored = self.stored._replace(num_tokens=kept)
+
     def rewind(self, turns: Sequence[Turn]) -> None:
         """Goes back to what it was after `turns`, its first ones; the KV states of what is still the same stay."""
         past = self.after(turns)
-        self.kv.truncate(common_prefix(self.log, past.log))
+        self.cut(common_prefix(self.log, past.log))
         self.go_back(past)
 
     def go_back(self, past: Past) -> None:
         """Takes over a history that `after` or `blank` gave; the KV states are the caller's to cut."""
-        same = min(self.stored.num_tokens, common_prefix(self.log, past.log))
-        self.stored = self.stored._replace(num_tokens=same)
         self.opening, self.dialogue, self.log, self.images = past
         self.failed = None
 

@@ -80,7 +80,9 @@ class Spill:
         context = session.state
         num_tokens = len(context.log) if context.adopted else context.stored.num_tokens
         num_bytes = num_tokens * context.kv.token_bytes
-        if context.kv.length or context.incoming or not self._table.make_room(num_bytes):
+        if not num_tokens or context.kv.length or context.incoming:
+            return
+        if not self._table.make_room(num_bytes):
             return
         context.incoming, context.reserved = True, num_bytes
         self._waiting.append(partial(self._read, session, num_tokens, then))

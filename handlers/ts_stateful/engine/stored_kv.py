@@ -11,6 +11,7 @@ digests begin with the request that opened the session, which only its record te
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -25,7 +26,7 @@ from safetensors.torch import load, save
 from ts_stateful.engine.kv import KVCache, Snapshot
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.vision import ImageInput
-from ts_stateful.store.base import Store
+from ts_stateful.store.base import Store, StoreCorrupt
 from ts_stateful.store.records import entry_key
 
 __all__ = ["StoredKV", "Transcript"]
@@ -107,7 +108,7 @@ class StoredKV:
         kv.reserve(pieces[-1].stop if pieces else 0)
         for piece in pieces:
             key = _key(transcript.session_id, piece)
-            states = self._states(transcript, piece, self._store.get(key))
+            states = self._states(transcript, piece, self._found(key))
             if states is None:
                 logger.warning("stored KV states are gone or damaged; they are computed again")
                 self._store.delete(key)
@@ -184,6 +185,11 @@ class StoredKV:
             return None
         same = all(state.dtype == layout.dtype for state in states)
         return states if same and [tuple(s.shape) for s in states] == shapes else None
+
+    def _found(self, key: str) -> bytes | None:
+        with contextlib.suppress(StoreCorrupt):
+            return self._store.get(key)
+        return None
 
     def _names(self) -> list[str]:
         """Of the tensors in a piece, in the order of `KVCache.states`."""

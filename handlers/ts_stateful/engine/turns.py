@@ -254,7 +254,7 @@ class Turns:
             known = same_states(context, sequence.ids, sequence.all_images, token)
         # The last id is always computed: its logits choose the first token.
         sequence.keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
-        context.kv.truncate(sequence.keep)
+        context.cut(sequence.keep)
         sequence.cached = context.kv.length
         sequence.status = Status.RUNNING
         stopped = take_up(sequence)

@@ -1,0 +1,65 @@
+"""The KV states of one session: what another thread may copy of them while they are in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ts_stateful.engine.kv import KVCache, KVLayout, LayerShape
+
+HOST = torch.device("cpu")
+LAYOUT = KVLayout((LayerShape(2, 4, 3), LayerShape(1, 4, 4)), torch.float32)
+
+
+@pytest.fixture
+def kv() -> KVCache:
+    """Ten tokens with states of their own."""
+    made = KVCache(LAYOUT, HOST)
+    made.reserve(10)
+    for part in made.states:
+        part[:, :10] = torch.arange(part[:, :10].numel()).reshape(part[:, :10].shape)
+    made.length = 10
+    return made
+
+
+def test_a_snapshot_is_a_copy(kv: KVCache) -> None:
+    """Of all layers, keys first; tokens that follow change nothing."""
+    snapshot = kv.snapshot()
+    kv.reserve(20)
+    copies = snapshot.read(2, 6)
+    assert copies is not None
+    for copy, part in zip(copies, kv.states, strict=True):
+        assert torch.equal(copy, part[:, 2:6])
+        assert copy.is_contiguous()
+        assert copy.data_ptr() != part[:, 2:6].data_ptr()
+
+
+def test_a_snapshot_has_what_has_not_changed(kv: KVCache) -> None:
+    """Cut back, the cache may get other tokens there at any time."""
+    snapshot = kv.snapshot()
+    kv.truncate(5)
+    assert snapshot.read(0, 5) is not None
+    assert snapshot.read(0, 6) is None
+    assert snapshot.length == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kv: kv.clear(HOST),
+        lambda kv: kv.move(HOST),
+        lambda kv: kv.reserve(100_000),
+        lambda kv: kv.truncate(0),
+        lambda kv: kv.let_go(),
+        lambda kv: kv.snapshot(),
+    ],
+)
+def test_a_snapshot_keeps_no_memory(kv: KVCache, change: Callable[[KVCache], object]) -> None:
+    """What the cache gives up is gone for it as well."""
+    snapshot = kv.snapshot()
+    change(kv)
+    assert snapshot.length == 0
+    assert snapshot.read(0, 1) is None
+    assert not snapshot._states
