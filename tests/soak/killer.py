@@ -25,8 +25,7 @@ _WAYS: Final = {
     "async": ("engine",),
 }
 _POLL_S = 0.2
-_BACK_S = 120.0  # for a server to answer again
-_ACTS_BETWEEN = 20  # an engine that dies without having answered anything is another matter
+_BACK_S = 240.0  # for a server to answer again
 
 
 class Killer:
@@ -41,9 +40,9 @@ class Killer:
         self._thread = threading.Thread(target=self._run, name="killer")
 
     def _run(self) -> None:
-        tally, acts = self._shared.tally, 0
+        tally, before = self._shared.tally, dict[str, int]()
         for share, what in zip(self._shares, itertools.cycle(_WAYS[self._shared.plan.profile])):
-            while self._budget.share < share or tally.total("acts") < acts:
+            while self._budget.share < share or not self._answered_since(before):
                 if self._stop.wait(_POLL_S):
                     return
             tally.count("kills", what)
@@ -52,7 +51,17 @@ class Killer:
                     self._kill(what)
             except Exception as error:
                 tally.fail(f"killing {what}", "", error)
-            acts = tally.total("acts") + _ACTS_BETWEEN
+            before = self._acts()
+
+    def _answered_since(self, before: dict[str, int]) -> bool:
+        """Whether every user has done what was under way, and something else behind it: nobody waits for two engines."""
+        now = self._acts()
+        return all(now[name] >= count + 2 for name, count in before.items())
+
+    def _acts(self) -> dict[str, int]:
+        tally = self._shared.tally
+        counts = tally.counts("acts of users").items()
+        return {name: count for name, count in counts if name.startswith(tally.phase)}
 
     def _kill(self, what: str) -> None:
         server, victims = self._shared.server, []

@@ -173,6 +173,7 @@ class User:
         except Exception as error:  # the others go on
             self._failed(name, talk, error)
         self.tally.count("acts", name)
+        self.tally.count("acts of users", self.name)
 
     def _failed(self, name: str, talk: Talk | None, error: Exception) -> None:
         self.tally.fail(name, "" if talk is None else str(talk), error)
