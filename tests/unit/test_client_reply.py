@@ -9,6 +9,20 @@ from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from ts_stateful.errors import TurnGap
 
 
+@pytest.mark.parametrize("num_pulled", [0, 2])
+def test_a_pulled_turn_that_is_gone_is_begun_anew(num_pulled: int) -> None:
+    """Whether or not anything of it has come."""
+    fake, time = FakeSessions(profile="continuous"), FakeTime()
+    with connected(fake, time) as server, server.open() as session:
+        reply = session.prompt("Hello")
+        pieces = iter(reply)
+        text = "".join(next(pieces) for _ in range(num_pulled))
+        fake.sessions[session.session_id].clear()
+        fake.fail("continue", Fault(error=TurnGap("gone")))
+        assert text + "".join(pieces) == reply_to("Hello")
+    assert [request["turn"] for request in fake.of_kind("prompt")] == [1, 1]
+
+
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name != "continuous"])
 def test_a_repetition_that_breaks_off_is_resumed(profile: str) -> None:
     """Where that breaks too, within what has come already, nothing behind it is skipped."""

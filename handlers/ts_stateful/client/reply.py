@@ -181,11 +181,11 @@ class Reply:
         return True
 
     def _begun_anew_after(self, error: Exception) -> bool:
-        """Whether the turn, of which something has come, is asked for again: those who worked on it are gone, all of them.
+        """Whether the turn, which had begun, is asked for again: those who worked on it are gone, all of them.
 
-        It gives the same text, of which the beginning is known.
+        It gives the same text, of which the beginning may be known.
         """
-        lost = isinstance(error, TurnGap) and self._pulls and self._num_chars > 0
+        lost = isinstance(error, TurnGap) and self._pulls
         if not lost or not self._may_try_again():
             return False
         self._pulls, self._known = False, self._num_chars
