@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,12 +16,13 @@ from ts_stateful.process.lifespan import Lifespan
 class Life:
     """A lifespan with a clock, a frontend that can go, and work to finish."""
 
-    def __init__(self) -> None:
+    def __init__(self, archive: Path = Path(__file__)) -> None:
+        self.archive = archive
         self.clock = Clock()
         self.frontend_lives = True
         self.busy = False
         settings = EngineConfig(drain_sec=20, engine_linger_sec=60)
-        self.span = Lifespan(settings, os.getpid(), self.clock, self._is_alive)
+        self.span = Lifespan(settings, os.getpid(), self.clock, self._is_alive, archive)
 
     def _is_alive(self, process: psutil.Process) -> bool:
         return self.frontend_lives and process.pid == os.getpid()
@@ -45,6 +47,18 @@ def test_an_engine_with_a_worker_lives_on(life: Life) -> None:
         life.busy = busy
         assert not life.over_after(10_000)
     assert not life.span.is_leaving
+
+
+def test_an_engine_whose_model_was_unregistered_makes_room(tmp_path: Path) -> None:
+    """As soon as its worker has gone."""
+    life = Life(tmp_path / "archive")
+    life.archive.mkdir()
+    assert not life.over_after(59)
+    life.archive.rmdir()
+    life.span.attached()
+    assert not life.over_after(2)
+    life.span.alone()
+    assert life.over_after(2)
 
 
 def test_one_that_is_told_to_end_finishes_what_runs(life: Life) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import logging
 import os
 import queue
@@ -35,7 +34,7 @@ from ts_stateful.media.load import MediaLoader
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.lifespan import Lifespan
 from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
-from ts_stateful.process.spec import ALREADY_RUNNING, EngineSpec, forget_groups
+from ts_stateful.process.spec import EngineSpec, forget_groups
 from ts_stateful.protocol import Fork
 from ts_stateful.state.engine import StateEngine, load_engine
 from ts_stateful.store.access import store_of
@@ -60,7 +59,8 @@ class EngineProcess:
         self._channels: set[Channel] = set()
         self._worked_at: float | None = None  # since memory was given back
         self._leaving = Leaving(successor=True)
-        self.lifespan = Lifespan(config.engine, spec.frontend_pid)
+        archive = None if spec.shared else Path(spec.model_dir)  # of one registration of several
+        self.lifespan = Lifespan(config.engine, spec.frontend_pid, archive=archive)
         self._engine = self._load(config)
         _set_threads(config.engine.threads, self._engine.num_parameters)
         self.lifespan.alone()  # from here on: no worker could come while the model was loaded
@@ -216,32 +216,24 @@ def _give_memory_back() -> None:
         trim(0)
 
 
-def main(spec_path: str) -> int:
-    """Runs the engine of a spec; returns the exit status."""
+def main(lock_fd: int, spec_path: str) -> int:
+    """Runs the engine of a spec, with the lock that says so; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    os.set_inheritable(lock_fd, False)  # held for as long as this process lives, and not longer
     spec = EngineSpec.load(Path(spec_path))
-    with spec.path("lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return ALREADY_RUNNING
-        with contextlib.suppress(
-            OSError
-        ):  # the kernel's OOM killer takes the engine before the worker
-            Path("/proc/self/oom_score_adj").write_text("500")
-        process = EngineProcess(spec, load_config(spec.document))
-        for number, last in ((signal.SIGTERM, False), (signal.SIGUSR1, True)):
-            signal.signal(number, lambda *_, last=last: process.leave(successor=not last))
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C is for TorchServe; the engine follows it
-        process.serve()
-        spec.path("sock").unlink(missing_ok=True)
-        if process.lifespan.frontend_gone:
-            shutil.rmtree(spec.folder, ignore_errors=True)
-            forget_groups(Path(spec.folder), spec.frontend_pid)
+    with contextlib.suppress(OSError):  # the kernel's OOM killer takes the engine before the worker
+        Path("/proc/self/oom_score_adj").write_text("500")
+    process = EngineProcess(spec, load_config(spec.document))
+    for number, last in ((signal.SIGTERM, False), (signal.SIGUSR1, True)):
+        signal.signal(number, lambda *_, last=last: process.leave(successor=not last))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for TorchServe; the engine follows it
+    process.serve()
+    spec.path("sock").unlink(missing_ok=True)
+    if process.lifespan.frontend_gone:
+        shutil.rmtree(spec.folder, ignore_errors=True)
+        forget_groups(Path(spec.folder), spec.frontend_pid)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -23,7 +24,10 @@ _WATCH_S = 1.0  # how often the frontend is looked after
 
 
 class Lifespan:
-    """How long an engine lives. `frontend_pid` is TorchServe's process; `clock` and `is_alive` are seams for tests."""
+    """How long an engine lives. `frontend_pid` is TorchServe's process; `clock` and `is_alive` are seams for tests.
+
+    `archive` is the folder without which no worker can come back: TorchServe removes it when the model is unregistered.
+    """
 
     def __init__(
         self,
@@ -31,11 +35,13 @@ class Lifespan:
         frontend_pid: int,
         clock: Callable[[], float] = time.monotonic,
         is_alive: Callable[[psutil.Process], bool] | None = None,
+        archive: Path | None = None,
     ) -> None:
         self._settings = settings
         self._frontend = psutil.Process(frontend_pid)
         self._clock = clock
         self._is_alive = is_alive or _is_alive
+        self._archive = archive
         self._next_watch = 0.0
         self._alone_since: float | None = clock()
         self._ends_at: float | None = None
@@ -80,9 +86,11 @@ class Lifespan:
         if not self.frontend_gone and not self._is_alive(self._frontend):
             self.frontend_gone = True
             self.leave("TorchServe is gone")
-        if self._alone_since is not None and now - self._alone_since > (
-            self._settings.engine_linger_sec
-        ):
+        if self._alone_since is None:
+            return
+        if self._archive is not None and not self._archive.exists():
+            self.leave("the model is not registered any more")  # or its next engine finds no room
+        elif now - self._alone_since > self._settings.engine_linger_sec:
             self.leave("no worker has come back")
 
 

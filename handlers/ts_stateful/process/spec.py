@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-__all__ = ["ALREADY_RUNNING", "EngineSpec", "forget_groups", "group_file", "runtime_folder"]
+__all__ = ["EngineSpec", "forget_groups", "group_file", "runtime_folder"]
 
-ALREADY_RUNNING = 75  # exit status of an engine (EX_TEMPFAIL): another one holds the lock
 _MAX_SOCKET_PATH = 100  # of the 108 bytes that the kernel allows
 
 
@@ -45,11 +44,9 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     def save(self) -> Path:
         """Writes it where the engine process reads it; only this user can."""
         path = self.path("json")
-        # In one piece, as another worker may write it, and its engine read it, at the same time.
-        written = path.with_suffix(f".{os.getpid()}")
-        written.touch(mode=0o600)
-        written.write_bytes(msgspec.json.encode(self))
-        return written.rename(path)
+        path.touch(mode=0o600)
+        path.write_bytes(msgspec.json.encode(self))
+        return path
 
     @classmethod
     def load(cls, path: Path) -> EngineSpec:

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from ts_stateful.config import EngineConfig
-from ts_stateful.process.spec import ALREADY_RUNNING, EngineSpec
+from ts_stateful.process.spec import EngineSpec
 
 __all__ = ["EngineDied", "Supervisor", "Timeouts"]
 
@@ -83,9 +83,8 @@ class Supervisor:
                 return connection
             if self._process is not None and self._process.poll() is not None:
                 status, self._process = self._process.returncode, None
-                if status != ALREADY_RUNNING:  # another worker's, which will answer
-                    raise EngineDied(f"the engine ended with status {status}\n{self._log_tail()}")
-            if self._process is None and not self._is_loading():
+                raise EngineDied(f"the engine ended with status {status}\n{self._log_tail()}")
+            if self._process is None:
                 self._start()
             if self._clock() > deadline:
                 raise EngineDied(
@@ -131,29 +130,30 @@ class Supervisor:
         return connection
 
     def _start(self) -> None:
+        """Starts the engine, unless one that another worker has started is on its way.
+
+        An engine holds a lock for as long as it lives. It is born with it, so that of several workers one alone starts it.
+        """
         log_path = self._spec.path("log")
         package_root = str(Path(__file__).parents[2])
         paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        with log_path.open("ab") as log:
+        with self._spec.path("lock").open("w") as lock, log_path.open("ab") as log:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            module = ["-m", "ts_stateful.process.engine_main"]
             # A session of its own: signals to the worker's group and the end of its pipes do not reach the engine.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ts_stateful.process.engine_main", str(self._spec.save())],
+                [sys.executable, *module, str(lock.fileno()), str(self._spec.save())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=(lock.fileno(),),
                 env={**_threading(os.environ), "PYTHONPATH": os.pathsep.join(paths)},
             )
         logger.info("engine %d starts, log in %s", self._spec.index, log_path)
-
-    def _is_loading(self) -> bool:
-        """Whether an engine that an earlier worker has started is on its way: it holds the lock."""
-        with self._spec.path("lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
 
     def _log_tail(self) -> str:
         try:
