@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.server import profile_server
 from tests.e2e.speak import SCENE, eventually
-from ts_stateful.client import Session, connect
+from ts_stateful.client import ServerUnreachable, Session, connect
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
@@ -24,6 +24,7 @@ from ts_stateful.torchserve import TorchServe
 KILLS = int(os.environ.get("KILLS", "2"))
 NUM_SESSIONS = 16
 NUM_TURNS = 2
+TURN_S = 600.0  # several engines may have to load in one turn, on a busy machine
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
 
 
@@ -53,7 +54,7 @@ def sessions(server: TorchServe, profile: Profile) -> Iterator[list[Session]]:
     http = profile is not Profile.SEQUENCE
     with ExitStack() as stack:
         urls = [server.grpc_url, server.http_url if http else server.grpc_url]
-        connections = [stack.enter_context(connect(url)) for url in urls]
+        connections = [stack.enter_context(connect(url, timeout_s=TURN_S)) for url in urls]
         yield [
             stack.enter_context(connections[number // 2 % 2].open(images=[SCENE]))
             for number in range(NUM_SESSIONS)
@@ -91,7 +92,7 @@ def kill(server: TorchServe, *, worker: bool, while_it_loads: bool) -> None:
     else:
         eventually(lambda: bool({one.pid for one in server.engines()} - {victim.pid}))
     if not while_it_loads:
-        with connect(server.grpc_url) as connection:
+        with connect(server.grpc_url, timeout_s=TURN_S) as connection:
             connection.hello()
 
 
@@ -148,19 +149,24 @@ def test_a_restarted_server_has_its_sessions(tmp_path: Path) -> None:
     store = {"url": (tmp_path / "store").as_uri()}
     profile = Profile.CONTINUOUS
     server = profile_server(profile, tmp_path, name="restart", handler={"store": store})
-    with server, connect(server.grpc_url) as connection:
+    with server, connect(server.grpc_url) as connection, ThreadPoolExecutor(1) as pool:
         session = connection.open(images=[SCENE])
         assert session.ask("What color is the circle?") == "red"
-        begun = next(iter(session.prompt("And the square?", **LONG)))
+        reply = session.prompt("And the square?", **LONG)
+        cut_off = pool.submit(reply.result)
+        eventually(lambda: bool(reply.text))
         engines = server.engines()
         java = psutil.Process(worker_pid(server)).parent()
         assert java is not None
         java.terminate()
         psutil.wait_procs(engines)
+        with pytest.raises(ServerUnreachable):
+            cut_off.result()
+        begun = reply.text
     server = profile_server(profile, tmp_path, name="restarted", handler={"store": store})
     with (
         server,
-        connect(server.grpc_url) as connection,
+        connect(server.http_url) as connection,
         connection.attach(session.session_id) as session,
         ThreadPoolExecutor(1) as pool,
     ):

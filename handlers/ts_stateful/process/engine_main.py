@@ -47,6 +47,7 @@ _SMALL_MODEL = 10_000_000  # parameters
 _WATCH_S = 1.0  # how long it may take to see that it is time to end
 _IDLE_S = 1.0  # without a step, after which memory is given back
 _FLUSH_S = 1.0  # for the last answers to leave
+_PULL_S = 1.0  # without a request, after which nobody pulls any more
 
 
 class EngineProcess:
@@ -59,6 +60,7 @@ class EngineProcess:
         self._channels: set[Channel] = set()
         self._worked_at: float | None = None  # since memory was given back
         self._leaving = Leaving(successor=True)
+        self._asked_at = 0.0
         archive = None if spec.shared else Path(spec.model_dir)  # of one registration of several
         self.lifespan = Lifespan(config.engine, spec.frontend_pid, archive=archive)
         self._engine = self._load(config)
@@ -126,7 +128,11 @@ class EngineProcess:
             channel.send(leaving)
 
     def _is_busy(self) -> bool:
-        return any(session.busy for session in self._engine.table)
+        if any(session.busy for session in self._engine.table):
+            return True
+        # Who pulls a turn asks for its end, which no other engine will tell.
+        pulled = self._channels and not self._leaving.successor
+        return bool(pulled) and time.monotonic() - self._asked_at < _PULL_S
 
     def _drain(self) -> None:
         """Does what has come in; waits for it only if the engine has nothing to do."""
@@ -155,6 +161,7 @@ class EngineProcess:
 
     def _take(self, channel: Channel, message: Any) -> None:
         if isinstance(message, Submit):
+            self._asked_at = time.monotonic()
             self._owners[message.request_id] = channel
             self._tell_others(channel, message)
             self._engine.submit(message)
