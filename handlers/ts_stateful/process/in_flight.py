@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from ts_stateful.events import Event, Submit
+from ts_stateful.process.gate import Gate
 from ts_stateful.protocol import Cancel, Continue, Info
 
 __all__ = ["InFlight", "Outstanding"]
@@ -71,10 +72,15 @@ class InFlight:
 
 
 class Outstanding:
-    """What one engine has to answer, in the order in which it came. `send` gives a request to it, where there is one."""
+    """What one engine has to answer, in the order in which it came. `send` gives a request to it, where there is one.
 
-    def __init__(self, send: Callable[[InFlight], None]) -> None:
+    Where other workers use the engine too, `gate` says when; what it has held up is sent by `send_held`.
+    """
+
+    def __init__(self, send: Callable[[InFlight], None], gate: Gate | None = None) -> None:
         self._send = send
+        self._gate = gate or Gate()
+        self._is_held = False  # something is; what comes later must not overtake it
         self._requests: dict[str, InFlight] = {}
         self._suspect: InFlight | None = None  # tried alone; everything else waits
         self.engine_leaves = False  # it finishes what it has; the rest waits for the next one
@@ -98,7 +104,7 @@ class Outstanding:
     def add(self, request: InFlight) -> None:
         """Takes a request, which goes to the engine at once unless another one is tried alone."""
         self._requests[request.message.request_id] = request
-        if self._suspect is None:
+        if self._suspect is None and not self._is_held:
             self._give(request)
 
     def remove(self, request_id: str) -> InFlight | None:
@@ -106,14 +112,21 @@ class Outstanding:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.cleared(request)
+            self._leave_if_idle()
         return request
 
     def send_waiting(self) -> None:
         """Sends what the engine does not have, in order; a request that may be what engines die of first, and alone."""
         waiting = self._waiting()
+        self._is_held = False
         self._suspect = next((request for request in waiting if request.is_suspect), None)
         for request in waiting if self._suspect is None else [self._suspect]:
             self._give(request)
+
+    def send_held(self) -> None:
+        """To be called every now and then: sends what the gate has held up, as far as it is open by now."""
+        if self._is_held:
+            self.send_waiting()
 
     def leave(self, *, for_good: bool) -> None:
         """The engine finishes what it has, and ends; nothing new is sent to it.
@@ -121,6 +134,10 @@ class Outstanding:
         It waits for the next one: to refuse it would tear gaps into sessions whose clients do not wait for answers.
         """
         self.engine_leaves, self.for_good = True, for_good
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        self._gate.close()
 
     def cleared(self, request: InFlight) -> None:
         """The engine has lived on with this request."""
@@ -133,12 +150,21 @@ class Outstanding:
         self.engine_leaves = self.for_good
         sent = [request for request in self if request.sent]
         for request in sent:
-            request.died(alone=len(sent) == 1)
+            request.died(alone=len(sent) == 1 and self._gate.is_alone)
+        self._gate.leave()
         return [request for request in sent if request.is_doomed]
 
     def _waiting(self) -> list[InFlight]:
         return [request for request in self if not request.sent]
 
     def _give(self, request: InFlight) -> None:
-        if not self.engine_leaves or isinstance(request.message.command, _ABOUT_WORK):
+        if self.engine_leaves and not isinstance(request.message.command, _ABOUT_WORK):
+            return
+        self._is_held = self._is_held or not self._gate.enter(alone=request is self._suspect)
+        if not self._is_held:
             self._send(request)
+            self._leave_if_idle()  # there is no engine
+
+    def _leave_if_idle(self) -> None:
+        if not any(request.sent for request in self):
+            self._gate.leave()

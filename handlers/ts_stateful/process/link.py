@@ -21,6 +21,7 @@ from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, 
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.channel import Channel
+from ts_stateful.process.gate import SharedGate
 from ts_stateful.process.in_flight import InFlight, Outstanding
 from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
@@ -60,7 +61,8 @@ class EngineLink:
         self._on_free = on_free
         self._clock = clock
         self._lock = threading.RLock()
-        self._outstanding = Outstanding(self._send)
+        gate = SharedGate(spec.path("inside"), spec.path("queue")) if spec.shared else None
+        self._outstanding = Outstanding(self._send, gate)
         self._channel: Channel | None = None
         self._down_since: float | None = clock()
         self._last_sign = clock()
@@ -167,6 +169,7 @@ class EngineLink:
         that have waited too long for one that restarts."""
         now = self._clock()
         with self._lock:
+            self._outstanding.send_held()
             channel, down_since = self._channel, self._down_since
             waiting = list(self._outstanding)
         if channel is not None:
@@ -185,6 +188,7 @@ class EngineLink:
         self._closing = True
         self._supervisor.stop()
         with self._lock:
+            self._outstanding.close()
             if self._channel is not None:
                 self._channel.close()
 

@@ -38,7 +38,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     shared: bool = False
 
     def path(self, suffix: str) -> Path:
-        """One of the engine's files: `sock`, `lock`, `json` or `log`."""
+        """One of the engine's files: `sock`, `lock`, `json`, `log`, or one of `gate`."""
         return Path(self.folder) / f"engine-{self.index}.{suffix}"
 
     def save(self) -> Path:
