@@ -128,7 +128,7 @@ class Closed(Struct, frozen=True):
 
 
 class SessionInfo(Struct, frozen=True, kw_only=True):
-    """Answer to `info`. Bytes count real storage by tier; `residency` is `device`, `host` or `record`."""
+    """Answer to `info`. Bytes count real storage by tier; `residency` is `device`, `host`, `store` or `record`."""
 
     session_id: str
     age_s: float

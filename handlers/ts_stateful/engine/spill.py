@@ -28,7 +28,7 @@ __all__ = ["Spill"]
 
 logger = logging.getLogger(__name__)
 
-_READY = 0.5  # of the lowest tier in memory: what is to be had without losing anything
+_READY = 0.5  # of device and host memory: what is to be had without losing anything
 _READERS = 2  # threads of the store that read at the same time; one writes, the others are for the turns' records
 _PAUSE_S = 30.0  # without writing, after the store has not taken something
 
@@ -141,8 +141,9 @@ class Spill:
         self._next_read()
 
     def _next_to_write(self) -> _Session | None:
-        ready, wanted = self._table.free_bytes, _READY * self._table.lowest_budget
-        order = self._table.leaving() if ready < wanted else []
+        table, budget = self._table, self._table.budget_bytes
+        ready, wanted = budget - table.device_bytes - table.host_bytes, _READY * budget
+        order = table.leaving() if ready < wanted else []
         for at, session in enumerate(order):
             if ready >= wanted:
                 break

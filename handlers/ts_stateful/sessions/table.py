@@ -192,26 +192,14 @@ class SessionTable(Generic[StateT]):
         return sum(session.state.host_bytes for session in self)
 
     def leaving(self) -> list[Session[StateT]]:
-        """The idle sessions in the lowest tier of memory, in the order in which they are dropped from it."""
-        # The least recently used first, but who costs twice as much to rebuild, for each byte that dropping it frees, may be
-        # unused for twice as long. Sorting is stable: where nothing differs, it is the order of the LRU.
-        now = self._clock()
-        lowest = Residency.HOST if self._limits.host_bytes else Residency.DEVICE
-        idle = [s for s in reversed(list(self)) if not s.busy and s.state.residency is lowest]
-        return sorted(idle, key=lambda s: (s.last_used - now) / self._rebuild_cost(s.state))
+        """The idle sessions in memory, in the order in which they leave it."""
+        return [*self._dropping(Residency.HOST), *self._dropping(Residency.DEVICE)]
 
     @property
-    def free_bytes(self) -> float:
-        """What the lowest tier of memory has room for."""
-        if self._limits.host_bytes:
-            return self._limits.host_bytes - self.host_bytes
-        budget = self._limits.device_bytes
-        return float("inf") if budget is None else budget - self.device_bytes
-
-    @property
-    def lowest_budget(self) -> int:
-        """The bytes of the lowest tier of memory; 0 where it has no bound."""
-        return self._limits.host_bytes or self._limits.device_bytes or 0
+    def budget_bytes(self) -> float:
+        """Bytes of the device and of host memory together."""
+        device = self._limits.device_bytes
+        return float("inf") if device is None else device + self._limits.host_bytes
 
     def make_room(self, num_bytes: int, *, spared: Session[StateT] | None = None) -> bool:
         """Evicts idle sessions but the one `spared` until `num_bytes` more fit the device's budget.
@@ -225,8 +213,8 @@ class SessionTable(Generic[StateT]):
         excess = self.device_bytes + num_bytes - budget
         excess -= self._shared.evict(excess)  # what no session uses goes first
         # To copy something to the host and back costs the same for each byte, whosever it is.
-        order = reversed(list(self)) if self._limits.host_bytes else self.leaving()
-        for session in order if excess > 0 else ():
+        choose = self._idle if self._limits.host_bytes else self._dropping
+        for session in choose(Residency.DEVICE) if excess > 0 else ():
             if excess <= 0:
                 break
             if session is not spared:
@@ -236,7 +224,7 @@ class SessionTable(Generic[StateT]):
     def evict_idle(self) -> None:
         """Evicts what no session uses and every session that is not busy: the last resort before an out-of-memory error."""
         self._shared.evict()
-        for session in reversed(list(self)):
+        for session in self._idle(Residency.DEVICE):
             self._evict(session)
 
     def check_integrity(self) -> None:
@@ -250,10 +238,8 @@ class SessionTable(Generic[StateT]):
             assert [turn.number for turn in session.turns] == list(range(1, len(session.turns) + 1))
 
     def _evict(self, session: Session[StateT]) -> int:
-        """Moves an idle session one step down or further; returns the bytes that the device has got back."""
+        """Moves an idle session from the device one step down or further; returns the bytes that the device has got back."""
         state = session.state
-        if session.busy or state.residency is not Residency.DEVICE:
-            return 0
         before = state.device_bytes
         if self._limits.host_bytes and self._host_room_for(before):
             state.to_host()
@@ -261,11 +247,22 @@ class SessionTable(Generic[StateT]):
             state.to_record()
         return before - state.device_bytes
 
+    def _idle(self, tier: Residency) -> list[Session[StateT]]:
+        """The idle sessions of a tier, the least recently used first."""
+        return [s for s in reversed(list(self)) if s.state.residency is tier and not s.busy]
+
+    def _dropping(self, tier: Residency) -> list[Session[StateT]]:
+        """The idle sessions of a tier, in the order in which they are dropped from it."""
+        # The least recently used first, but who costs twice as much to rebuild, for each byte that dropping it frees, may be
+        # unused for twice as long. Sorting is stable: where nothing differs, it is the order of the LRU.
+        now, cost = self._clock(), self._rebuild_cost
+        return sorted(self._idle(tier), key=lambda s: (s.last_used - now) / cost(s.state))
+
     def _host_room_for(self, num_bytes: int) -> bool:
         if num_bytes > self._limits.host_bytes:
             return False
         excess = self.host_bytes + num_bytes - self._limits.host_bytes
-        for session in self.leaving() if excess > 0 else ():
+        for session in self._dropping(Residency.HOST) if excess > 0 else ():
             if excess <= 0:
                 break
             before = session.state.host_bytes
