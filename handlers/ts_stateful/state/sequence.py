@@ -23,6 +23,9 @@ class SequenceState:
     `num_steps` counts the steps since the beginning; `lengths` are those of the states, None for one that does not grow.
     """
 
+    # One is touched for every row of a pass, behind a model that has filled the processor's caches.
+    __slots__ = ("_kept", "_pool", "_slot", "last_answer", "lengths", "num_steps", "place")
+
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._slot: int | None = None
