@@ -164,12 +164,8 @@ def test_a_restarted_server_has_its_sessions(tmp_path: Path) -> None:
             cut_off.result()
         begun = reply.text
     server = profile_server(profile, tmp_path, name="restarted", handler={"store": store})
-    with (
-        server,
-        connect(server.http_url) as connection,
-        connection.attach(session.session_id) as session,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with server, connect(server.http_url) as connection, ThreadPoolExecutor(1) as pool:
+        session = connection.attach(session.session_id)
         assert session.info().turns == 2
         finished = session.continue_(2)
         assert finished.text.startswith(begun)
