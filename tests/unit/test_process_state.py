@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.worker import Worker
+from tests.support.worker import Worker, eventually
 from ts_stateful.config import load_config
 from ts_stateful.protocol import Close, InputTensor, Open, Step
 from ts_stateful.tensors import read_inputs
@@ -73,3 +73,14 @@ def test_only_an_ended_sequence_begins_anew_behind_a_crash(worker: Worker) -> No
     assert step(worker, 5, "open") == "session_not_found"
     assert step(worker, 7, "open", start=True) == 7
     assert step(worker, 1, "open") == 8
+
+
+def test_whoever_shares_the_engines_knows_which_ids_are_free(start: Start, tmp_path: Path) -> None:
+    """A sequence goes on through another worker, on the engine that has it, and begins anew where it has ended elsewhere."""
+    (tmp_path / "counter.py").write_text(SOURCE)
+    one, two = (start(model_dir=tmp_path, engineGroup="g", engines=2, **HANDLER) for _ in "ab")
+    for name in "abcd":
+        assert [step(one, 1, name), step(two, 2, name), step(one, 3, name)] == [1, 3, 6]
+        assert step(two, 4, name, end=True) == 10
+        eventually(lambda name=name: step(one, 5, name) == 5)  # type: ignore[misc]
+        assert step(two, 1, name) == 6

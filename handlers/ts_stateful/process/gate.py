@@ -10,7 +10,9 @@ import fcntl
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Gate", "SharedGate"]
+from ts_stateful.process.spec import EngineSpec
+
+__all__ = ["Gate", "SharedGate", "gate_of"]
 
 
 class Gate:
@@ -65,6 +67,11 @@ class SharedGate(Gate):
         self.is_alone = False
         self._inside.close()
         self._queue.close()
+
+
+def gate_of(spec: EngineSpec) -> Gate:
+    """The gate to an engine, for one worker."""
+    return SharedGate(spec.path("inside"), spec.path("queue")) if spec.shared else Gate()
 
 
 def _lock(file: IO[str], kind: int) -> bool:

@@ -21,7 +21,7 @@ from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, 
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.channel import Channel
-from ts_stateful.process.gate import SharedGate
+from ts_stateful.process.gate import gate_of
 from ts_stateful.process.in_flight import InFlight, Outstanding
 from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
@@ -61,8 +61,7 @@ class EngineLink:
         self._on_free = on_free
         self._clock = clock
         self._lock = threading.RLock()
-        gate = SharedGate(spec.path("inside"), spec.path("queue")) if spec.shared else None
-        self._outstanding = Outstanding(self._send, gate)
+        self._outstanding = Outstanding(self._send, gate_of(spec))
         self._channel: Channel | None = None
         self._down_since: float | None = clock()
         self._last_sign = clock()
@@ -212,6 +211,7 @@ class EngineLink:
                 late = self._outstanding.late
             self._refuse(late, _STOPPING)
         elif isinstance(message, Holds):
+            self.num_sessions += len(message.session_ids)  # until it tells how many there are
             self._on_attached(message.session_ids)
         elif isinstance(message, Freed):
             self._on_free(message.session_id)
