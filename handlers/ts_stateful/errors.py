@@ -204,7 +204,7 @@ class InternalError(StatefulError):
 
 
 class EngineUnavailable(StatefulError):
-    """The engine is restarting, for longer than `restartDeadlineSec`."""
+    """The engine is restarting, for longer than `restartDeadlineSec`, or TorchServe is about to stop."""
 
     code, status, retryable = "engine_unavailable", 503, True
 
