@@ -18,6 +18,8 @@ from ts_stateful.errors import (
     EngineUnavailable,
     InternalError,
     InvalidRequest,
+    SessionExists,
+    SessionMoved,
     StoreFailed,
     TooManySessions,
 )
@@ -150,6 +152,9 @@ def test_who_is_asked_may_not_be_there() -> None:
         ("open", Fault(), False, "error: sessions: none can be opened: no answer"),
         ("open", Fault(error=TooManySessions("x")), True, "warning: sessions: all places"),
         ("open", Fault(error=InvalidRequest("x")), True, "ok: chat answers"),
+        ("open", Fault(error=SessionExists("x")), True, "ok: chat answers"),
+        ("info", Fault(error=SessionMoved("x")), True, "ok: chat answers"),
+        ("info", Fault(error=InternalError("x")), False, "error: sessions: none can be opened"),
     ],
 )
 def test_what_is_behind_the_worker(kind: str, fault: Fault, healthy: bool, said: str) -> None:

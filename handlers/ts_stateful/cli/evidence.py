@@ -16,7 +16,7 @@ from ts_stateful.client.documents import parse
 from ts_stateful.client.errors import ClientError, DeadlineExceeded
 from ts_stateful.client.management import Description, Management
 from ts_stateful.client.transport import Transport
-from ts_stateful.errors import InvalidRequest, SessionExists, StatefulError
+from ts_stateful.errors import InvalidRequest, SessionError, StatefulError
 from ts_stateful.protocol import Close, Command, Continue, Hello, Info, Open
 
 __all__ = ["PROBE_SESSION", "Evidence", "gather"]
@@ -96,11 +96,14 @@ class _Probe:
         opened = self.ask(Open(session_id=PROBE_SESSION, ttl_s=_SESSION_S), Opened)
         if isinstance(opened, InvalidRequest):  # the model keeps none, or takes steps
             return None, None
-        if not isinstance(opened, Opened | SessionExists):  # one may be left from an earlier time
+        # One of this name may be open already, left from an earlier time or by a doctor at another node of the same store.
+        if not isinstance(opened, Opened | SessionError):
             return opened, None
         info = self.ask(Info(session_id=PROBE_SESSION), SessionInfo)
         self.ask(Close(session_id=PROBE_SESSION), Closed)
-        return (None, info.saved) if isinstance(info, SessionInfo) else (info, None)
+        if isinstance(info, SessionInfo):
+            return None, info.saved
+        return None if isinstance(info, SessionError) else info, None
 
 
 def _tried(ask: Callable[[], _Answer]) -> _Answer | Failure:
