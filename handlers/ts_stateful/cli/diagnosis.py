@@ -21,9 +21,9 @@ from ts_stateful.errors import EngineUnavailable, StatefulError, StoreFailed, To
 
 __all__ = ["RESTART", "Diagnosis", "Repair", "diagnose"]
 
-_DOCTOR = "ts-stateful doctor --repair"
+_DOCTOR = "`ts-stateful doctor --repair`"
 RESTART = "restart TorchServe; sessions that are in a store go on behind it"
-_BY_HAND = f"{RESTART}; or `{_DOCTOR}`, which registers the model anew, where TorchServe runs with enable_model_api=true"
+_BY_HAND = f"{RESTART}; or {_DOCTOR}, which registers the model anew, where TorchServe runs with enable_model_api=true"
 
 
 class Repair(enum.Enum):
@@ -122,7 +122,7 @@ def _worker(evidence: Evidence, failure: Failure) -> tuple[Finding, Repair]:
         ), Repair.NONE
     if not description.is_ready:
         message = "its process is gone, and TorchServe starts no other one (/ping says Healthy for some minutes all the same)"
-        return error("worker", message, f"`{_DOCTOR}`, or {RESTART}"), Repair.SCALE
+        return error("worker", message, f"{_DOCTOR}, or {RESTART}"), Repair.SCALE
     if not isinstance(failure, DeadlineExceeded):
         return _refused(description, failure)
     return _passes_nothing_on(evidence, description)
@@ -134,8 +134,8 @@ def _refused(description: Description, failure: Failure) -> tuple[Finding, Repai
             "sessions",
             "TorchServe has no place for another session: every id that it has met holds one until it is idle for"
             " sequenceMaxIdleMSec, and for ever if a worker was lost meanwhile",
-            f"wait for so long; if it stays so, {_BY_HAND}",
-        ), Repair.REGISTER
+            f"wait for so long; if it stays so, {RESTART}",
+        ), Repair.NONE
     if getattr(failure, "status", None) == 503:
         message = f"TorchServe's queue is full: {description.waiting} requests wait for a place (jobQueueSize)"
         return error(
@@ -152,13 +152,9 @@ def _passes_nothing_on(evidence: Evidence, description: Description) -> tuple[Fi
             " served",
             _BY_HAND,
         ), Repair.REGISTER
-    reason = (
-        ""
-        if description.stateful or not description.continuous_batching
-        else (
-            "; in this profile one `GET /models/...?customized=true` does that: TorchServe hands it out again and again"
-        )
-    )
+    reason = ""
+    if description.continuous_batching and not description.stateful:
+        reason = "; in this profile one `GET /models/...?customized=true` does that: TorchServe hands it out again and again"
     return error(
         "worker",
         f"TorchServe calls it READY and passes no request on to it ({description.waiting} wait){reason}",
@@ -173,7 +169,7 @@ def _lost_but_serving(evidence: Evidence) -> Iterator[Finding]:
             "worker",
             "it answers, but TorchServe takes it for lost, as one before it died: streams that were under way then hang, and"
             " /ping turns Unhealthy some minutes behind it",
-            f"`{_DOCTOR}`, which breaks off what is in flight; clients of this package go on by themselves",
+            f"{_DOCTOR}, which breaks off what is in flight; clients of this package go on by themselves",
         )
 
 
@@ -184,7 +180,7 @@ def _workers(evidence: Evidence) -> Iterator[Finding]:
         yield error(
             "workers",
             f"{len(description.workers)} of them: requests of one session reach workers that do not share it, or streams stall",
-            f"`{_DOCTOR}`, which leaves one; for more devices set `handler.engines: N`",
+            f"{_DOCTOR}, which leaves one; for more devices set `handler.engines: N`",
         )
 
 
