@@ -91,6 +91,16 @@ def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
         (_GOOD, {"handler": {"deviceCacheBytes": 2000}}, ("warning", "handler.deviceCacheBytes")),
         (
             _GOOD,
+            {"handler": {"device": "cpu", "store": {"kvSpill": True}}},
+            ("warning", "handler.store.kvSpill"),
+        ),
+        (
+            _GOOD,
+            {"handler": {"store": {"kvSpill": True, "content": "none"}}},
+            ("warning", "handler.store.kvSpill"),
+        ),
+        (
+            _GOOD,
             {"handler": {"device": "cpu", "hostCacheBytes": 1 << 30}},
             ("warning", "handler.hostCacheBytes"),
         ),

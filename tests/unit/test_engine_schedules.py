@@ -17,6 +17,7 @@ from tests.support.tiny import llama
 from ts_stateful.engine.model import Model
 from ts_stateful.events import EventKind
 from ts_stateful.protocol import Cancel, Close, Fork, Open, Prompt, Rewind
+from ts_stateful.store.memory import MemoryStore
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 TEXTS = st.sampled_from(["Hi", "What color is the circle?", "And the square?", "äöü 🙂 " * 6])
@@ -55,13 +56,17 @@ class Talk:
 class Schedules(RuleBasedStateMachine):
     """Clients of one engine, which does one step at a time."""
 
-    @initialize(budget=st.sampled_from([None, 150, 400]))
-    def start(self, budget: int | None) -> None:
-        """A budget of so many tokens' KV states evicts idle sessions all the time."""
+    @initialize(budget=st.sampled_from([None, 150, 400]), spills=st.booleans())
+    def start(self, budget: int | None, spills: bool) -> None:
+        """A budget of so many tokens' KV states evicts idle sessions all the time, some of them to a store."""
         token_bytes = model().forward.layout.token_bytes
-        limit = {"deviceCacheBytes": budget * token_bytes} if budget else {}
+        limit: dict[str, Any] = {"deviceCacheBytes": budget * token_bytes} if budget else {}
+        if spills:
+            limit["store"] = {"kvSpill": True, "kvSpillBytes": 300 * token_bytes}
         self.harness = Harness(
-            model(), {"maxNumSequence": 3, "sequenceTimeoutMSec": 10**9, "handler": limit}
+            model(),
+            {"maxNumSequence": 3, "sequenceTimeoutMSec": 10**9, "handler": limit},
+            store=MemoryStore() if spills else None,
         )
         self.talks: dict[str, Talk] = {}
         self.asked: dict[str, Asked] = {}

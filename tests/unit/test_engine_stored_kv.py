@@ -112,6 +112,16 @@ def test_a_longer_one_replaces_a_shorter_one(model: Model, store: MemoryStore) -
     assert len(long & set(store.list("kv/s"))) == 1
 
 
+def test_who_lags_behind_removes_nothing_of_who_went_on(model: Model, store: MemoryStore) -> None:
+    """An engine whose session goes on elsewhere may have to drop what it has of it."""
+    made, kv = stored_kv(model, store), states(model, 99)
+    made.write(transcript(), kv.snapshot(), 60)
+    made.write(transcript(LOG[:50]), states(model, 50).snapshot(), 60)
+    read = made.read(transcript(), 200)
+    assert read.length == 99
+    assert same(read, kv, 99)
+
+
 def test_one_piece_that_is_damaged_costs_what_follows_it(model: Model, store: MemoryStore) -> None:
     """It is removed, so that the next write makes it again."""
     made, kv = stored_kv(model, store), states(model, 99)

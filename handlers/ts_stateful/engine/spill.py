@@ -19,7 +19,7 @@ from ts_stateful.engine.conversation import same_states
 from ts_stateful.engine.kv import KVCache
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.stored_kv import StoredKV, Transcript
-from ts_stateful.sessions.session import Residency, Session
+from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.calls import Line, StoreCalls
@@ -158,7 +158,7 @@ class Spill:
         context = session.state
         needed = context.kv.length * context.kv.token_bytes
         excess = self.num_bytes - context.stored.num_bytes + needed - self._budget
-        below = [s for s in reversed(list(self._table)) if s.state.residency is Residency.STORE]
+        below = [s for s in reversed(list(self._table)) if not s.state.kv.length]
         for other in [*below, *reversed(later)] if needed <= self._budget else ():
             if excess <= 0:
                 break

@@ -93,7 +93,8 @@ class StoredKV:
                 self._store.create(_key(transcript.session_id, same[0]), data, ttl_s)
             kept += same
         for piece in found:
-            if piece not in kept:  # of a history that was, or a shorter one
+            # Of a history that was, or a shorter one. A longer one may be that of another engine, where the session went on.
+            if piece not in kept and piece.stop <= length:
                 self._store.delete(_key(transcript.session_id, piece))
         return length
 
