@@ -378,6 +378,28 @@ def test_what_never_got_there_begins_anew(second: Harness) -> None:
     assert second.ask(Open(session_id="s"), opens=True, again=True)["session_id"] == "s"
 
 
+def test_a_close_that_was_done_is_answered_again(first: Harness, second: Harness) -> None:
+    """By the next engine; whoever closes a session that was closed is told so."""
+    first.open("s")
+    first.close("s")
+    assert second.ask(Close(session_id="s"), again=True) == {"session_id": "s", "closed": True}
+    assert code(second.ask(Close(session_id="s"))) == "session_closed"
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_an_open_that_was_lost_does_not_meet_who_had_its_id(
+    first: Harness, second: Harness, expires: bool
+) -> None:
+    """A session of that id has ended long ago; the one that the dead engine was asked for begins."""
+    first.open("s")
+    if expires:
+        expire(first)
+    else:
+        first.close("s")
+    assert second.ask(Open(session_id="s"), opens=True, again=True)["session_id"] == "s"
+    assert second.ask(ask())["turn"] == 1
+
+
 def test_a_pulled_turn_tells_the_worker_of_its_ids(first: Harness) -> None:
     """Until it is over: what a `continue` has shown is chosen for good."""
     first.open("s")

@@ -28,6 +28,7 @@ from ts_stateful.errors import (
     InvalidRequest,
     QueueFull,
     SessionClosed,
+    SessionExpired,
     SessionNotFound,
     StatefulError,
     TurnGap,
@@ -128,10 +129,10 @@ class Commands:
     def _fetched(self, message: Submit, error: StatefulError | None) -> None:
         # A fork opens another session than the one that was looked for.
         opens = message.opens and not isinstance(message.command, Fork)
-        begins_anew = opens and isinstance(error, SessionNotFound)
-        if error is None or begins_anew:
-            self._again(structs.replace(message, again=False) if begins_anew else message)
-        else:
+        gone = isinstance(error, SessionNotFound | SessionClosed | SessionExpired)
+        if error is None or (opens and gone):
+            self._again(structs.replace(message, again=False) if opens and gone else message)
+        elif not self._repeats.closed_before(message, error):
             self._outbox.refuse(message.request_id, error, message.command.session_id)
 
     def _handle(self, message: Submit) -> None:

@@ -5,13 +5,15 @@ Owns that nothing is done twice. Knows nothing of how it is done the first time.
 
 from __future__ import annotations
 
+from ts_stateful.answers import Closed
 from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.preparation import check_number
 from ts_stateful.engine.sequence import Sequence, Subscriber
+from ts_stateful.errors import SessionClosed, StatefulError
 from ts_stateful.events import Submit
-from ts_stateful.protocol import Prompt
+from ts_stateful.protocol import Close, Prompt
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 
@@ -48,6 +50,16 @@ class Repeats:
             until = self._outbox.unix_time(session.expires_at) if message.opens else None
             self._outbox.replayed(_subscriber(message), session_id, turn, opened_until=until)
         return turn is not None
+
+    def closed_before(self, message: Submit, error: StatefulError) -> bool:
+        """Answers a `close` that an engine that died had done, but not said so; `error` is what has become of the session."""
+        command = message.command
+        closed = isinstance(command, Close) and isinstance(error, SessionClosed)
+        if message.again and closed and command.session_id is not None:
+            answer, name = Closed(command.session_id), command.session_id
+            self._outbox.answer(message.request_id, answer, session_id=name, closed=True)
+            return True
+        return False
 
     def reattach(self, session: Session[Context], turn: int, message: Submit) -> bool:
         """Answers a retried turn from its record, or attaches it to the turn in progress or in the queue."""
