@@ -17,7 +17,7 @@ from tests.soak.talk import Talk
 from tests.soak.tally import check
 from tests.soak.turns import converse, document_of, keep, past_in, past_of, settle
 from tests.soak.user import Act, User
-from ts_stateful.errors import SessionExpired, SessionNotFound
+from ts_stateful.errors import SessionClosed, SessionExpired, SessionNotFound
 
 __all__ = ["acts_of"]
 
@@ -159,7 +159,8 @@ def send_nonsense(user: User, talk: Talk) -> None:
     bad = user.script.rng.choice(BAD_REQUESTS)
     with user.tally.timed("bad request"):
         code = user.raw.refused(talk.session_id, **bad.options)
-    gone = {error.code: error for error in (SessionExpired, SessionNotFound)}.get(code)
+    ends = SessionExpired, SessionNotFound, SessionClosed
+    gone = {error.code: error for error in ends}.get(code)
     if gone is not None:
         raise gone(f"told to {bad.name}")
     check(code == bad.code, f"{bad.name} got {code or 'an answer'} and not {bad.code}")

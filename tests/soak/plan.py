@@ -101,8 +101,9 @@ def server_settings(plan: Plan, store: Path) -> dict[str, Any]:
         "handler": {
             "reattachSec": 0.5,
             "restartDeadlineSec": DEADLINE_S,
-            # About half of what the open conversations of a full soak come to: idle ones are evicted all the time.
-            "deviceCacheBytes": 250_000 * plan.users * plan.talks,
+            # Less than the open conversations of a full soak come to, and more than those that are under way: idle ones are
+            # evicted all the time, and nobody is refused.
+            "deviceCacheBytes": 350_000 * plan.users * plan.talks,
             "sharedCacheBytes": 200_000,
             "store": {"url": store.as_uri()},
         },

@@ -23,7 +23,13 @@ from tests.soak.script import Script
 from tests.soak.talk import Answers, Opening, Talk, picture
 from tests.soak.tally import Tally, Wrong
 from ts_stateful.client import MAX_BODY_BYTES, ClientError, RetryPolicy, Server, Session, connect
-from ts_stateful.errors import SessionExists, SessionExpired, SessionNotFound, StatefulError
+from ts_stateful.errors import (
+    SessionClosed,
+    SessionExists,
+    SessionExpired,
+    SessionNotFound,
+    StatefulError,
+)
 from ts_stateful.torchserve import TorchServe
 
 __all__ = ["Act", "Shared", "User"]
@@ -92,9 +98,10 @@ class User:
     def codes_of_expired(self) -> set[str]:
         """What a session answers that has expired.
 
-        Where that was while there was no engine, the next one sweeps its log away, and then nobody knows of it any more.
+        Where that was while there was no engine, the next one sweeps its log away, and then nobody knows of it any more, but
+        perhaps of a session that had its id before.
         """
-        swept = {SessionNotFound.code} if self.tally.total("kills") else set()
+        swept = {SessionNotFound.code, SessionClosed.code} if self.tally.total("kills") else set()
         return {SessionExpired.code, *swept}
 
     def open(self, session_id: str | None = None) -> None:
@@ -163,7 +170,7 @@ class User:
                 talk.session.info()
                 raise Wrong("the session goes on behind the end of its life")
             act(self, talk)  # type: ignore[arg-type]
-        except (SessionExpired, SessionNotFound) as error:
+        except (SessionExpired, SessionNotFound, SessionClosed) as error:
             may_be_over = talk is not None and time.monotonic() > (talk.ends_at or math.inf)
             if talk is not None and may_be_over and error.code in self.codes_of_expired:
                 self.tally.count("errors asked for", error.code)
