@@ -59,7 +59,7 @@ class Plan:
 
 KILL_EVERY_S: Final = 20.0
 DEADLINE_S: Final = 120.0  # for every request, also while an engine restarts on a busy machine
-QUICK: Final = Plan(seed=1, acts=400, users=6, talks=4, kills=2, replays=5)
+QUICK: Final = Plan(seed=1, acts=300, users=6, talks=4, kills=2, replays=4)
 """As a test: by the number of acts, so that a slow machine does the same in more time."""
 
 

@@ -98,7 +98,7 @@ def test_a_report_says_what_was_done_and_how_to_have_it_again(tmp_path: Path) ->
     with tally.timed("open"):
         pass
     outcome = Outcome(QUICK, tally, 0.5, {PHASES[0].name: QUIET}, {PHASES[0].name: []}, 7)
-    assert report.verdict(outcome).startswith("clean: 3 acts in 400 acts, 0 kills, 7 answers")
+    assert report.verdict(outcome).startswith("clean: 3 acts in 300 acts, 0 kills, 7 answers")
     assert "seed 1" in report.verdict(outcome)
     tally.fail("ask", "calm-1", Wrong("no answer"))
     outcome.leaks[PHASES[0].name] = ["zombie: engine"]
