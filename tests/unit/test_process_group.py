@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,14 @@ LONG: dict[str, Any] = {"prompt": "Go", "max_new_tokens": 300, "ignore_eos": Tru
 
 @pytest.fixture
 def pair(start: Start, model_dir: Path, tmp_path: Path) -> Callable[..., tuple[Worker, Worker]]:
-    """Starts two workers of one group, each with an archive of its own."""
+    """Starts two workers of one group at the same time, each with an archive of its own."""
 
     def pair(**settings: Any) -> tuple[Worker, Worker]:
-        copy = shutil.copytree(model_dir, tmp_path / "copy")
-        first = start(engineGroup="g", **settings)
-        return first, start(engineGroup="g", model_dir=copy, **settings)
+        folders = (model_dir, shutil.copytree(model_dir, tmp_path / "copy"))
+        with ThreadPoolExecutor(2) as pool:
+            begin = partial(start, engineGroup="g", **settings)
+            first, second = pool.map(lambda folder: begin(model_dir=folder), folders)
+        return first, second
 
     return pair
 
