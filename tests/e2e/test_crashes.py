@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.server import profile_server
 from tests.e2e.speak import SCENE, eventually
-from ts_stateful.client import ServerUnreachable, Session, connect
+from ts_stateful.client import RetryPolicy, ServerUnreachable, Session, connect
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
@@ -149,7 +149,8 @@ def test_a_restarted_server_has_its_sessions(tmp_path: Path) -> None:
     store = {"url": (tmp_path / "store").as_uri()}
     profile = Profile.CONTINUOUS
     server = profile_server(profile, tmp_path, name="restart", handler={"store": store})
-    with server, connect(server.grpc_url) as connection, ThreadPoolExecutor(1) as pool:
+    hasty = connect(server.grpc_url, policy=RetryPolicy(max_retries=1))
+    with server, hasty as connection, ThreadPoolExecutor(1) as pool:
         session = connection.open(images=[SCENE])
         assert session.ask("What color is the circle?") == "red"
         reply = session.prompt("And the square?", **LONG)
