@@ -86,6 +86,11 @@ def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
             {"handler": {"restartDeadlineSec": 120}},
             ("error", "handler.restartDeadlineSec"),
         ),
+        (
+            _SEQUENCE,
+            {"handler": {"drainSec": 60}},
+            ("error", "handler.restartDeadlineSec"),
+        ),
         (_ASYNC, {"batchSize": 8}, ("error", "batchSize")),
         (_ASYNC, {"maxWorkers": 2}, ("error", "maxWorkers")),
         (_GOOD, {"handler": {"deviceCacheBytes": 2000}}, ("warning", "handler.deviceCacheBytes")),
