@@ -129,7 +129,8 @@ def test_before_torchserve_stops_nothing_new_is_taken(worker: Worker) -> None:
     """It is refused as `engine_unavailable`, retryable, also for a balancer's `hello`; what runs ends as it would have."""
     request = begin(worker)
     pid = worker.engine_pid()
-    os.kill(pid, signal.SIGUSR1)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        os.kill(pid, number)
     assert worker.wait(request)["finish_reason"] == "length"
     eventually(lambda: gone(pid))
     for command in (Prompt(session_id="s", **TURN), Open(session_id="t"), Hello()):

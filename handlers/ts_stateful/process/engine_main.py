@@ -122,10 +122,11 @@ class EngineProcess:
         self._inbox.put(partial(self._leave, Leaving(successor)))
 
     def _leave(self, leaving: Leaving) -> None:
-        self._leaving = leaving
+        if self._leaving.successor:  # there is no way back from having none
+            self._leaving = leaving
         self.lifespan.leave("asked to" if leaving.successor else "TorchServe is about to stop")
         for channel in self._channels:
-            channel.send(leaving)
+            channel.send(self._leaving)
 
     def _is_busy(self) -> bool:
         if any(session.busy for session in self._engine.table):
