@@ -63,7 +63,7 @@ def test_what_is_written_is_read(model: Model, store: MemoryStore) -> None:
     kv, made = states(model, 99), stored_kv(model, store)
     assert made.write(transcript(), kv.snapshot(), 60) == 99
     assert len(store.list("kv/s")) == 4
-    read = made.read(transcript(), 200)
+    read = made.read(transcript(), 200).kv
     assert read.length == 99
     assert same(read, kv, 99)
 
@@ -72,23 +72,23 @@ def test_no_more_is_read_than_there_is_room_for(model: Model, store: MemoryStore
     """Pieces are whole."""
     made = stored_kv(model, store)
     made.write(transcript(), states(model, 99).snapshot(), 60)
-    assert made.read(transcript(), 98).length == 96
-    assert made.read(transcript(), 31).length == 0
+    assert made.read(transcript(), 98).kv.length == 96
+    assert made.read(transcript(), 31).kv.length == 0
 
 
 def test_a_history_that_parts_finds_what_is_common(model: Model, store: MemoryStore) -> None:
     """Not what follows, though it is called the same tokens."""
     made = stored_kv(model, store)
     made.write(transcript(), states(model, 99).snapshot(), 60)
-    assert made.read(transcript([*LOG[:70], *[1] * 30]), 200).length == 64
-    assert made.read(transcript([1, *LOG[1:]]), 200).length == 0
+    assert made.read(transcript([*LOG[:70], *[1] * 30]), 200).kv.length == 64
+    assert made.read(transcript([1, *LOG[1:]]), 200).kv.length == 0
 
 
 def test_another_session_of_the_same_id_finds_nothing(model: Model, store: MemoryStore) -> None:
     """It was opened by another request, and what was said is not to be told from names without it."""
     made = stored_kv(model, store)
     made.write(transcript(), states(model, 99).snapshot(), 60)
-    assert made.read(transcript(origin="r2"), 200).length == 0
+    assert made.read(transcript(origin="r2"), 200).kv.length == 0
 
 
 def test_another_model_finds_nothing(model: Model, store: MemoryStore) -> None:
@@ -96,7 +96,7 @@ def test_another_model_finds_nothing(model: Model, store: MemoryStore) -> None:
     stored_kv(model, store).write(transcript(), states(model, 99).snapshot(), 60)
     other = llama()
     object.__setattr__(other, "fingerprint", {**model.fingerprint, "weights": "other"})
-    assert stored_kv(other, store).read(transcript(), 200).length == 0
+    assert stored_kv(other, store).read(transcript(), 200).kv.length == 0
 
 
 def test_a_longer_one_replaces_a_shorter_one(model: Model, store: MemoryStore) -> None:
@@ -117,7 +117,7 @@ def test_who_lags_behind_removes_nothing_of_who_went_on(model: Model, store: Mem
     made, kv = stored_kv(model, store), states(model, 99)
     made.write(transcript(), kv.snapshot(), 60)
     made.write(transcript(LOG[:50]), states(model, 50).snapshot(), 60)
-    read = made.read(transcript(), 200)
+    read = made.read(transcript(), 200).kv
     assert read.length == 99
     assert same(read, kv, 99)
 
@@ -128,11 +128,12 @@ def test_one_piece_that_is_damaged_costs_what_follows_it(model: Model, store: Me
     made.write(transcript(), kv.snapshot(), 60)
     second = store.list("kv/s")[1]
     store._values[second] = store._values[second][:-1] + b"x"
-    read = made.read(transcript(), 200)
-    assert read.length == 32
+    found = made.read(transcript(), 200)
+    assert found.kv.length == 32
+    assert not found.is_whole
     assert second not in store.list("kv/s")
     made.write(transcript(), kv.snapshot(), 60)
-    assert made.read(transcript(), 200).length == 99
+    assert made.read(transcript(), 200).kv.length == 99
 
 
 def test_values_can_be_sealed(model: Model, store: MemoryStore) -> None:
@@ -140,10 +141,10 @@ def test_values_can_be_sealed(model: Model, store: MemoryStore) -> None:
     sealed = SealedStore(store, [bytes(32)])
     made, kv = stored_kv(model, sealed), states(model, 99)
     made.write(transcript(), kv.snapshot(), 60)
-    assert made.read(transcript(), 200).length == 99
+    assert made.read(transcript(), 200).kv.length == 99
     last = store.list("kv/s")[-1]
     store._values[last] = store._values[last][:-1] + b"x"
-    assert made.read(transcript(), 200).length == 96
+    assert made.read(transcript(), 200).kv.length == 96
 
 
 def test_only_what_has_no_log_any_more_is_removed(model: Model, store: MemoryStore) -> None:

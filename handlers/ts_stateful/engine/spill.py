@@ -16,9 +16,8 @@ from weakref import WeakKeyDictionary
 
 from ts_stateful.engine.context import Context, Stored
 from ts_stateful.engine.conversation import same_states
-from ts_stateful.engine.kv import KVCache
 from ts_stateful.engine.model import Model
-from ts_stateful.engine.stored_kv import StoredKV, Transcript
+from ts_stateful.engine.stored_kv import Found, StoredKV, Transcript
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
@@ -127,14 +126,14 @@ class Spill:
         context = session.state
         context.incoming, context.reserved = False, 0
         self._num_reading -= 1
-        if isinstance(outcome, KVCache):
-            self.num_failed += outcome.length < context.stored.num_tokens
-            context.stored = Stored(outcome.length, outcome.length * outcome.token_bytes)
+        if isinstance(outcome, Found):
+            kv = outcome.kv
+            self.num_failed += not outcome.is_whole
+            context.stored = Stored(kv.length, kv.length * kv.token_bytes)
             # Nobody else has given it states meanwhile, but it may have gone back.
-            same = same_states(context, transcript.log, transcript.images, self._image_token)
-            outcome.truncate(same)
-            self.num_read += outcome.length > 0
-            context.recall(outcome)
+            kv.truncate(same_states(context, transcript.log, transcript.images, self._image_token))
+            self.num_read += kv.length > 0
+            context.recall(kv)
         else:
             self._failed(outcome, "read")
         then(session)

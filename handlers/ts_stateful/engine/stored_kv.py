@@ -29,7 +29,7 @@ from ts_stateful.engine.vision import ImageInput
 from ts_stateful.store.base import Store, StoreCorrupt
 from ts_stateful.store.records import entry_key
 
-__all__ = ["StoredKV", "Transcript"]
+__all__ = ["Found", "StoredKV", "Transcript"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,13 @@ class Transcript(NamedTuple):
     origin: str
     log: Sequence[int]
     images: Sequence[ImageInput]
+
+
+class Found(NamedTuple):
+    """KV states that were read; without `is_whole` there were more, which were damaged or went away meanwhile."""
+
+    kv: KVCache
+    is_whole: bool
 
 
 class _Piece(NamedTuple):
@@ -98,7 +105,7 @@ class StoredKV:
                 self._store.delete(_key(transcript.session_id, piece))
         return length
 
-    def read(self, transcript: Transcript, limit: int) -> KVCache:
+    def read(self, transcript: Transcript, limit: int) -> Found:
         """As many of the first `limit` tokens' states as are there and are what they should be, on the model's device.
 
         Raises:
@@ -117,8 +124,9 @@ class StoredKV:
             for target, source in zip(kv.states, states, strict=True):
                 target[:, piece.start : piece.stop].copy_(source)
             kv.length = piece.stop
+        is_whole = not pieces or kv.length == pieces[-1].stop
         kv.truncate(kv.length)
-        return kv
+        return Found(kv, is_whole)
 
     def remove(self, session_id: str) -> None:
         """Removes all that is there of a session."""
