@@ -166,5 +166,5 @@ class Outstanding:
             self._leave_if_idle()  # there is no engine
 
     def _leave_if_idle(self) -> None:
-        if not any(request.sent for request in self):
+        if not any(request.sent for request in self._requests.values()):
             self._gate.leave()
