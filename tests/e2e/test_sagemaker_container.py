@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -86,8 +87,19 @@ def test_cloudwatch_finds_metrics_in_the_log(container: Container) -> None:
     assert {json.loads(line)["EndpointName"] for line in lines} == {"demo"}
 
 
-def test_it_ends_when_it_is_told_to(container: Container) -> None:
-    """With the engine, before Docker would lose its patience and kill it; the last test, since it leaves no container."""
-    container.stop()
+def test_it_ends_when_it_is_told_to(container: Container, http: httpx.Client) -> None:
+    """Behind the end of the turn that runs, before it would be killed; the last test, since it leaves no container."""
+    session = open_session(http)
+    long = {"prompt": "And the square?", "stream": True, "max_new_tokens": 400, "ignore_eos": True}
+    with (
+        ThreadPoolExecutor(1) as pool,
+        http.stream("POST", "/invocations", json=long, headers={SESSION: session}) as response,
+    ):
+        lines = filter(None, response.iter_lines())
+        next(lines)
+        stopping = pool.submit(container.stop)
+        *_, last = lines
+        stopping.result()
+    assert json.loads(last.removeprefix("data: "))["finish_reason"] == "length"
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{container.url}/ping", trust_env=False)
