@@ -109,6 +109,11 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     kv_spill: bool = False  # KV states that leave memory are written there too, and read back
     kv_spill_bytes: _Count = 16_000_000_000  # of these, of the sessions of one engine
 
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes of KV states that may be in the store."""
+        return self.kv_spill_bytes if self.kv_spill else 0
+
 
 class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """`handler` of a language or vision-language model."""

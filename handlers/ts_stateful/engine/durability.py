@@ -199,9 +199,9 @@ def make_durable(
     post: Callable[[Callable[[], None]], None],
     clock: Callable[[], float],
     utc: Callable[[], float],
-    spill_bytes: int = 0,
+    spill: int = 0,
 ) -> Durability:
-    """The sessions of `table` in a store, or in none; at most `spill_bytes` of their KV states too."""
+    """The sessions of `table` in a store, or in none; at most `spill` bytes of their KV states too."""
     if store is None:
         return Durability(table)
     journal = Journal(store, post)
@@ -214,15 +214,15 @@ def make_durable(
         clock=clock,
         utc=utc,
     )
-    if not spill_bytes:
+    if not spill:
         return Durability(table, journal, chronicle)
-    spill = Spill(
+    spiller = Spill(
         model,
         table,
         store,
         post,
-        budget_bytes=spill_bytes,
+        budget_bytes=spill,
         may_write=chronicle.keeps,  # what was said can be told from the states
         clock=clock,
     )
-    return Durability(table, journal, chronicle, spill)
+    return Durability(table, journal, chronicle, spiller)

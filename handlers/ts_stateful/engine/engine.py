@@ -68,24 +68,13 @@ class Engine:
         store: StoreAccess | None = None,
     ) -> None:
         self._shared = SharedCache[ImageInput | Prefix](config.handler.shared_cache_bytes)
-        limits = _limits(model, config, max_sessions)
+        limits, cost = _limits(model, config, max_sessions), RebuildCost(model)
         self.table: SessionTable[Context] = SessionTable(
-            limits,
-            self._shared,
-            clock,
-            on_expired=self._expired,
-            rebuild_cost=RebuildCost(model),
+            limits, self._shared, clock, on_expired=self._expired, rebuild_cost=cost
         )
-        spills = config.handler.store
+        spill = config.handler.store.spill_bytes
         self._durability = make_durable(
-            model,
-            store,
-            self.table,
-            self._shared,
-            post=post,
-            clock=clock,
-            utc=utc,
-            spill_bytes=spills.kv_spill_bytes if spills.kv_spill else 0,
+            model, store, self.table, self._shared, post=post, clock=clock, utc=utc, spill=spill
         )
         self.num_parameters = model.num_parameters
         self._model = model
@@ -96,8 +85,18 @@ class Engine:
         self._scheduler: Scheduler[Sequence] = Scheduler(config.handler.prefill_chunk)
         self._outbox = Outbox(emit, clock, utc, config.handler.stream_interval_sec)
         self._audience = Audience(self._outbox, config.handler.reattach_sec, clock)
-        self._turns = Turns(
-            model,
+        self._turns, self._commands = self._assemble(config, load_images, executor, post)
+
+    def _assemble(
+        self,
+        config: Config,
+        load_images: LoadImages,
+        executor: Executor,
+        post: Callable[[Callable[[], None]], None],
+    ) -> tuple[Turns, Commands]:
+        """What takes requests, on top of everything else that is here."""
+        turns = Turns(
+            self._model,
             self.table,
             self._scheduler,
             self._audience,
@@ -106,20 +105,21 @@ class Engine:
             load_images=load_images,
             executor=executor,
             post=post,
-            clock=clock,
+            clock=self._clock,
             durability=self._durability,
         )
-        self._commands = Commands(
+        commands = Commands(
             config,
-            model,
+            self._model,
             self.table,
-            self._turns,
+            turns,
             self._audience,
             self._outbox,
-            clock,
+            self._clock,
             durability=self._durability,
             again=self.submit,
         )
+        return turns, commands
 
     def _expired(self, session: Session[Context]) -> None:
         self._durability.ended(session, "expired")
