@@ -47,7 +47,7 @@ _STORE_THREADS: Final = 4
 
 
 class Bench:
-    """One engine with room for one session and a half, so that states are in the store soon after their turn."""
+    """One engine with room for hardly more than one session, so that states are in the store soon after their turn."""
 
     def __init__(self, model: Model, config: Config, folder: Path) -> None:
         self._inputs = Inputs()
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _config(checkpoint: Path, history: int) -> Config:
     handler = {
         "model": str(checkpoint),
-        "deviceCacheBytes": int(1.5 * TOKEN_BYTES * history),
+        "deviceCacheBytes": int(1.2 * TOKEN_BYTES * (history + 8)),
         "sharedCacheBytes": 0,
         "streamIntervalSec": 0,
         "store": {"kvSpill": True},
