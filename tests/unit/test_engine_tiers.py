@@ -66,7 +66,7 @@ def config(**handler: Any) -> dict[str, Any]:
     return {"maxNumSequence": NUM_SESSIONS, "handler": settings}
 
 
-@pytest.mark.timeout(600)  # seconds; it takes nine on a core of its own
+@pytest.mark.timeout(600)  # seconds; for machines that have other work to do
 def test_a_thousand_sessions_in_the_memory_of_fifty(tmp_path: Path) -> None:
     """Whoever comes back, from wherever, gets what an engine with room for all gives; in the end nothing is left."""
     model, store = llama(), FileStore(tmp_path / "store")
