@@ -13,7 +13,6 @@ from ts_stateful.errors import (
     SessionExpired,
     SessionNotFound,
 )
-from ts_stateful.store.base import StoreUnavailable
 from ts_stateful.store.holding import adopt, end, has_entry
 from ts_stateful.store.log import append, read
 from ts_stateful.store.memory import MemoryStore
@@ -112,8 +111,6 @@ def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, wh
     def take() -> None:
         try:
             adopted.append(taken(store))
-        except StoreUnavailable:  # it was removed while it was read: ask again
-            take()
         except SessionError as error:
             over.append(error)
 

@@ -37,6 +37,23 @@ class ListsLate(MemoryStore):
         return [key for key in keys if self.num_listings > 1 or not key.endswith("1")]
 
 
+class RemovedMeanwhile(MemoryStore):
+    """Another process removes a session between the listing of its entries and their reading."""
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """Nothing is there any more."""
+        forget(self, "a")
+        return super().get_many(keys)
+
+
+def test_a_log_that_is_removed_while_it_is_read_is_gone() -> None:
+    """As if it had been read a moment later."""
+    store = RemovedMeanwhile()
+    for position, entry in enumerate(ENTRIES):
+        assert append(store, "a", position, entry)
+    assert read(store, "a") == []
+
+
 def test_a_log_is_read_as_it_was_written() -> None:
     """In order; a session that does not exist has none."""
     store = MemoryStore()

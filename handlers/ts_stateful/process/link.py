@@ -259,6 +259,7 @@ class EngineLink:
             if self._closing or channel is not self._channel:
                 return
             self._channel = None
+            self._attached.set()  # who waits for it need not: it will not answer any more
             self._down_since = self._clock()
             self.num_sessions = 0
             self.figures = Figures()
@@ -291,9 +292,8 @@ class EngineLink:
         for request in requests:
             request_id = request.message.request_id
             with self._lock:
-                if self._outstanding.remove(request_id) is None:
-                    continue
-            if request.answered:
+                known = self._outstanding.remove(request_id) is not None
+            if not known or request.answered:
                 continue
             self._on_event(
                 Event(request_id, EventKind.LAST, encode(error.to_body()), status=error.status)

@@ -33,13 +33,13 @@ def read(store: Store, session_id: str) -> list[Entry]:
         StoreCorrupt: one is missing, damaged or of a newer version.
         StoreUnavailable: as the store says.
     """
-    positions = range(num_entries(store, session_id))
-    entries = []
-    for data in store.get_many([entry_key(session_id, position) for position in positions]):
-        if data is None:
-            raise StoreUnavailable("a session was removed while it was read", "read it again")
-        entries.append(decode(data))
-    return entries
+    for _ in range(2):  # it may be removed while it is read, and is found to be gone then
+        positions = range(num_entries(store, session_id))
+        found = store.get_many([entry_key(session_id, position) for position in positions])
+        values = [data for data in found if data is not None]
+        if len(values) == len(positions):
+            return [decode(data) for data in values]
+    raise StoreUnavailable("a session was removed while it was read", "read it again")
 
 
 def forget(store: Store, session_id: str) -> None:
