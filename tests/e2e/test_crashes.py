@@ -45,7 +45,7 @@ def server(profile: Profile, request: pytest.FixtureRequest) -> TorchServe:
 def parameters(session: int, turn: int) -> dict[str, Any]:
     """Every other session samples."""
     sampled = {"temperature": 1.0, "seed": 100 * session + turn} if session % 2 else {}
-    return {"max_new_tokens": 120, "ignore_eos": True, **sampled}
+    return {"max_new_tokens": 80, "ignore_eos": True, **sampled}
 
 
 @pytest.fixture
