@@ -21,23 +21,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ts_stateful.config import Config, load_config
-from ts_stateful.engine.engine import Engine
-from ts_stateful.engine.model import load_model
 from ts_stateful.events import Event, EventKind, Submit
-from ts_stateful.media.fetch import Fetcher
-from ts_stateful.media.load import MediaLoader
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.lifespan import Lifespan
 from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
 from ts_stateful.process.spec import EngineSpec, forget_groups
 from ts_stateful.protocol import Fork
-from ts_stateful.state.engine import StateEngine, load_engine
 from ts_stateful.store.access import store_of
+
+if TYPE_CHECKING:
+    from ts_stateful.engine.engine import Engine
+    from ts_stateful.state.engine import StateEngine
 
 __all__ = ["EngineProcess", "main"]
 
@@ -68,32 +67,47 @@ class EngineProcess:
         self.lifespan.alone()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> Engine | StateEngine:
-        spec = self._spec
-        folder, device = Path(spec.model_dir), torch.device(spec.device)
-        store_folder = Path(spec.folder).parent / "store"
-        if config.state is not None:
-            settings = config.state
-            return load_engine(
-                config,
-                folder,
-                device,
-                name=spec.model_name,
-                emit=self._emit,
-                max_sessions=spec.max_sessions,
-                store=store_of(settings.store, store_folder) if settings.commit_every else None,
-                post=self._inbox.put,
-            )
+        # Imported when it is known what is needed: transformers take two thirds of the time in which an engine starts.
+        return self._load_language(config) if config.state is None else self._load_states(config)
+
+    def _load_language(self, config: Config) -> Engine:
+        from ts_stateful.engine.engine import Engine  # noqa: PLC0415
+        from ts_stateful.engine.model import load_model  # noqa: PLC0415
+        from ts_stateful.media.fetch import Fetcher  # noqa: PLC0415
+        from ts_stateful.media.load import MediaLoader  # noqa: PLC0415
+
         media = config.handler.media
         return Engine(
-            load_model(config.handler, folder, device),
+            load_model(config.handler, Path(self._spec.model_dir), torch.device(self._spec.device)),
             config,
             emit=self._emit,
             load_images=MediaLoader(media, Fetcher(media)).load,
             executor=ThreadPoolExecutor(media.workers, "media"),
             post=self._inbox.put,
-            max_sessions=spec.max_sessions,
-            store=store_of(config.handler.store, store_folder),
+            max_sessions=self._spec.max_sessions,
+            store=store_of(config.handler.store, self._store_folder),
         )
+
+    def _load_states(self, config: Config) -> StateEngine:
+        from ts_stateful.state.engine import load_engine  # noqa: PLC0415
+
+        assert config.state is not None
+        settings = config.state
+        return load_engine(
+            config,
+            Path(self._spec.model_dir),
+            torch.device(self._spec.device),
+            name=self._spec.model_name,
+            emit=self._emit,
+            max_sessions=self._spec.max_sessions,
+            store=store_of(settings.store, self._store_folder) if settings.commit_every else None,
+            post=self._inbox.put,
+        )
+
+    @property
+    def _store_folder(self) -> Path:
+        """Where the default store is."""
+        return Path(self._spec.folder).parent / "store"
 
     def serve(self) -> None:
         """Listens, and runs the engine until it is time to end."""
