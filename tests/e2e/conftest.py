@@ -110,6 +110,7 @@ def session(speaker: Speaker) -> Iterator[str]:
     speaker.post({"type": "close"}, session=name)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a server run in the same process, so that it is started once."""
     for item in items:
