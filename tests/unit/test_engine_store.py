@@ -262,6 +262,15 @@ def test_an_expired_session_is_not_taken_over(first: Harness, second: Harness) -
     assert code(second.ask(ask())) == "session_expired"
 
 
+def test_a_session_in_use_does_not_idle_while_no_engine_is_there(
+    first: Harness, second: Harness
+) -> None:
+    """The turn that its engine died of is done by the next one, however long that took to start."""
+    first.open("s")
+    second.clock.now += 61
+    assert second.ask(ask(), again=True)["turn"] == 1
+
+
 def test_what_is_left_behind_of_a_session_ends_alone(
     model: Model, first: Harness, second: Harness, store: FailingStore
 ) -> None:

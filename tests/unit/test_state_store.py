@@ -331,6 +331,15 @@ def test_a_sequence_that_has_run_out_is_not_found(start: Start) -> None:
     assert total(start().ask(add(1, start=True), opens=False)) == 1
 
 
+@EVERY
+def test_a_sequence_in_use_does_not_idle_while_no_engine_is_there(every: int, start: Start) -> None:
+    """The step that its engine died of is done by the next one, however long that took to start."""
+    harness = start(every)
+    harness.ask(add(1))
+    harness.clock.now += harness.engine.table.get("a").idle_s
+    assert total(start(every).ask(add(1), opens=False, again="lost")) == 2
+
+
 def test_another_program_has_other_sequences(start: Start, tmp_path: Path) -> None:
     """Neither other weights nor other declarations nor another name find what was not made by them."""
     (tmp_path / "none").write_bytes(b"one")

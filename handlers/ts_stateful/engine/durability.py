@@ -177,7 +177,8 @@ class Durability:
         assert self._journal is not None
         if isinstance(outcome, Recovered):
             try:
-                self._table.adopt(outcome.session)
+                in_use = any(message.again for message in self._wanted[session_id])
+                self._table.adopt(outcome.session, in_use=in_use)
             except StatefulError as error:
                 return error
             self._journal.adopted(outcome.session, outcome.num_entries)

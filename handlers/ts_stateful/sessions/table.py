@@ -115,14 +115,18 @@ class SessionTable(Generic[StateT]):
             del self._ended[session_id]
         return session
 
-    def adopt(self, session: Session[StateT]) -> None:
-        """Takes in a session that was opened elsewhere; its own times count, and its idle time goes on.
+    def adopt(self, session: Session[StateT], *, in_use: bool = False) -> None:
+        """Takes in a session that was opened elsewhere; its own times count.
+
+        Its idle time goes on, unless it was `in_use` when it was lost: then nobody was there to serve it since.
 
         Raises:
             SessionExpired: its time is up.
             TooManySessions: the table is full, after what has expired was removed.
         """
         session.idle_s = self._limits.idle_s
+        if in_use:
+            session.last_used = self._clock()
         if self._clock() >= session.deadline:
             raise SessionExpired("the session has expired")
         self.expire()

@@ -59,8 +59,8 @@ class Backing(NamedTuple):
 class Durability:
     """The sequences of one engine in a store, or in none; all methods are for the engine's thread.
 
-    `deliver` gets the requests that have waited, or why they cannot be served. `adopt` takes in a sequence that was found; it
-    stands where it was last committed, and the steps since then are its work.
+    `deliver` gets the requests that have waited, or why they cannot be served. `adopt` takes in a sequence that was found, and
+    whether it was in use; it stands where it was last committed, and the steps since then are its work.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Durability:
         clock: Callable[[], float],
         utc: Callable[[], float],
         deliver: Callable[[Submit, StatefulError | None], None],
-        adopt: Callable[[_Session], None],
+        adopt: Callable[[_Session, bool], None],
     ) -> None:
         assert config.state is not None
         self._backing = backing
@@ -252,7 +252,7 @@ class Durability:
                 raise defect(outcome, "reading a sequence from the store")
             session = self._restored(session_id, outcome)
             if session is not None:
-                self._adopt(session)
+                self._adopt(session, any(m.again for m in self._wanted[session_id]))
             else:
                 self._known[session_id] = outcome.place
         except SessionExpired:  # it was forgotten to be removed: there is none

@@ -167,8 +167,8 @@ class StateEngine:
     def _expired(self, session: Session[SequenceState]) -> None:
         self._durability.removed(session, expired=True)
 
-    def _adopt(self, session: Session[SequenceState]) -> None:
-        self._steps.adopt(session)
+    def _adopt(self, session: Session[SequenceState], in_use: bool) -> None:
+        self._steps.adopt(session, in_use=in_use)
 
     def _deliver(self, message: Submit, error: StatefulError | None) -> None:
         """A request has waited for its sequence."""

@@ -101,10 +101,10 @@ class Steps:
             self.refuse_all(session, SessionNotFound("the sequence could not be begun"))
             self._table.forget(session)
 
-    def adopt(self, session: _Session) -> None:
+    def adopt(self, session: _Session, *, in_use: bool) -> None:
         """Takes in a sequence from the store; what it has to do comes before the requests that wait for it."""
         self._sequences.check_memory()
-        self._table.adopt(session)
+        self._table.adopt(session, in_use=in_use)
         if session.work:
             self._advance(session)
 
