@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
 _running = pytest.StashKey[dict[str, TorchServe]]()
+_PLACES = 160  # for all sessions of all tests that share the sequence profile's server
 _SHARED = ("state_models", *(f"{profile.value}_server" for profile in Profile))
 
 # Many servers are started, none serves for long: what the JVM saves by compiling little is more than what it loses.
@@ -24,7 +26,10 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 def _shared(
     profile: Profile, tmp_path_factory: pytest.TempPathFactory, config: pytest.Config
 ) -> Iterator[TorchServe]:
-    server = profile_server(profile, tmp_path_factory.mktemp(profile.value))
+    # In the sequence profile an id keeps its place long after its session has ended.
+    places = {"batchSize": _PLACES, "maxNumSequence": _PLACES}
+    keys: dict[str, Any] = places if profile is Profile.SEQUENCE else {}
+    server = profile_server(profile, tmp_path_factory.mktemp(profile.value), **keys)
     with server:
         config.stash.setdefault(_running, {})[f"{profile.value}_server"] = server
         yield server
