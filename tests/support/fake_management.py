@@ -11,7 +11,12 @@ from typing import NoReturn
 
 from tests.support.fake_sessions import FakeSessions
 from ts_stateful.client.documents import encode, refusal
-from ts_stateful.client.errors import DeadlineExceeded, ServerRefused, ServerUnreachable
+from ts_stateful.client.errors import (
+    ClientError,
+    DeadlineExceeded,
+    ServerRefused,
+    ServerUnreachable,
+)
 from ts_stateful.client.management import Description, Management, ModelWorker
 from ts_stateful.client.transport import Events, Transport
 from ts_stateful.errors import StatefulError
@@ -31,6 +36,7 @@ class FakeModel:
         self.is_up = True
         self.workers = ["READY"]
         self.stuck = False  # by a customized description
+        self.refuses: ClientError | None = None  # why it answers nothing
         self.deeds: list[str] = []
         self._met: set[str] = set()  # ids that a sequence batch of the frontend polls
         self._orphans: set[str] = set()  # those whose batch is gone
@@ -64,6 +70,8 @@ class FakeModel:
         """What comes back to a request."""
         if not self.is_up:
             raise ServerUnreachable("connection refused")
+        if self.refuses is not None:
+            raise self.refuses
         if not self.registered:
             raise _refused(404, "ModelNotFoundException")
         if not self.workers:

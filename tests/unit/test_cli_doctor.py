@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.support.fake_sessions import FakeSessions, Fault
 from ts_stateful.cli import main
 from ts_stateful.cli.doctor import attend
 from ts_stateful.cli.evidence import PROBE_SESSION, gather
-from ts_stateful.client.errors import ServerRefused
+from ts_stateful.client.errors import ClientError, ProtocolError, ServerRefused
 from ts_stateful.errors import (
     EngineUnavailable,
     InternalError,
@@ -192,14 +191,31 @@ def test_what_the_store_has_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_torchserve_refuses(status: int, kind: str, profile: str, said: str) -> None:
     """In words that say what to do."""
     practice = Practice(FakeModel(profile))
-    refused: Any = ServerRefused(kind, status=status, kind=kind)
-
-    def ask(document: bytes, session_id: str | None) -> bytes:
-        raise refused
-
-    practice.model.ask = ask  # type: ignore[method-assign]
+    practice.model.refuses = ServerRefused(kind, status=status, kind=kind)
     assert not practice.healthy()
     assert practice.said.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "answer", [ServerRefused("no such page", status=404), ProtocolError("<html>")]
+)
+def test_a_model_is_left_alone_if_something_else_was_asked(answer: ClientError) -> None:
+    """At a wrong --url something answers as TorchServe does not, which says nothing of the model."""
+    practice = Practice(FakeModel())
+    practice.model.refuses = answer
+    assert not practice.healthy(repair=True)
+    assert practice.said.startswith("error: inference API: what answers there is not TorchServe")
+    assert practice.model.deeds == []
+
+
+def test_a_model_that_may_be_loading_elsewhere_is_left_alone() -> None:
+    """Whether a worker that is not ready has a process is seen on its machine alone."""
+    practice = Practice(FakeModel("sequence"))
+    practice.management.is_local = False
+    practice.model.kill()
+    assert not practice.healthy(repair=True)
+    assert "cure: run this on the machine of TorchServe" in practice.said
+    assert practice.model.deeds == []
 
 
 def test_settings_that_hang_are_found_again() -> None:

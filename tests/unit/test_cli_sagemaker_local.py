@@ -41,8 +41,8 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--instances", "0"], "0 is not 1 to 16"),
-        (["--instances", "17"], "17 is not 1 to 16"),
+        (["--instances", "0"], "0 is not from 1 to 16"),
+        (["--instances", "17"], "17 is not from 1 to 16"),
         (["--endpoint", "a_b"], "hyphens between"),
         (["--endpoint=-a"], "hyphens between"),
         (["--endpoint", "a" * 64], "63 at most"),

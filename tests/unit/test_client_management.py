@@ -103,6 +103,8 @@ def test_what_goes_wrong_is_typed(management: Management, api: Api) -> None:
         api.answer = answer
         with pytest.raises(ProtocolError):
             management.describe("chat")
+        with pytest.raises(ProtocolError):
+            management.models()
     api.answer = {"models": [{"modelName": "chat", "modelUrl": "chat.mar"}]}
     assert management.models() == ["chat"]
     api.status = 404

@@ -120,6 +120,12 @@ def _worker(evidence: Evidence, failure: Failure) -> tuple[Finding, Repair]:
             "it is being started: the model is loaded, or its start fails again and again",
             "wait, and look into TorchServe's log; a configuration that is refused is found by `ts-stateful check`",
         ), Repair.NONE
+    if not description.is_ready and evidence.is_starting is None:
+        return error(
+            "worker",
+            "it is not ready; whether it is being started or gone is not to be seen from here",
+            "run this on the machine of TorchServe",
+        ), Repair.NONE
     if not description.is_ready:
         message = "its process is gone, and TorchServe starts no other one (/ping says Healthy for some minutes all the same)"
         return error("worker", message, f"{_DOCTOR}, or {RESTART}"), Repair.SCALE
@@ -129,14 +135,21 @@ def _worker(evidence: Evidence, failure: Failure) -> tuple[Finding, Repair]:
 
 
 def _refused(description: Description, failure: Failure) -> tuple[Finding, Repair]:
-    if getattr(failure, "status", None) == 503 and description.stateful:
+    status = getattr(failure, "status", 0)
+    if status < 500:  # not TorchServe, or not this one
+        return error(
+            "inference API",
+            f"what answers there is not TorchServe with this model: {failure.message}",
+            "say where TorchServe takes requests: --url",
+        ), Repair.NONE
+    if status == 503 and description.stateful:
         return error(
             "sessions",
             "TorchServe has no place for another session: every id that it has met holds one until it is idle for"
             " sequenceMaxIdleMSec, and for ever if a worker was lost meanwhile",
             f"wait for so long; if it stays so, {RESTART}",
         ), Repair.NONE
-    if getattr(failure, "status", None) == 503:
+    if status == 503:
         message = f"TorchServe's queue is full: {description.waiting} requests wait for a place (jobQueueSize)"
         return error(
             "queue", message, "send less, or raise batchSize; if it stays so, " + RESTART

@@ -17,6 +17,7 @@ from pathlib import Path
 from ts_stateful.answers import HelloAnswer
 from ts_stateful.cli.diagnosis import RESTART, Diagnosis, Repair, diagnose
 from ts_stateful.cli.evidence import Evidence, gather
+from ts_stateful.cli.numbers import positive
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client.addresses import http_transport, parse_address
 from ts_stateful.client.documents import MAX_BODY_BYTES
@@ -66,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=positive,
         default=5.0,
         metavar="SECONDS",
         help="what takes longer than this hangs (default: %(default)g)",
@@ -190,10 +191,3 @@ def _print(evidence: Evidence, diagnosis: Diagnosis, say: Callable[[str], None])
     hello = evidence.hello
     if diagnosis.is_healthy and isinstance(hello, HelloAnswer):
         say(f"ok: {evidence.model} answers: {hello.profile} profile, version {hello.version}")
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,7 +41,8 @@ class Evidence:
     worker: Failure | None  # why its worker does not answer; None: it does
     new_ids: bool | None = None  # whether it answers under ids that TorchServe has not met before
     models: tuple[str, ...] = ()  # what else is registered, where the model is not
-    is_starting: bool = False  # a process of the worker that is not ready is alive
+    # Whether a worker that is not ready has a process; None: it is on another machine, where that cannot be seen.
+    is_starting: bool | None = False
     hello: HelloAnswer | Failure | None = None
     session: Failure | None = None  # why none can be opened
     is_saved: bool | None = None  # whether the store has what was opened
@@ -55,27 +57,19 @@ def gather(model: str, management: Management, transport: Transport, timeout_s: 
         with contextlib.suppress(ClientError):
             models = tuple(management.models())
     is_starting = isinstance(description, Description) and _is_starting(description, management)
+    seen = partial(Evidence, model, description, models=models, is_starting=is_starting)
     worker = probe.worker(PROBE_SESSION)
     if worker is not None:
         new_ids = None
         if isinstance(description, Description) and isinstance(worker, DeadlineExceeded):
             asks = description.stateful and description.is_ready
             new_ids = any(probe.worker(None) is None for _ in range(_NEW_IDS)) if asks else None
-        return Evidence(model, description, worker, new_ids, models, is_starting)
+        return seen(worker=worker, new_ids=new_ids)
     hello = probe.ask(Hello(session_id=PROBE_SESSION), HelloAnswer)
     if not isinstance(hello, HelloAnswer):
-        return Evidence(model, description, None, models=models, hello=hello)
+        return seen(worker=None, hello=hello)
     session, is_saved = probe.session()
-    return Evidence(
-        model,
-        description,
-        None,
-        models=models,
-        is_starting=is_starting,
-        hello=hello,
-        session=session,
-        is_saved=is_saved,
-    )
+    return seen(worker=None, hello=hello, session=session, is_saved=is_saved)
 
 
 class _Probe:
@@ -113,9 +107,10 @@ def _tried(ask: Callable[[], _Answer]) -> _Answer | Failure:
         return error
 
 
-def _is_starting(description: Description, management: Management) -> bool:
-    """Whether a worker that is not ready has a process, as far as that can be seen from here."""
-    return management.is_local and any(
+def _is_starting(description: Description, management: Management) -> bool | None:
+    if not management.is_local:
+        return None
+    return any(
         worker.status != "READY" and _is_worker(worker.pid) for worker in description.workers
     )
 

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -172,9 +172,5 @@ def _print_fields(terminal: Terminal, document: dict[str, Any], indent: str = ""
 
 
 def _fail(message: str, status: int = _FAILED) -> int:
-    _say(sys.stderr, "error: " + " ".join(message.split()))
+    Terminal(sys.stderr).line("error: " + " ".join(message.split()))
     return status
-
-
-def _say(stream: TextIO, message: str) -> None:
-    Terminal(stream).line(message)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ts_stateful.cli import doctor, plan_options, sagemaker_local
+from ts_stateful.cli.numbers import positive, whole
 
 __all__ = ["DEFAULT_URL", "build_parser"]
 
@@ -136,7 +137,7 @@ def _connection_options() -> argparse.ArgumentParser:
     group.add_argument("--model", default="chat", help="name of the model (default: %(default)s)")
     group.add_argument(
         "--timeout",
-        type=_positive,
+        type=positive,
         default=120.0,
         metavar="SECONDS",
         help="for a whole reply (default: %(default)g)",
@@ -149,7 +150,7 @@ def _connection_options() -> argparse.ArgumentParser:
     group.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust")
     group.add_argument(
         "--max-body-bytes",
-        type=int,
+        type=whole(1),
         metavar="BYTES",
         help="the server's max_request_size (default: TorchServe's, 6553500)",
     )
@@ -175,10 +176,3 @@ def _generation_options() -> argparse.ArgumentParser:
     group.add_argument("--seed", type=int, metavar="N")
     group.add_argument("--stop", action="append", metavar="TEXT", help="may be repeated")
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value

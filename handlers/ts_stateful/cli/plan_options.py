@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 
 from ts_stateful.capacity import DTYPE_BYTES, parse_bytes
+from ts_stateful.cli.numbers import positive, whole
 
 __all__ = ["EPILOG", "add_options"]
 
-_MAX = 1_000_000_000
 _MAX_BYTES = 1 << 50
 
 EPILOG = """\
@@ -45,23 +45,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds them."""
     asked = parser.add_argument_group("what is asked")
     asked.add_argument(
-        "--sessions", type=_count, required=True, metavar="N", help="sessions open at once"
+        "--sessions", type=whole(1), required=True, metavar="N", help="sessions open at once"
     )
     asked.add_argument(
         "--active",
-        type=_count,
+        type=whole(1),
         metavar="N",
         help="turns in progress at once (default: a tenth of the sessions, at least 16)",
     )
     asked.add_argument(
         "--idle",
-        type=_number,
+        type=positive,
         metavar="MIN",
         help="minutes after which an unused session ends (default: 10)",
     )
     asked.add_argument(
         "--opens",
-        type=_number,
+        type=positive,
         default=0,
         metavar="N",
         help="sessions opened a minute; counts in the sequence profile, where ended ones keep their places until --idle",
@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     hardware = parser.add_argument_group("hardware; bytes may be written as 80GiB or 24GB")
     hardware.add_argument(
-        "--gpus", type=_whole, default=0, metavar="N", help="an engine each (default: 0, a CPU)"
+        "--gpus", type=whole(0), default=0, metavar="N", help="an engine each (default: 0, a CPU)"
     )
     hardware.add_argument("--gpu-memory", type=_bytes, metavar="BYTES", help="of one GPU")
     hardware.add_argument("--memory", type=_bytes, metavar="BYTES", help="of the machine")
@@ -87,16 +87,16 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a language model: its folder, its config.json, or a hub id, whose config.json is downloaded",
     )
-    model.add_argument("--context", type=_count, metavar="TOKENS", help="of a session at most")
+    model.add_argument("--context", type=whole(1), metavar="TOKENS", help="of a session at most")
     model.add_argument(
         "--tokens",
-        type=_count,
+        type=whole(1),
         metavar="TOKENS",
         help="of a usual session, images included (default: --context, else 4096 or the model's window)",
     )
     model.add_argument(
         "--image-tokens",
-        type=_whole,
+        type=whole(0),
         metavar="N",
         help="of these, for its images (default: one image, where the model tells)",
     )
@@ -116,34 +116,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--state-bytes", type=_bytes, metavar="BYTES", help="of one sequence of a model with states"
     )
-
-
-def _whole(text: str) -> int:
-    return _int(text, least=0)
-
-
-def _count(text: str) -> int:
-    return _int(text, least=1)
-
-
-def _int(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not least <= value <= _MAX:
-        raise argparse.ArgumentTypeError(f"{text} is not from {least} to {_MAX:,}")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not 0 < value <= _MAX:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {_MAX:,}")
-    return value
 
 
 def _bytes(text: str) -> int:

@@ -9,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from ts_stateful.cli.numbers import positive, whole
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.sagemaker_api import is_endpoint_name
 
@@ -42,10 +43,17 @@ class Unservable(Exception):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds them."""
     parser.add_argument(
-        "--instances", type=_count, default=2, metavar="N", help="default: %(default)s"
+        "--instances",
+        type=whole(1, _MAX_INSTANCES),
+        default=2,
+        metavar="N",
+        help="default: %(default)s",
     )
     parser.add_argument(
-        "--port", type=int, default=9000, help="of the endpoint; 0: any (default: %(default)s)"
+        "--port",
+        type=whole(0, 65535),
+        default=9000,
+        help="of the endpoint; 0: any (default: %(default)s)",
     )
     parser.add_argument(
         "--endpoint", type=_name, default="demo", metavar="NAME", help="default: %(default)s"
@@ -71,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument(
         "--start-timeout",
-        type=float,
+        type=positive,
         default=1200.0,
         metavar="SECONDS",
         help="how long loading may take (default: %(default)g)",
@@ -109,13 +117,6 @@ def serve(options: argparse.Namespace) -> None:
         endpoint.run(settings, Terminal(sys.stdout).line)
     except (ServerFailed, JavaMissing) as error:
         raise Unservable(str(error)) from None
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if not 1 <= count <= _MAX_INSTANCES:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 to {_MAX_INSTANCES}")
-    return count
 
 
 def _name(text: str) -> str:

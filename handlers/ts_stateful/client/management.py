@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -24,6 +24,8 @@ __all__ = ["Description", "Management", "ModelWorker"]
 
 _ANSWER_S = 10.0  # for what needs no worker
 _CONNECT_S = 5.0
+
+_Answer = TypeVar("_Answer")
 
 
 class ModelWorker(Struct, frozen=True):
@@ -59,6 +61,14 @@ class Description(Struct, frozen=True, rename="camel"):
         return self.queue.get("pendingRequests", 0)
 
 
+class _Model(Struct, frozen=True, rename="camel"):
+    model_name: str
+
+
+class _Models(Struct, frozen=True):
+    models: list[_Model]
+
+
 class Management:
     """The management API at a URL; `token` is the management key of TorchServe's token authorization.
 
@@ -83,16 +93,12 @@ class Management:
     def models(self) -> list[str]:
         """The names of all registered models."""
         answer = self._ask("GET", "/models", _ANSWER_S)
-        found = answer.get("models") if isinstance(answer, dict) else None
-        return [str(model["modelName"]) for model in found or []]
+        return [model.model_name for model in _converted(answer, _Models).models]
 
     def describe(self, model: str) -> Description:
         """The default version of a model."""
         answer = self._ask("GET", _path(model), _ANSWER_S)
-        try:
-            (description,) = msgspec.convert(answer, list[Description])
-        except (msgspec.ValidationError, ValueError) as error:
-            raise ProtocolError(f"not a description of a model: {error}") from None
+        (description,) = _converted(answer, tuple[Description])
         return description
 
     def scale(self, model: str, num_workers: int, timeout_s: float) -> None:
@@ -137,6 +143,13 @@ class Management:
             raise DeadlineExceeded(f"{self.url}: no answer within {timeout_s:g} s") from None
         except httpx.TransportError as error:
             raise ServerUnreachable(f"{self.url}: {error or type(error).__name__}") from None
+
+
+def _converted(answer: Any, kind: type[_Answer]) -> _Answer:
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"not an answer of TorchServe's management API: {error}") from None
 
 
 def _path(model: str) -> str:
