@@ -9,6 +9,7 @@ import pytest
 
 if not Path("/dev/nvidiactl").exists():  # read when triton is first imported, as torch does by the way
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # or a folder that is not there is asked for at the hub, again and again
 
 
 @pytest.fixture(scope="session")

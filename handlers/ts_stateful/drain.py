@@ -11,8 +11,11 @@ import math
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
+
+from ts_stateful.process.spec import ENGINE_NAME
 
 __all__ = ["descendants", "drain", "is_engine", "is_torchserve", "wait_ended"]
 
@@ -29,12 +32,16 @@ def descendants(variable: str, value: str) -> Iterator[psutil.Process]:
 
 def is_engine(process: psutil.Process) -> bool:
     """Whether it is one of our engine processes."""
-    return _runs(process, "ts_stateful.process.engine_main")
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/comm").read_text().startswith(ENGINE_NAME)
+    return False
 
 
 def is_torchserve(process: psutil.Process) -> bool:
     """Whether it is TorchServe's Java."""
-    return _runs(process, "org.pytorch.serve.ModelServer")
+    with contextlib.suppress(psutil.Error, OSError):
+        return "org.pytorch.serve.ModelServer" in process.cmdline()
+    return False
 
 
 def drain(engines: list[psutil.Process], timeout_s: float | None = None) -> None:
@@ -58,10 +65,4 @@ def wait_ended(processes: list[psutil.Process], timeout_s: float | None = None) 
 def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def _runs(process: psutil.Process, name: str) -> bool:
-    with contextlib.suppress(psutil.Error, OSError):
-        return name in process.cmdline()
     return False

@@ -108,7 +108,9 @@ class StateModels:
     def kill_engine(self, name: str) -> None:
         """Ends the engine process of one model, as the kernel would."""
         for process in self.server.engines():
-            if EngineSpec.load(Path(process.cmdline()[-1])).model_name == name:
+            files = [Path(file.path) for file in process.open_files()]
+            (lock,) = [file for file in files if file.suffix == ".lock"]
+            if EngineSpec.load(lock.with_suffix(".json")).model_name == name:
                 process.kill()
 
     def worker_pid(self, name: str) -> int:

@@ -26,6 +26,7 @@ from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
 from tests.support.sagemaker import boto_client, parts_of
 from ts_stateful.client import Server, connect
 from ts_stateful.client.session import PromptOptions
+from ts_stateful.drain import is_engine
 from ts_stateful.errors import InvalidRequest
 from ts_stateful.session_ids import new_session_id
 
@@ -277,17 +278,11 @@ def test_the_sessions_of_a_stopped_instance_go_on_at_another(
 def test_sigterm_stops_everything(endpoint: Endpoint) -> None:
     """The command ends with status 0, and neither a server nor a worker nor an engine is left."""
     processes = psutil.Process(endpoint.process.pid).children(recursive=True)
-    assert any(_is_engine(one) for one in processes)
+    assert any(is_engine(one) for one in processes)
     endpoint.process.terminate()
     assert endpoint.process.wait(2 * _GONE_S) == 0
     _, left = psutil.wait_procs(processes, timeout=_GONE_S)
     assert left == []
-
-
-def _is_engine(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):  # those of the instance that was stopped
-        return "ts_stateful.process.engine_main" in process.cmdline()
-    return False
 
 
 def _java_at(pid: int, port: int) -> psutil.Process:

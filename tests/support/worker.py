@@ -14,6 +14,7 @@ import psutil
 from ts_stateful.config import load_config
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.process.dispatch import Dispatcher
+from ts_stateful.process.fork_server import ForkServer
 from ts_stateful.protocol import Request
 
 __all__ = ["Worker", "eventually", "gone"]
@@ -39,7 +40,13 @@ class Worker:
     """What a TorchServe worker is to its engines."""
 
     def __init__(
-        self, model_dir: Path, frontend_pid: int, *, max_sessions: int = 8, **handler: Any
+        self,
+        model_dir: Path,
+        frontend_pid: int,
+        *,
+        fork_server: ForkServer | None = None,
+        max_sessions: int = 8,
+        **handler: Any,
     ) -> None:
         document = {
             "continuousBatching": True,
@@ -58,6 +65,7 @@ class Worker:
             model_dir=model_dir,
             on_event=self._note,
             frontend_pid=frontend_pid,
+            fork_server=fork_server,
         )
 
     def _note(self, event: Event) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from ts_stateful.cli import main
 from ts_stateful.client import Server
 from ts_stateful.config import MediaConfig
 from ts_stateful.media.fetch import Fetcher
+from ts_stateful.process.fork_server import ForkServer
 
 
 @pytest.fixture(scope="session")
@@ -50,17 +51,24 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """One for all workers, so that what engines need is imported once."""
+    with closing(ForkServer()) as server:
+        yield server
+
+
 @pytest.fixture
 def start(
-    model_dir: Path, frontend: subprocess.Popen[bytes], runtime: Path
+    model_dir: Path, frontend: subprocess.Popen[bytes], runtime: Path, fork_server: ForkServer
 ) -> Iterator[Callable[..., Any]]:
-    """Starts workers, and lets go of their engines in the end. Takes settings of `handler`, and `model_dir`."""
+    """Starts workers, and lets go of their engines in the end. Takes what `Worker` does."""
     from tests.support.worker import Worker  # noqa: PLC0415 - as above
 
     with ExitStack() as stack:
 
         def start(*, model_dir: Path = model_dir, **settings: Any) -> Worker:
-            worker = Worker(model_dir, frontend.pid, **settings)
+            worker = Worker(model_dir, frontend.pid, **{"fork_server": fork_server, **settings})
             stack.callback(worker.dispatcher.close)
             worker.dispatcher.start()
             return worker

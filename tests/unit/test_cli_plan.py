@@ -138,7 +138,7 @@ def test_a_model_of_the_hub_is_described_by_its_config_alone(tmp_path: Path) -> 
     (snapshot / "config.json").write_text(json.dumps(_LLAMA))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0" * 40)
-    environ = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environ = {**os.environ, "HF_HUB_CACHE": str(tmp_path)}
 
     def plan(model: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ts_stateful.cli", "plan", "--sessions", "5", "--model"]

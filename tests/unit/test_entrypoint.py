@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.worker import eventually
 
-# Started as TorchServe's Java, it starts itself once more as an engine; both note what they are told. The entrypoint knows them
-# by their command lines.
+# Started as TorchServe's Java, it starts itself once more as an engine; both note what they are told. The entrypoint knows the
+# one by its command line, the other by its name.
 PROGRAM = """
 import os, signal, subprocess, sys, time
 
@@ -34,8 +34,10 @@ parent = os.getppid()
 for number in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, end)
 if is_server:
-    engine = "ts_stateful.process.engine_main"
+    engine = "ts-engine-0"
     subprocess.Popen([sys.executable, __file__, log, engine], start_new_session=True)
+else:
+    open("/proc/self/comm", "w").write(role)
 note(f"{role} runs")
 while is_server or os.getppid() == parent:
     if os.path.exists(f"{log}.crash") and is_server:
@@ -44,7 +46,7 @@ while is_server or os.getppid() == parent:
 note(f"{role} has finished")
 """
 TORCHSERVE = "org.pytorch.serve.ModelServer"
-ENGINE = "ts_stateful.process.engine_main"
+ENGINE = "ts-engine-0"
 Run = Callable[..., "subprocess.Popen[bytes]"]
 
 

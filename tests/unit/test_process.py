@@ -150,11 +150,8 @@ def test_an_engine_without_a_worker_waits_and_ends(start: Start) -> None:
     eventually(lambda: gone(pid))
 
 
-def test_a_model_that_cannot_be_loaded_is_named(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_loaded_is_named(start: Start, tmp_path: Path) -> None:
     """The error has the end of the engine's log, where the reason is."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(EngineDied, match="no-such-model"):
         start(model_dir=tmp_path, model="no-such-model")
 

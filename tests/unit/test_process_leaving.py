@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.worker import Worker, eventually, gone
 from ts_stateful.events import EventKind, Submit
+from ts_stateful.process.fork_server import ForkServer
 from ts_stateful.process.in_flight import InFlight, Outstanding
 from ts_stateful.protocol import Continue, Hello, Info, Open, Prompt
 
@@ -48,7 +49,11 @@ def begin(worker: Worker, session_id: str = "s") -> str:
 
 
 def test_a_turn_outlives_its_torchserve(
-    start: Start, frontend: subprocess.Popen[bytes], model_dir: Path, store: dict[str, Any]
+    start: Start,
+    frontend: subprocess.Popen[bytes],
+    model_dir: Path,
+    store: dict[str, Any],
+    fork_server: ForkServer,
 ) -> None:
     """It ends as it would have, and whoever asks for it finds it: on the same store, with another engine."""
     worker = start(store=store)
@@ -58,7 +63,7 @@ def test_a_turn_outlives_its_torchserve(
     frontend.kill()
     frontend.wait()
     eventually(lambda: gone(pid))
-    other = Worker(model_dir, os.getpid(), store=store, engineLingerSec=1)
+    other = Worker(model_dir, os.getpid(), fork_server=fork_server, store=store, engineLingerSec=1)
     with closing(other.dispatcher):
         other.dispatcher.start()
         answer = other.ask(Prompt(session_id="s", turn=1, **TURN))

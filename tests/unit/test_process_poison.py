@@ -12,6 +12,7 @@ import pytest
 from tests.support.mortal_engine import MortalEngine
 from tests.support.worker import eventually
 from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.process.fork_server import ForkServer
 from ts_stateful.process.in_flight import InFlight, Outstanding
 from ts_stateful.process.link import EngineLink
 from ts_stateful.process.spec import EngineSpec
@@ -43,6 +44,7 @@ def link(engine: MortalEngine, runtime: Path, events: dict[str, Event]) -> Itera
     link = EngineLink(
         spec_of(runtime),
         Timeouts(load_s=60, restart_s=60, heartbeat_s=60),
+        ForkServer(),
         on_event=lambda event: events.__setitem__(event.request_id, event),
         on_attached=lambda ids: None,
     )

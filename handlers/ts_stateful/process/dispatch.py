@@ -24,6 +24,7 @@ from ts_stateful.config import Config, EngineConfig
 from ts_stateful.errors import SessionExists
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
+from ts_stateful.process.fork_server import ForkServer
 from ts_stateful.process.group import join
 from ts_stateful.process.link import EngineLink
 from ts_stateful.process.spec import EngineSpec, runtime_folder
@@ -43,7 +44,7 @@ class Dispatcher:
 
     `on_event` is called from other threads, once with a `LAST` event for every request that was submitted and not dropped.
     `on_figures` gets the figures of all engines together, every second or so. `frontend_pid` is TorchServe's process, which a
-    worker has as its parent.
+    worker has as its parent. A `fork_server` may be shared; without one the dispatcher has its own.
 
     Raises:
         ConfigError: another registration of the same `handler.engineGroup` is set up differently.
@@ -59,11 +60,13 @@ class Dispatcher:
         on_event: Callable[[Event], None],
         on_figures: Callable[[Figures], None] = lambda figures: None,
         frontend_pid: int | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self._max_sessions = config.frontend.max_sessions
         self._on_event, self._on_figures = on_event, on_figures
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
+        self._fork_server = ForkServer()
         frontend_pid = frontend_pid or os.getppid()
         self._membership = joined = join(config, model_dir, frontend_pid)
         own = (model_name, str(model_dir), dict(document))
@@ -83,6 +86,7 @@ class Dispatcher:
                     shared=joined is not None,
                 ),
                 Timeouts.of(config.engine),
+                fork_server or self._fork_server,
                 on_event=on_event,
                 on_attached=partial(self._attached, index),
                 on_free=self._forget,
@@ -155,6 +159,7 @@ class Dispatcher:
         self._stop.set()
         for link in self._links:
             link.close()
+        self._fork_server.close()
         if self._membership is not None:
             self._membership.leave()
 

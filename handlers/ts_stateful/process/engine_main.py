@@ -1,6 +1,6 @@
 """The engine process: an engine behind a Unix socket.
 
-Owns the process: its socket, its loop and its threads. Started by `supervisor` with the path of a spec; `lifespan` says when it
+Owns the process: its socket, its loop and its threads. Forked by `fork_server` with the path of a spec; `lifespan` says when it
 ends. SIGTERM ends it, and another one takes its place; SIGUSR1 says that TorchServe is about to stop, so that none has to.
 """
 
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.lifespan import Lifespan
 from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
-from ts_stateful.process.spec import EngineSpec, forget_groups
+from ts_stateful.process.spec import ENGINE_NAME, EngineSpec, forget_groups, name_process
 from ts_stateful.protocol import Fork
 from ts_stateful.store.access import store_of
 
@@ -42,6 +43,13 @@ __all__ = ["EngineProcess", "main"]
 
 logger = logging.getLogger("ts_stateful.engine")
 
+# Imported when it is known what is needed: transformers take two thirds of the time in which an engine starts.
+_LANGUAGE_MODULES = (
+    "ts_stateful.engine.engine",
+    "ts_stateful.engine.model",
+    "ts_stateful.media.load",
+)
+_STATE_MODULES = ("ts_stateful.state.engine",)
 _SMALL_MODEL = 10_000_000  # parameters
 _WATCH_S = 1.0  # how long it may take to see that it is time to end
 _IDLE_S = 1.0  # without a step, after which memory is given back
@@ -67,7 +75,6 @@ class EngineProcess:
         self.lifespan.alone()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> Engine | StateEngine:
-        # Imported when it is known what is needed: transformers take two thirds of the time in which an engine starts.
         return self._load_language(config) if config.state is None else self._load_states(config)
 
     def _load_language(self, config: Config) -> Engine:
@@ -238,11 +245,20 @@ def _give_memory_back() -> None:
         trim(0)
 
 
-def main(lock_fd: int, spec_path: str) -> int:
+def preload(spec_path: Path) -> None:
+    """Imports what the engine of a spec needs. What is wrong with the spec or a package, that engine will tell."""
+    with contextlib.suppress(Exception):
+        config = load_config(EngineSpec.load(spec_path).document)
+        for name in _LANGUAGE_MODULES if config.state is None else _STATE_MODULES:
+            import_module(name)
+
+
+def main(lock_fd: int, spec_path: Path) -> int:
     """Runs the engine of a spec, with the lock that says so; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     os.set_inheritable(lock_fd, False)  # held for as long as this process lives, and not longer
-    spec = EngineSpec.load(Path(spec_path))
+    spec = EngineSpec.load(spec_path)
+    name_process(f"{ENGINE_NAME}-{spec.index}")
     with contextlib.suppress(OSError):  # the kernel's OOM killer takes the engine before the worker
         Path("/proc/self/oom_score_adj").write_text("500")
     process = EngineProcess(spec, load_config(spec.document))
@@ -258,4 +274,4 @@ def main(lock_fd: int, spec_path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

@@ -21,6 +21,7 @@ from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, 
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
 from ts_stateful.process.channel import Channel
+from ts_stateful.process.fork_server import ForkServer
 from ts_stateful.process.gate import gate_of
 from ts_stateful.process.in_flight import InFlight, Outstanding
 from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
@@ -47,6 +48,7 @@ class EngineLink:
         self,
         spec: EngineSpec,
         timeouts: Timeouts,
+        fork_server: ForkServer,
         *,
         on_event: Callable[[Event], None],
         on_attached: Callable[[tuple[str, ...]], None],
@@ -54,7 +56,7 @@ class EngineLink:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
-        self._supervisor = Supervisor(spec, timeouts.load_s)
+        self._supervisor = Supervisor(spec, timeouts.load_s, fork_server)
         self._timeouts = timeouts
         self._on_event = on_event
         self._on_attached = on_attached

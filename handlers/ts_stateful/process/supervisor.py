@@ -1,7 +1,7 @@
 """Starting, finding and watching one engine process.
 
-Owns the process and the connection to it: whoever asks gets a connected channel, to an engine that runs already (a restarted
-worker finds the one of its predecessor) or to a new one. Knows nothing of requests.
+Owns the connection to it: whoever asks gets a connected channel, to an engine that runs already (a restarted worker finds the
+one of its predecessor) or to a new one, which `fork_server` makes. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from ts_stateful.config import EngineConfig
+from ts_stateful.process.fork_server import ForkedEngine, ForkServer, has_ended
 from ts_stateful.process.spec import EngineSpec
 
 __all__ = ["EngineDied", "Supervisor", "Timeouts"]
@@ -31,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _LOG_LINES = 15
-_SPIN_COUNT = "2000"  # some microseconds; then a waiting thread sleeps
+_TOLD_S = 10.0  # for the end of a killed engine to be told
 
 
 class EngineDied(RuntimeError):
@@ -59,14 +55,16 @@ class Supervisor:
         self,
         spec: EngineSpec,
         load_timeout_s: float,
+        fork_server: ForkServer,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._spec = spec
         self._load_timeout_s = load_timeout_s
+        self._fork_server = fork_server
         self._clock = clock
         self._sleep = sleep
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkedEngine | None = None  # if it was started here
         self._stopping = threading.Event()
         self.engine_pid: int | None = None
 
@@ -81,9 +79,10 @@ class Supervisor:
             connection = self.find()
             if connection is not None:
                 return connection
-            if self._process is not None and self._process.poll() is not None:
-                status, self._process = self._process.returncode, None
-                raise EngineDied(f"the engine ended with status {status}\n{self._log_tail()}")
+            if self._process is not None and self._process.has_ended():
+                status, self._process = self._process.status, None
+                told = "an unknown status" if status is None else f"status {status}"
+                raise EngineDied(f"the engine ended with {told}\n{self._log_tail()}")
             if self._process is None:
                 self._start()
             if self._clock() > deadline:
@@ -96,28 +95,33 @@ class Supervisor:
     def lost(self) -> None:
         """The connection broke: what is left of the process is put out of its misery and forgotten."""
         self.kill()
+        deadline = self._clock() + _TOLD_S
+        while not self._has_ended():  # or its socket might still take connections
+            if self._clock() > deadline:
+                self._fork_server.close()  # it hangs: the next one is asked for the next engine
+            self._sleep(_POLL_S)
         if self._process is not None:
-            self._process.wait()
-            logger.warning("the engine ended with status %s", self._process.returncode)
-        elif self.engine_pid is not None:  # an earlier worker's, or another one's
-            while not _has_ended(self.engine_pid):  # or its socket might still take connections
-                self._sleep(_POLL_S)
+            logger.warning("the engine ended with status %s", self._process.status)
         self._process = self.engine_pid = None
 
     def kill(self) -> None:
         """Kills the engine process, wherever it hangs."""
+        if self._has_ended():
+            return
         pid = self._process.pid if self._process is not None else self.engine_pid
-        if pid is not None and (self._process is None or self._process.poll() is None):
+        if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """Ends an attempt to connect; a running engine is left to the next worker."""
         self._stopping.set()
-        if self._process is not None and self._process.poll() is None:
-            self._process.returncode = (
-                0  # not ours any more: it must not be waited for, nor warned about
-            )
+
+    def _has_ended(self) -> bool:
+        if self._process is not None:
+            return self._process.has_ended()
+        # An earlier worker's, or another one's.
+        return self.engine_pid is None or has_ended(self.engine_pid)
 
     def find(self) -> socket.socket | None:
         """A connection to an engine that runs already; None if there is none."""
@@ -135,24 +139,12 @@ class Supervisor:
         An engine holds a lock for as long as it lives. It is born with it, so that of several workers one alone starts it.
         """
         log_path = self._spec.path("log")
-        package_root = str(Path(__file__).parents[2])
-        paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._spec.path("lock").open("w") as lock, log_path.open("ab") as log:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            module = ["-m", "ts_stateful.process.engine_main"]
-            # A session of its own: signals to the worker's group and the end of its pipes do not reach the engine.
-            self._process = subprocess.Popen(
-                [sys.executable, *module, str(lock.fileno()), str(self._spec.save())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=(lock.fileno(),),
-                env={**_threading(os.environ), "PYTHONPATH": os.pathsep.join(paths)},
-            )
+            self._process = self._fork_server.fork(self._spec, lock, log)
         logger.info("engine %d starts, log in %s", self._spec.index, log_path)
 
     def _log_tail(self) -> str:
@@ -161,20 +153,3 @@ class Supervisor:
         except OSError:
             return ""
         return "\n".join(lines[-_LOG_LINES:])
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
-def _threading(environ: Mapping[str, str]) -> dict[str, str]:
-    """How an engine's threads wait for each other, unless the operator has said it.
-
-    By default OpenMP's threads spin for long. On cores that they share with TorchServe's JVM and worker they spin while the
-    thread that they wait for is not running, which was measured to make a step up to ten times as long.
-    """
-    said = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys()
-    return {**environ} if said else {**environ, "GOMP_SPINCOUNT": _SPIN_COUNT}
