@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -22,27 +23,30 @@ from ts_stateful.drain import descendants, drain, is_engine, is_torchserve, wait
 __all__ = ["main"]
 
 _VARIABLE = "TS_STATEFUL_ENTRYPOINT"  # by which the processes of this container are known
+_Signals = queue.SimpleQueue[
+    int
+]  # whose `put` may be interrupted by itself, unlike an event's `set`
 
 
 class _Entrypoint:
-    """The command, and what has come of it."""
+    """The command, and what has come of it; `was_told` is whether it was to end."""
 
     def __init__(self, command: Sequence[str]) -> None:
+        self.was_told = False
         self._name = uuid.uuid4().hex
         self._process = subprocess.Popen(command, env={**os.environ, _VARIABLE: self._name})
-        self._stopping = threading.Lock()
+        # What is asked of `Popen` itself, beside `wait`, might take the status away from that.
+        self._first = psutil.Process(self._process.pid)
 
-    def stop(self) -> None:
-        """Ends TorchServe, engines first; may be called again."""
-        if not self._stopping.acquire(blocking=False):
-            return
+    def stop_at(self, signals: _Signals) -> None:
+        """Waits for a signal, and ends TorchServe, engines first."""
+        signals.get()
+        self.was_told = True
         drain(self._find_engines())
-        for process in descendants(_VARIABLE, self._name):
-            if is_torchserve(process):
-                with contextlib.suppress(psutil.Error):
-                    process.terminate()
-                return
-        self._process.terminate()  # it was not that far yet
+        servers = [one for one in descendants(_VARIABLE, self._name) if is_torchserve(one)]
+        for process in servers or [self._first]:  # the command may not have come that far
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
 
     def wait(self) -> int:
         """Waits for the command and then for engines that are left; the command's status, 128 and more for a signal."""
@@ -66,17 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not command:
         sys.stderr.write(f"usage: {(__doc__ or '').splitlines()[0]}\n")
         return 2
-    told = threading.Event()
-    entrypoint = _Entrypoint(command)
-
-    def stop(*_: object) -> None:
-        told.set()
-        threading.Thread(target=entrypoint.stop, daemon=True).start()
-
+    signals: _Signals = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+        signal.signal(number, lambda number, _: signals.put(number))
+    entrypoint = _Entrypoint(command)
+    threading.Thread(target=entrypoint.stop_at, args=(signals,), daemon=True).start()
     status = entrypoint.wait()
-    return 0 if told.is_set() else status
+    return 0 if entrypoint.was_told else status
 
 
 if __name__ == "__main__":
