@@ -42,7 +42,7 @@ def cancel(user: User, talk: Talk) -> None:
     pieces = user.script.rng.randint(1, 3)
     for number, _ in enumerate(reply, start=1):
         if number == pieces:
-            talk.session.cancel()  # within the deadline of everything else, which that of `reply.cancel` is not
+            reply.cancel()
     keep(user, talk, state, past_of(said, reply))
 
 

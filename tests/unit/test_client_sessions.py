@@ -8,6 +8,7 @@ from tests.support.fake_client import PROFILES, FakeTime, connected
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from ts_stateful.client import Server
 from ts_stateful.errors import (
+    EngineUnavailable,
     InvalidRequest,
     SessionClosed,
     SessionExists,
@@ -229,6 +230,21 @@ def test_cancel_ends_the_turn_and_the_loop_ends_by_itself(fake: FakeSessions) ->
                 reply.cancel()
         assert reply.finish_reason is not None
         assert reply.text == fake.sessions[session.session_id][0].text
+
+
+def test_cancel_has_the_time_that_every_call_has() -> None:
+    """Where it is not said, that of the connection: an engine that is started again for half a minute is waited for."""
+    fake, time = FakeSessions(profile="continuous"), FakeTime()
+    with connected(fake, time) as server, server.open() as session:
+        reply = session.prompt("Hello")
+        pieces = iter(reply)  # kept: where it is dropped, the turn is cancelled
+        next(pieces)
+        fake.fail("cancel", *[Fault(error=EngineUnavailable("x", retry_after_s=30))] * 2)
+        with pytest.raises(EngineUnavailable):
+            reply.cancel(timeout_s=10)
+        reply.cancel()
+        reply.result()
+        assert reply.finish_reason == "cancelled"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -34,8 +34,8 @@ _FIRST_PAUSE_S = 0.001
 _LAST_PAUSE_S = 0.010
 # Where the server may hold an answer back until there is something new (async profile).
 _WAIT_MS = 1000
-# How long giving a turn up may take.
-_CANCEL_TIMEOUT_S = 5.0
+# How long giving a turn up may take, each of its two steps.
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class Reply:
@@ -99,9 +99,12 @@ class Reply:
             pass
         return self.text
 
-    def cancel(self) -> None:
-        """Ends the turn; the loop goes on to the end of what was generated, with `finish_reason` "cancelled"."""
-        self._calls.call(Cancel(session_id=self.session_id), Cancelled, _CANCEL_TIMEOUT_S)
+    def cancel(self, timeout_s: float | None = None) -> None:
+        """Ends the turn; the loop goes on to the end of what was generated, with `finish_reason` "cancelled".
+
+        Within the connection's timeout, unless another one is given.
+        """
+        self._calls.call(Cancel(session_id=self.session_id), Cancelled, timeout_s)
 
     def close(self) -> None:
         """Cancels the turn if it has not ended, and takes in what was generated until then.
@@ -113,10 +116,10 @@ class Reply:
             self._over = True
             return
         with contextlib.suppress(ClientError, StatefulError):
-            self.cancel()
+            self.cancel(_CLOSE_TIMEOUT_S)
             self._drop_events()
             self._pulls = True
-            self._attempts = self._calls.attempts(_CANCEL_TIMEOUT_S)
+            self._attempts = self._calls.attempts(_CLOSE_TIMEOUT_S)
             while self.finish_reason is None:
                 self._advance()
         self._end()

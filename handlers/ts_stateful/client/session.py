@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
@@ -159,17 +160,8 @@ class Session:
             ttl_s=ttl_s,
             metadata=None if metadata is None else dict(metadata),
         )
-
-        def made_up() -> Forked:
-            try:
-                info = Session(self._calls, name, opened=None, num_turns=None).info(timeout_s)
-            except SessionNotFound:  # as in `Server.open`
-                again = msgspec.structs.replace(command, new_session_id=new_session_id())
-                return self._calls.call(again, Forked, timeout_s)
-            usage = Usage(prompt_tokens=info.tokens)
-            return Forked(name, info.expires_at, usage, self.session_id, info.turns)
-
-        applied = (SessionExists, made_up) if session_id is None else None
+        lost = partial(self._forked_unheard, command, timeout_s)
+        applied = (SessionExists, lost) if session_id is None else None
         forked = self._calls.call(command, Forked, timeout_s, applied=applied)
         return Session(
             self._calls,
@@ -178,6 +170,17 @@ class Session:
             num_turns=forked.turn,
             first_images=self._carrier.first,
         )
+
+    def _forked_unheard(self, command: Fork, timeout_s: float | None) -> Forked:
+        """What the lost answer to a `fork` said; see `Server.open`."""
+        name = str(command.new_session_id)
+        try:
+            info = Session(self._calls, name, opened=None, num_turns=None).info(timeout_s)
+        except SessionNotFound:
+            again = msgspec.structs.replace(command, new_session_id=new_session_id())
+            return self._calls.call(again, Forked, timeout_s)
+        usage = Usage(prompt_tokens=info.tokens)
+        return Forked(name, info.expires_at, usage, self.session_id, info.turns)
 
     def rewind(self, to_turn: int, timeout_s: float | None = None) -> Rewound:
         """Forgets every turn behind turn `to_turn`; 0 is the session as it was opened.
