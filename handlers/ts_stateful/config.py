@@ -166,6 +166,10 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
                 "handler.store.content: is for language models; what is written of a sequence are its inputs and states, "
                 "and without commitEvery nothing is"
             )
+        if self.store.kv_spill:
+            raise ValueError(
+                "handler.store.kvSpill: is for language models; states move to host memory"
+            )
 
 
 class FrontendConfig(Struct, frozen=True, kw_only=True):

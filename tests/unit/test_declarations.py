@@ -80,3 +80,11 @@ def test_settings_of_language_models_are_refused() -> None:
     """By name, as everything that is unknown."""
     with pytest.raises(ConfigError, match="prefillChunk"):
         load_config({"handler": {**GOOD, "prefillChunk": 4}})
+
+
+@pytest.mark.parametrize("store", [{"kvSpill": True}, {"content": "text"}])
+def test_what_a_store_keeps_of_language_models_is_refused(store: dict[str, Any]) -> None:
+    """It would be without effect, which nobody would notice."""
+    (name,) = store
+    with pytest.raises(ConfigError, match=rf"handler\.store\.{name}: is for language models"):
+        load_config({"handler": {**GOOD, "store": store}})
