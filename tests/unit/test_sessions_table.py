@@ -174,6 +174,30 @@ def test_a_forgotten_open_never_was() -> None:
         sessions.get("a")
 
 
+def test_who_has_the_id_of_one_that_is_gone_is_not_forgotten() -> None:
+    """What came of the first one may be known late."""
+    sessions = table()
+    gone = sessions.open("a", State())
+    sessions.close(gone)
+    sessions.forget(gone)
+    again = sessions.open("a", State())
+    sessions.forget(gone)
+    assert sessions.get("a") is again
+
+
+def test_nobody_is_evicted_where_that_does_not_help(shared: SharedCache[Picture]) -> None:
+    """What is larger than all that could be freed is refused, and everybody keeps what they have."""
+    sessions = table(shared=shared, device_bytes=50)
+    busy, idle, spared = (sessions.open(name, State()) for name in "abc")
+    busy.work.append(object())
+    sessions.close(sessions.open("ended", State(shared=[shared.get("p", lambda: Picture("p"))])))
+    assert sessions.device_bytes == 40
+    assert not sessions.make_room(31, spared=spared)
+    assert (sessions.device_bytes, idle.state.device_bytes) == (40, 10)
+    assert sessions.make_room(30, spared=spared)
+    assert (sessions.device_bytes, idle.state.device_bytes) == (20, 0)
+
+
 def test_room_is_made_from_the_least_recently_used() -> None:
     """Busy sessions keep their tensors; without enough idle ones the answer is no."""
     sessions = table(device_bytes=35)

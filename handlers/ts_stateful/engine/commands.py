@@ -117,7 +117,7 @@ class Commands:
             if not went_on:
                 self._outbox.refuse(message.request_id, error, session_id)
                 return
-            if session_id in self._table and not session.busy:
+            if not session.busy:
                 self._table.forget(session)
             self._again(message)
 

@@ -112,8 +112,7 @@ class Turns:
             other.status = Status.DONE
             self._audience.failed(other, error)
         session.work.clear()
-        if session.session_id in self._table:
-            self._table.forget(session)
+        self._table.forget(session)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """Ends the turn as it stands; it is committed, and its last event goes out, when its record is in the store."""

@@ -103,6 +103,11 @@ class SharedCache(Generic[ShareableT]):
         with self._lock:
             return self._kept_bytes + sum(thing.num_bytes for thing in self._used.values())
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of what would stay without any session: `evict` can free no more."""
+        return self._kept_bytes
+
     def check_integrity(self) -> None:
         """Asserts what must hold between any two calls."""
         with self._lock:

@@ -26,9 +26,8 @@ from ts_stateful.sessions.shared import SharedCache
 __all__ = ["Limits", "SessionTable"]
 
 _REMEMBER_S = 3600.0
-_REMEMBER_COUNT = (
-    100_000  # ended sessions; the oldest are forgotten first and then answer as unknown
-)
+# Of ended sessions; the oldest are forgotten first and then answer as unknown.
+_REMEMBER_COUNT = 100_000
 
 
 class Limits(NamedTuple):
@@ -169,9 +168,13 @@ class SessionTable(Generic[StateT]):
         self._end(session, SessionClosed)
 
     def forget(self, session: Session[StateT]) -> None:
-        """Takes back an `open` that failed: the id answers as if it had never existed."""
-        session.state.release()
-        del self._sessions[session.session_id]
+        """Takes back an `open` that failed: the id answers as if it had never existed.
+
+        A session that is not here any more stays so, and who has its id by now is not disturbed.
+        """
+        if self._sessions.get(session.session_id) is session:
+            session.state.release()
+            del self._sessions[session.session_id]
 
     def expire(self) -> list[Session[StateT]]:
         """Ends every session whose time is up and that is not busy; returns them."""
@@ -208,21 +211,24 @@ class SessionTable(Generic[StateT]):
     def make_room(self, num_bytes: int, *, spared: Session[StateT] | None = None) -> bool:
         """Evicts idle sessions but the one `spared` until `num_bytes` more fit the device's budget.
 
-        Returns whether they fit. Sessions stay open; their tensors go to host memory, the least recently used first, if that
-        has room, else they are dropped, and made again when they are needed.
+        Returns whether they fit; where they cannot, nobody is evicted in vain. Sessions stay open; their tensors go to host
+        memory, the least recently used first, if that has room, else they are dropped, and made again when they are needed.
         """
         budget = self._limits.device_bytes
-        if budget is None:
+        excess = 0 if budget is None else self.device_bytes + num_bytes - budget
+        if excess <= 0:
             return True
-        excess = self.device_bytes + num_bytes - budget
-        excess -= self._shared.evict(excess)  # what no session uses goes first
         # To copy something to the host and back costs the same for each byte, whosever it is.
-        choose = self._idle if self._limits.host_bytes else self._dropping
-        for session in choose(Residency.DEVICE) if excess > 0 else ():
+        idle = (self._idle if self._limits.host_bytes else self._dropping)(Residency.DEVICE)
+        idle = [session for session in idle if session is not spared]
+        evictable = sum(session.state.device_bytes for session in idle)
+        if excess > evictable + self._shared.kept_bytes:
+            return False
+        excess -= self._shared.evict(excess)  # what no session uses goes first
+        for session in idle:
             if excess <= 0:
                 break
-            if session is not spared:
-                excess -= self._evict(session)
+            excess -= self._evict(session)
         return excess <= 0
 
     def evict_idle(self) -> None:

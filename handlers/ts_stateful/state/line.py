@@ -36,9 +36,6 @@ class Line:
         """Sequences with a step that waits."""
         return len(self._jobs)
 
-    def __contains__(self, session: Session[SequenceState]) -> bool:
-        return session.session_id in self._jobs
-
     def add(self, job: Job) -> None:
         """Takes the next step of a sequence that has none here."""
         session_id = job.session.session_id

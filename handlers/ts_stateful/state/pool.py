@@ -105,11 +105,6 @@ class Pool:
         return slot_bytes(self._states)
 
     @property
-    def num_bytes(self) -> int:
-        """Of the slots that are there, used or not."""
-        return sum(tensor.nbytes for tensor in self._tensors)
-
-    @property
     def num_free(self) -> int:
         """Slots that `take` has left."""
         return len(self._free) + self.max_slots - self._num_slots

@@ -149,8 +149,7 @@ class Requests:
                 self._outbox.send([request_id], session.session_id, answered)
                 return
             self._outbox.refuse(request_id, error, session.session_id)
-            if session.session_id in self._table:
-                self._steps.lose(session, error)
+            self._steps.lose(session, error)
 
         if session.state.place is None:
             written(None)
