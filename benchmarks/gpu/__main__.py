@@ -18,6 +18,7 @@ import torch
 import transformers
 from transformers import LlamaForCausalLM
 
+from benchmarks.driver import Driver
 from benchmarks.gpu import baselines
 from benchmarks.gpu.engine import Bench
 from benchmarks.gpu.network import FULL, TINY, Size, build, text_part
@@ -66,9 +67,9 @@ def measure(size: Size, device: torch.device, dtype: torch.dtype, config: Config
     accelerate(model, config.handler)
     results["weight_bytes"] = [float(_weight_bytes(model))]
     results["token_bytes"] = [float(model.forward.layout.token_bytes)]
-    with Bench(model, config, size.history) as bench:
-        _measure_engine(bench, size, results)
-    del bench, model
+    with Driver(model, config) as driver:
+        _measure_engine(Bench(driver, device, size.history), size, results)
+    del driver, model
     gc.collect()
     torch.cuda.empty_cache()  # does nothing without a GPU
     _measure_baselines(text_part(network), size, results)

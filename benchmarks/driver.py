@@ -1,0 +1,90 @@
+"""An engine of a language model in this process, driven as its own process drives it: without a socket and a server.
+
+Owns the loop, and when what was asked has been answered. Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from ts_stateful.config import Config
+from ts_stateful.engine.engine import Engine
+from ts_stateful.engine.model import Model
+from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.media.fetch import Fetcher
+from ts_stateful.media.load import MediaLoader
+from ts_stateful.protocol import Request
+from ts_stateful.store.access import StoreAccess
+from ts_stateful.store.base import Store
+
+__all__ = ["Driver"]
+
+_THREADS = 4  # that load images, and ask the store
+
+
+class Driver:
+    """One engine, with a store or without. A context manager: leaving it ends the engine's threads.
+
+    `begun_at` is the time of `perf_counter` at which the first text of a request's reply came, by its id.
+    """
+
+    def __init__(self, model: Model, config: Config, store: Store | None = None) -> None:
+        self.begun_at: dict[str, float] = {}
+        self.answers: dict[str, dict[str, Any]] = {}
+        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(_THREADS)
+        media = config.handler.media
+        self.engine = Engine(
+            model,
+            config,
+            emit=self._take,
+            load_images=MediaLoader(media, Fetcher(media)).load,
+            executor=self._threads,
+            post=self._posted.put,
+            store=None if store is None else StoreAccess(store, "required", self._threads),
+        )
+
+    def submit(self, command: Request, **fields: Any) -> str:
+        """The id of the request, which is random, as engines may share a store. `fields` are those of `Submit`."""
+        request = secrets.token_hex(8)
+        self.engine.submit(Submit(request, command, **fields))
+        return request
+
+    def ask(self, command: Request, **fields: Any) -> dict[str, Any]:
+        """The answer to a request, or the last event of its reply."""
+        return self.wait(self.submit(command, **fields))
+
+    def wait(self, request: str) -> dict[str, Any]:
+        """The answer to a request that was submitted."""
+        self.run_until(lambda: request in self.answers)
+        return self.answers[request]
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        """Has the engine take what threads have for it, and steps while it has something to compute."""
+        while not done():
+            if self.engine.busy and self._posted.empty():
+                self.engine.step()
+            else:
+                self._posted.get()()
+
+    def _take(self, event: Event) -> None:
+        if event.num_chars:
+            self.begun_at.setdefault(event.request_id, time.perf_counter())
+        if event.kind is EventKind.LAST:
+            answer = msgspec.json.decode(event.body)
+            if "error" in answer:
+                raise RuntimeError(answer["error"]["message"])
+            self.answers[event.request_id] = answer
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown()
