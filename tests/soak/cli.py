@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kills=options.kills,
     )
     folder: Path = options.output.resolve()
-    for part in ("archive", "store"):  # of an earlier one
-        shutil.rmtree(folder / part, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    server_folder = folder / "soak-server"
+    shutil.rmtree(server_folder, ignore_errors=True)  # that of an earlier one
+    server_folder.mkdir(parents=True)
     progress = Progress(1 + len(PHASES))
     progress.say(f"seed {seed}")
-    outcome = soak(plan, folder, progress)
+    outcome = soak(plan, server_folder, progress)
     path = report.write(outcome, folder)
     for phase, leaks in outcome.leaks.items():
         for leak in leaks:
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=ROOT / "build" / "soak",
         metavar="FOLDER",
-        help="for report, archive and store (default: build/soak)",
+        help="for the report, and in soak-server archive, store and logs of engines (default: build/soak)",
     )
     return parser
 

@@ -19,13 +19,15 @@ from tests.e2e.speak import Speaker
 from tests.soak.talk import NUM_PICTURES
 from ts_stateful.torchserve import TorchServe
 
-__all__ = ["MORE", "Held", "Snapshot", "leaks", "restless", "settled", "temporary_folder"]
+__all__ = ["MORE", "Held", "Snapshot", "leaks", "temporary_folder", "unsettled"]
 
 MEGABYTE: Final = 1_000_000
 _QUIET_S = 60.0  # for the last session to expire, and for the last turn that nobody waits for
 _POLL_S = 0.5
 _REST_S = 4.0  # in which an engine without work gives memory back, and figures are told
 _ZERO: Final = ("SessionsOpen", "TurnsInProgress", "RequestsInFlight", "UploadBytes", "HostBytes")
+# What is kept for the next session is all that there may be.
+_EQUAL: Final = ("DeviceBytes", "SharedBytes")
 _TENANTS = 3  # with the one that has no name
 _TEMPORARIES_OF_A_KILL = 4  # writes under way, one on each thread of the store
 
@@ -73,7 +75,7 @@ class Snapshot:
         other = {process for process in family if process not in (worker, *engines)}
         roles = {"TorchServe": [java], "worker": [worker], "engine": engines, "other": list(other)}
         return cls(
-            figures={name: speaker.figure(f"Stateful{name}") for name in (*_ZERO, *_BYTES)},
+            figures=_figures(speaker),
             held={role: _held(processes) for role, processes in roles.items()},
             zombies=tuple(str(process) for process in other if _is_zombie(process)),
             sessions=tuple(sorted(entry.name for entry in _entries(store / "sessions"))),
@@ -87,33 +89,20 @@ class Snapshot:
         )
 
 
-_BYTES: Final = ("DeviceBytes", "SharedBytes")
-
-
 def temporary_folder(server: TorchServe) -> Path:
     """Where a running server has its sockets, its unpacked model and the logs of its engines."""
     return Path(server.engines()[0].environ()["TMPDIR"])
 
 
-def restless(speaker: Speaker) -> dict[str, float]:
-    """The figures that are not those of a server without sessions."""
-    figures = {name: speaker.figure(f"Stateful{name}") for name in (*_ZERO, *_BYTES)}
-    device, shared = (figures.pop(name) for name in _BYTES)
-    wrong = {name: value for name, value in figures.items() if value != 0}
-    if device != shared:  # what is kept for the next session is all that there may be
-        wrong |= {"DeviceBytes": device, "SharedBytes": shared}
-    return wrong
-
-
-def settled(speaker: Speaker) -> bool:
-    """Waits until the server is quiet; whether it has become so."""
+def unsettled(speaker: Speaker) -> list[str]:
+    """Waits until the server is quiet; if it has not become so, what it still has."""
     deadline = time.monotonic() + _QUIET_S
-    while restless(speaker):
+    while found := _unquiet(_figures(speaker)):
         if time.monotonic() > deadline:
-            return False
+            return found
         time.sleep(_POLL_S)
     time.sleep(_REST_S)
-    return True
+    return []
 
 
 def leaks(
@@ -124,11 +113,7 @@ def leaks(
     `left` are sessions that were left to expire: where an engine was killed meanwhile, their logs stay until the store is
     swept, and so does what it was writing.
     """
-    found = [
-        f"{name} is {value:g}" for name, value in after.figures.items() if name in _ZERO and value
-    ]
-    if after.figures["DeviceBytes"] != after.figures["SharedBytes"]:
-        found.append(f"the device holds more than what is shared: {after.figures}")
+    found = _unquiet(after.figures)
     found += [f"zombie: {name}" for name in after.zombies]
     swept_later = set(left) if num_kills else set()
     found += [f"a session's log: {name}" for name in after.sessions if name not in swept_later]
@@ -144,6 +129,18 @@ def leaks(
         if after.files[name] > bound
     ]
     return found + _grown(before, after)
+
+
+def _figures(speaker: Speaker) -> dict[str, float]:
+    return {name: speaker.figure(f"Stateful{name}") for name in (*_ZERO, *_EQUAL)}
+
+
+def _unquiet(figures: dict[str, float]) -> list[str]:
+    found = [f"{name} is {figures[name]:g}" for name in _ZERO if figures[name]]
+    device, shared = (figures[name] for name in _EQUAL)
+    if device != shared:
+        found.append(f"the device holds {device:,.0f} bytes, of which {shared:,.0f} are shared")
+    return found
 
 
 def _grown(before: Snapshot, after: Snapshot) -> list[str]:

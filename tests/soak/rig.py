@@ -18,7 +18,7 @@ from tests.e2e.server import profile_server
 from tests.e2e.speak import Speaker
 from tests.soak.acts import acts_of
 from tests.soak.killer import Killer
-from tests.soak.leaks import Snapshot, leaks, restless, settled, temporary_folder
+from tests.soak.leaks import Snapshot, leaks, temporary_folder, unsettled
 from tests.soak.plan import PHASES, Budget, Phase, Plan, server_settings
 from tests.soak.replay import replay, some_of
 from tests.soak.tally import Tally, Wrong
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def soak(plan: Plan, folder: Path, progress: Progress) -> Outcome:
-    """Runs a plan on a server of its own, whose archive and store are in the empty folder `folder`."""
+    """Runs a plan on a server of its own; its archive, its store and its engines' logs are in the empty folder `folder`."""
     outcome, began_at = Outcome(plan, Tally()), time.monotonic()
     store = folder / "store"
     settings = server_settings(plan, store)
@@ -153,8 +153,8 @@ class _Round:
 def _look(outcome: Outcome, shared: Shared, phase: Phase, speaker: Speaker, store: Path) -> None:
     """Waits until the server is quiet, and compares it with what it was behind the first phase."""
     tally = outcome.tally
-    if not settled(speaker):
-        tally.fail("waiting for quiet", "", Wrong(f"the server still has {restless(speaker)}"))
+    if found := unsettled(speaker):
+        tally.fail("waiting for quiet", "", Wrong(f"the server does not rest: {'; '.join(found)}"))
     snapshot = outcome.snapshots[phase.name] = Snapshot.take(shared.server, speaker, store)
     before = outcome.snapshots[PHASES[0].name]
     num_kills = tally.total("kills")

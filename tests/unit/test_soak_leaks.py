@@ -52,7 +52,10 @@ def test_a_quiet_server_leaks_nothing() -> None:
             replace(QUIET, figures={**QUIET.figures, "RequestsInFlight": 1.0}),
             "RequestsInFlight is 1",
         ),
-        (replace(QUIET, figures={**QUIET.figures, "DeviceBytes": 101.0}), "the device holds more"),
+        (
+            replace(QUIET, figures={**QUIET.figures, "DeviceBytes": 101.0}),
+            "the device holds 101 bytes, of which 100",
+        ),
         (replace(QUIET, zombies=("engine",)), "zombie"),
         (replace(QUIET, sessions=("abc",)), "a session's log: abc"),
         (replace(QUIET, files={**FILES, "store, unfinished writes": 1}), "unfinished writes"),
