@@ -14,12 +14,13 @@ import yaml
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
-__all__ = ["ROOT", "SHAPES_MODEL", "log_path", "pack", "profile_server"]
+__all__ = ["ROOT", "SHAPES_MODEL", "START_TIMEOUT_S", "log_path", "pack", "profile_server"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 SHAPES_MODEL = ROOT / "examples" / "shapes" / "model"
-START_TIMEOUT_S = 240.0  # on a busy machine; within the time limit of the first test that asks for a server
+# On a busy machine; within the time limit of the first test that asks for a server.
+START_TIMEOUT_S = 240.0
 
 
 def pack(output: Path, *arguments: str, model: Path | str | None = SHAPES_MODEL) -> Path:
