@@ -11,6 +11,7 @@ import pytest
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny import MODELS, llama
+from ts_stateful.engine.context import Stored
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.stored_kv import Transcript
 from ts_stateful.protocol import Fork, Image, Info, Prompt, Rewind
@@ -263,6 +264,57 @@ def test_forks_and_rewinds(store: LateStore) -> None:
     reference_reply(model(), harness, "t", NEW_TOKENS)
 
 
+def test_a_fork_reads_what_is_stored_of_its_source(store: LateStore) -> None:
+    """So does a fork of a fork, one of a session that was adopted, and none of a source that is gone."""
+    first = make(store, sessions=4.0)
+    crowd(first)
+    second = make(store, sessions=4.0)
+    second.clock.now = first.clock.now
+    for harness, source, fork in ((first, "a", "t"), (first, "t", "u"), (second, "b", "v")):
+        made = Fork(session_id=source, new_session_id=fork)
+        assert harness.ask(made, opens=True)["turn"] == 1
+        assert residency(harness, fork) == "store"
+    harness.close("b")
+    for harness, fork, place in (
+        (first, "u", "store"),
+        (first, "t", "store"),
+        (second, "v", "replay"),
+    ):
+        answer = ask(harness, fork, "Again")
+        assert answer["timing"]["restored_from"] == place
+        assert (answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 40) == (
+            place == "store"
+        )
+        reference_reply(model(), harness, fork, NEW_TOKENS)
+    for name in "cdef":
+        ask(first, name)
+    assert pieces(store, "t")
+    assert ask(first, "t", "Once more")["timing"]["restored_from"] == "store"
+
+
+def test_what_was_gone_back_behind_while_it_was_written_is_not_there(store: LateStore) -> None:
+    """What is in the store is then of another history; it is written again when that has grown."""
+    harness = make(store, sessions=1.5)
+    harness.open("s")
+    session = harness.engine.table.get("s")
+    context = session.state
+    for text in ("One", TEXT):
+        ask(harness, "s", text)
+    assert context.is_stored
+    context.stored = Stored()
+    harness.engine._durability.parked()
+    harness.executor.run()
+    context.rewind(session.turns[:1])
+    del session.turns[1:]
+    harness.pump()
+    assert 0 < context.stored.num_tokens == context.kv.length < 40
+    ask(harness, "s", TEXT)
+    harness.engine.table.evict_idle()
+    answer = ask(harness, "s", "Drei")
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 40
+    reference_reply(model(), harness, "s", NEW_TOKENS)
+
+
 def test_what_changes_while_it_is_written_is_not_written(store: LateStore) -> None:
     """A turn that goes back behind some states does not wait for the store."""
     harness = make(store, sessions=1.5)
@@ -291,6 +343,18 @@ def test_the_budget_of_the_store_is_kept(store: LateStore) -> None:
     assert ask(harness, "a", "Again")["timing"]["restored_from"] == "replay"
     reference_reply(model(), harness, "a", NEW_TOKENS)
     assert harness.engine.figures().spilled_bytes <= budget
+
+
+def test_nothing_is_removed_for_what_does_not_fit(store: LateStore) -> None:
+    """Of two whose room is not to be had, neither costs another one its states."""
+    harness = make(store, sessions=5.0, kvSpillBytes=2 * session_bytes())
+    crowd(harness, "ab")
+    for name in "cd":
+        harness.open(name)
+        ask(harness, name, TEXT * 2)
+        harness.clock.now += 1
+    assert residency(harness, "a") == "store"
+    assert [bool(pieces(store, name)) for name in "abcd"] == [True, True, False, False]
 
 
 def test_nothing_is_left_of_what_has_ended(store: LateStore) -> None:

@@ -93,7 +93,7 @@ class Branches:
         )
 
     def _lend_kv(self, source: Session[Context], fork: Session[Context]) -> None:
-        """Copies the KV states that a fork can use, if they fit; what is missing is computed with its next prompt."""
+        """Copies the KV states that a fork can use, if they fit; what is missing is read or computed with its next prompt."""
         kv = source.state.kv
         running = [work for work in source.work if work.status is Status.RUNNING]
         computed = running[0].ids if running else source.state.log
@@ -103,6 +103,7 @@ class Branches:
         on_device = source.state.residency is Residency.DEVICE
         if on_device and self._table.make_room(length * kv.token_bytes, spared=source):
             source.state.lend_kv(fork.state, length)
+        self._durability.lend(source, fork)
 
     def rewind(self, request_id: str, session: Session[Context], command: Rewind) -> None:
         """Goes back to what the session was after a turn."""

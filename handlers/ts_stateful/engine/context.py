@@ -36,10 +36,14 @@ class Past(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Of how many of a session's first tokens the KV states are in the store, as far as is known, and their bytes there."""
+    """Of how many of a session's first tokens the KV states are in the store, as far as is known, and their bytes there.
+
+    They are the session's own, or those of an `owner` from which it was forked, by its id and the request that opened it.
+    """
 
     num_tokens: int = 0
     num_bytes: int = 0
+    owner: tuple[str, str] | None = None
 
 
 class Context:
@@ -163,6 +167,11 @@ class Context:
         """Moves the KV states to host memory; embeddings are small and stay."""
         self.kv.move(_HOST)
         self._kv_on_host = True
+
+    @property
+    def num_stored(self) -> int:
+        """Of how many of its first tokens the KV states may be in the store."""
+        return len(self.log) if self.adopted else self.stored.num_tokens
 
     @property
     def is_stored(self) -> bool:

@@ -93,6 +93,11 @@ class Durability:
         if self.spill is not None:
             self.spill.tidy()
 
+    def lend(self, source: Session[Context], fork: Session[Context]) -> None:
+        """A fork that has got no KV states may read those of its source that are in the store."""
+        if self.spill is not None:
+            self.spill.lend(source, fork)
+
     def rewound(self, session: Session[Context], to_turn: int, then: Done) -> None:
         """The session goes back to what it was after a turn."""
         if self._journal is None or self._chronicle is None:

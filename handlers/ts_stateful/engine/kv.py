@@ -54,7 +54,8 @@ class KVLayout:
 class Snapshot:
     """The first `length` tokens of a cache as they are now, for another thread to copy while the cache is in use.
 
-    The cache cuts it before it changes or gives up any of them, so a copy counts if it was still covered when it was complete.
+    The cache cuts it before it changes any of them, so a copy counts if it was still covered when it was complete. `length`
+    stays right behind that: what is covered still has the same states, wherever they are by then.
     """
 
     def __init__(self, states: list[Tensor], length: int) -> None:
@@ -65,7 +66,11 @@ class Snapshot:
         """Tokens behind `length` are about to change. For the thread of the cache."""
         self.length = min(self.length, length)
         if self.length == 0:
-            self._states = []  # their memory is given back
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Gives the memory back, as the cache is about to do: nothing more can be read. For the thread of the cache."""
+        self._states = []
 
     def read(self, start: int, stop: int) -> list[Tensor] | None:
         """Keys and values of all layers, `(heads, tokens, dim)`, copied to the host; None if they are not there any more."""
@@ -176,7 +181,8 @@ class KVCache:
             self._snapshot.cut(length)
 
     def _allocate(self, capacity: int, pin: bool) -> None:
-        self._cut_snapshot(0)  # which would keep the memory that is replaced
+        if self._snapshot is not None:
+            self._snapshot.let_go()  # or it would keep the memory that is replaced
         layout = self._layout
         self.capacity = capacity
         self._written = 0

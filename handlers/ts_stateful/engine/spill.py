@@ -16,8 +16,10 @@ from weakref import WeakKeyDictionary
 
 from ts_stateful.engine.context import Context, Stored
 from ts_stateful.engine.conversation import same_states
+from ts_stateful.engine.kv import Snapshot
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.stored_kv import Found, StoredKV, Transcript
+from ts_stateful.engine.text import common_prefix
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
@@ -77,7 +79,7 @@ class Spill:
         Until then they are `incoming`, and their room on the device is reserved.
         """
         context = session.state
-        num_tokens = len(context.log) if context.adopted else context.stored.num_tokens
+        num_tokens = context.num_stored
         num_bytes = num_tokens * context.kv.token_bytes
         if not num_tokens or context.kv.length or context.incoming:
             return
@@ -98,7 +100,15 @@ class Spill:
         ttl_s = max(1.0, session.expires_at - self._clock())
         snapshot = session.state.kv.snapshot()
         write = partial(self._stored.write, _transcript(session), snapshot, ttl_s)
-        self._calls.in_order(self._line(session), write, partial(self._written, session))
+        self._calls.in_order(self._line(session), write, partial(self._written, session, snapshot))
+
+    def lend(self, source: _Session, fork: _Session) -> None:
+        """A fork without states of its own reads what is stored of its source, if it is still there by then."""
+        whole, part = source.state, fork.state
+        if part.kv.length == 0:
+            length = min(whole.num_stored, common_prefix(whole.log, part.log))
+            owner = whole.stored.owner or (source.session_id, source.origin)
+            part.stored = Stored(length, owner=owner)
 
     def ended(self, session: _Session) -> None:
         """The session is over: what is in the store of it is removed, unless it goes on elsewhere."""
@@ -111,7 +121,7 @@ class Spill:
             self._waiting.popleft()()
 
     def _read(self, session: _Session, num_tokens: int, then: Callable[[_Session], None]) -> None:
-        transcript = _transcript(session)
+        transcript = _transcript(session, session.state.stored.owner)
         read = partial(self._stored.read, transcript, num_tokens)
         done = partial(self._arrived, session, transcript, then)
         self._calls.in_order(self._line(session), read, done)
@@ -129,7 +139,10 @@ class Spill:
         if isinstance(outcome, Found):
             kv = outcome.kv
             self.num_failed += not outcome.is_whole
-            context.stored = Stored(kv.length, kv.length * kv.token_bytes)
+            if context.stored.owner is None:
+                context.stored = Stored(kv.length, kv.length * kv.token_bytes)
+            else:  # from now on it has states of its own
+                context.stored = Stored()
             # Nobody else has given it states meanwhile, but it may have gone back.
             kv.truncate(same_states(context, transcript.log, transcript.images, self._image_token))
             self.num_read += kv.length > 0
@@ -142,36 +155,44 @@ class Spill:
     def _next_to_write(self) -> _Session | None:
         table, budget = self._table, self._table.budget_bytes
         ready, wanted = budget - table.device_bytes - table.host_bytes, _READY * budget
-        order = table.leaving() if ready < wanted else []
+        if ready >= wanted:
+            return None
+        order = table.leaving()
+        # Whose states are only in the store, the least recently used first, and who leaves memory later make room there.
+        below = [s for s in reversed(list(table)) if not s.state.kv.length]
+        room = self._budget - self.num_bytes + sum(map(_removable, [*below, *order]))
         for at, session in enumerate(order):
+            context = session.state
             if ready >= wanted:
                 break
-            if session.state.is_stored:
-                ready += session.state.kv.num_bytes
-            elif self._may_write(session) and self._make_room(session, order[at + 1 :]):
+            if context.is_stored:
+                ready += context.kv.num_bytes
+            elif context.kv.length * context.kv.token_bytes <= room and self._may_write(session):
+                self._make_room(session, [*below, *reversed(order[at + 1 :])])
                 return session
+            room -= _removable(session)
         return None
 
-    def _make_room(self, session: _Session, later: list[_Session]) -> bool:
-        """Whether a session's states fit the budget; those that are only there, or leave memory `later`, may have to go."""
+    def _make_room(self, session: _Session, others: list[_Session]) -> None:
+        """Removes what is stored of these until a session's states fit the budget, as they do in the end."""
         context = session.state
         needed = context.kv.length * context.kv.token_bytes
         excess = self.num_bytes - context.stored.num_bytes + needed - self._budget
-        below = [s for s in reversed(list(self._table)) if not s.state.kv.length]
-        for other in [*below, *reversed(later)] if needed <= self._budget else ():
+        for other in others:
             if excess <= 0:
                 break
-            if other.state.stored.num_bytes and not other.busy:
+            if _removable(other):
                 excess -= other.state.stored.num_bytes
                 other.state.stored = Stored()
                 remove = partial(self._stored.remove, other.session_id)
                 self._calls.in_order(self._line(other), remove, self._removed)
-        return excess <= 0
 
-    def _written(self, session: _Session, outcome: Any) -> None:
+    def _written(self, session: _Session, snapshot: Snapshot, outcome: Any) -> None:
         self._is_writing = False
         if isinstance(outcome, int):
-            session.state.stored = Stored(outcome, outcome * session.state.kv.token_bytes)
+            # It may have gone back since they were read.
+            still, num_bytes = min(outcome, snapshot.length), outcome * session.state.kv.token_bytes
+            session.state.stored = Stored(still, num_bytes)
             self.tidy()
         else:
             self._resume_at = self._clock() + _PAUSE_S
@@ -189,6 +210,13 @@ class Spill:
         return self._lines.setdefault(session, Line())
 
 
-def _transcript(session: _Session) -> Transcript:
+def _removable(session: _Session) -> int:
+    """Bytes in the store that a session can do without."""
+    return 0 if session.busy or session.state.incoming else session.state.stored.num_bytes
+
+
+def _transcript(session: _Session, owner: tuple[str, str] | None = None) -> Transcript:
+    """What the states of a session follow from, or those of the `owner` from which it was forked."""
     context = session.state
-    return Transcript(session.session_id, session.origin, list(context.log), list(context.images))
+    session_id, origin = owner or (session.session_id, session.origin)
+    return Transcript(session_id, origin, list(context.log), list(context.images))
