@@ -17,6 +17,7 @@ import psutil
 
 from tests.e2e.speak import Speaker
 from tests.soak.talk import NUM_PICTURES
+from ts_stateful.process.spec import FORK_SERVER_NAME
 from ts_stateful.torchserve import TorchServe
 
 __all__ = ["MORE", "Held", "Snapshot", "leaks", "temporary_folder", "unsettled"]
@@ -34,7 +35,7 @@ _TEMPORARIES_OF_A_KILL = 4  # writes under way, one on each thread of the store
 
 @dataclass(frozen=True)
 class Held:
-    """What the processes of one role hold; `bytes` are theirs alone."""
+    """What the processes of one role hold; `bytes` are those of no file, which a fork has as well until it ends."""
 
     processes: int = 0
     threads: int = 0
@@ -47,6 +48,7 @@ MORE: Final = {
     "worker": Held(0, 2, 4, 24 * MEGABYTE),
     "engine": Held(0, 12, 12, 48 * MEGABYTE),
     "TorchServe": Held(0, 24, 48, 0),  # its memory is Java's business
+    "fork server": Held(0, 2, 4, 8 * MEGABYTE),
     "other": Held(0, 0, 0, 0),
 }
 """How much more each role may hold than behind the warm-up."""
@@ -72,8 +74,10 @@ class Snapshot:
         family = [*java.children(recursive=True)]
         for engine in engines:
             family += engine.children(recursive=True)
-        other = {process for process in family if process not in (worker, *engines)}
-        roles = {"TorchServe": [java], "worker": [worker], "engine": engines, "other": list(other)}
+        fork_servers = [process for process in family if process.name() == FORK_SERVER_NAME]
+        roles = {"worker": [worker], "engine": engines, "fork server": fork_servers}
+        other = set(family).difference(*roles.values())
+        roles |= {"TorchServe": [java], "other": list(other)}
         return cls(
             figures=_figures(speaker),
             held={role: _held(processes) for role, processes in roles.items()},
@@ -160,12 +164,18 @@ def _more(role: str, name: str) -> float:
 def _held(processes: Iterable[psutil.Process]) -> Held:
     total = [0, 0, 0, 0]
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess), process.oneshot():
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError), process.oneshot():
             if not _is_zombie(process):
-                memory = process.memory_full_info().uss
-                found = (1, process.num_threads(), process.num_fds(), memory)
+                found = (1, process.num_threads(), process.num_fds(), _memory(process.pid))
                 total = [sum(pair) for pair in zip(total, found, strict=True)]
     return Held(*total)
+
+
+def _memory(pid: int) -> int:
+    """In bytes; see proc(5)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    sizes = dict(line.split(":", 1) for line in lines)
+    return sum(1024 * int(sizes[name].split()[0]) for name in ("RssAnon", "RssShmem"))
 
 
 def _is_zombie(process: psutil.Process) -> bool:

@@ -25,11 +25,10 @@ from typing import IO, NamedTuple
 
 import psutil
 
-from ts_stateful.process.spec import EngineSpec, name_process
+from ts_stateful.process.spec import FORK_SERVER_NAME, EngineSpec, name_process
 
 __all__ = ["ForkServer", "ForkedEngine", "has_ended"]
 
-_NAME = "ts-fork-server"
 _SPIN_COUNT = "2000"  # some microseconds; then a waiting thread sleeps
 _MAX_PATH = 4096
 
@@ -229,7 +228,7 @@ def _report(reporting: int, number: int) -> None:
 def main(control: int) -> int:
     """Forks engines until the worker is gone; returns the exit status, in each of the forks that of its engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    name_process(_NAME)
+    name_process(FORK_SERVER_NAME)
     request = _Server(socket.socket(fileno=control)).serve()
     if request is None:
         return 0

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 __all__ = [
     "ENGINE_NAME",
+    "FORK_SERVER_NAME",
     "EngineSpec",
     "forget_groups",
     "group_file",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 ENGINE_NAME = "ts-engine"  # what the names of engine processes begin with
+FORK_SERVER_NAME = "ts-fork-server"
 _PR_SET_NAME = 15  # of prctl(2)
 _MAX_SOCKET_PATH = 100  # of the 108 bytes that the kernel allows
 
