@@ -168,6 +168,46 @@ def test_a_passed_deadline_is_an_error(fake: FakeSessions, time: FakeTime) -> No
         assert 0 < len(reply.text) < len(reply_to("Hello"))
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["request lost", "answer lost"])
+def test_a_request_without_an_answer_is_sent_again(
+    fake: FakeSessions, time: FakeTime, lost: bool
+) -> None:
+    """After the stall time, and as often as need be within the deadline; it is applied once."""
+    silence = Fault(lost=lost, stalls=True)
+    for kind in ("hello", "open", "prompt", "info", "rewind", "close"):
+        fake.fail(kind, silence)
+    fake.fail("prompt", silence)
+    with connected(fake, time, stall_s=0.2, profile=_told(fake)) as server:
+        assert server.hello().model == "fake"
+        with server.open() as session:
+            assert session.ask("Hello") == reply_to("Hello")
+            assert "".join(session.prompt("Again")) == reply_to("Again")
+            assert session.info().turns == 2
+            assert session.rewind(1).turn == 1
+    assert fake.closed == {session.session_id}
+    assert len(fake.sessions) == 1 + _num_orphans(fake, silence)
+    assert time.slept == []
+
+
+def _told(fake: FakeSessions) -> str | None:
+    """The profile, where a client would ask for it first."""
+    return fake.profile if fake.profile in ("continuous", "async", "sequence") else None
+
+
+@pytest.mark.parametrize("kind", ["open", "fork"])
+def test_an_id_of_the_callers_choice_is_asked_for_once(
+    fake: FakeSessions, time: FakeTime, kind: str
+) -> None:
+    """Whether a repeated request would meet the first one's session or somebody else's, nobody could tell."""
+    with connected(fake, time, stall_s=0.05) as server, server.open() as session:
+        before = len(fake.of_kind(kind))
+        fake.fail(kind, Fault(stalls=True))
+        begin = server.open if kind == "open" else session.fork
+        with pytest.raises(DeadlineExceeded):
+            begin(session_id="mine", timeout_s=0.2)
+        assert len(fake.of_kind(kind)) == before + 1
+
+
 def test_a_silent_server_meets_the_deadline(fake: FakeSessions, time: FakeTime) -> None:
     """A call that is never answered ends at its deadline."""
     with connected(fake, time) as server, server.open() as session:

@@ -1,7 +1,8 @@
 """Requests with one answer, repeated within their deadline.
 
-Owns the loop around a transport's call. Every request of the protocol may be repeated: ids are made here and turns are
-numbered, so that a repeated one is recognised.
+Owns the loop around a transport's call, and how long one may be silent: TorchServe forgets what it hands out while its worker
+dies. Every request of the protocol may be repeated: ids are made here and turns are numbered, so that a repeated one is
+recognised.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ts_stateful.client.documents import parse
-from ts_stateful.client.errors import ClientError
-from ts_stateful.client.retry import Attempts, RetryPolicy
+from ts_stateful.client.documents import parse, seconds_to_send
+from ts_stateful.client.errors import ClientError, DeadlineExceeded, StreamStalled
+from ts_stateful.client.retry import Attempts, Deadline, RetryPolicy
 from ts_stateful.client.transport import Transport
 from ts_stateful.errors import StatefulError
-from ts_stateful.protocol import Command
+from ts_stateful.protocol import Command, Fork, Open
 
 __all__ = ["Calls"]
 
@@ -58,11 +59,43 @@ class Calls:
             ClientError: there was no answer.
         """
         attempts = self.attempts(timeout_s)
+        # Of an id that the caller has chosen nobody could tell whether the first of two requests has taken it.
+        may_stall = applied is not None or not isinstance(command, Open | Fork)
+        asked_before = False
         while True:
             try:
-                body = self.transport.call(command, attempts.deadline.remaining_s(), raw)
+                body = self.ask(command, attempts.deadline, raw, may_stall=may_stall)
                 return parse(body, answer)
             except (ClientError, StatefulError) as error:
-                if applied is not None and attempts.num_failures and isinstance(error, applied[0]):
+                if applied is not None and asked_before and isinstance(error, applied[0]):
                     return applied[1]()
                 attempts.wait_after(error)
+                asked_before = True
+
+    def ask(
+        self,
+        command: Command,
+        deadline: Deadline,
+        raw: Mapping[str, bytes] | None = None,
+        *,
+        may_stall: bool = True,
+    ) -> bytes:
+        """The body of the answer to a request that is sent once.
+
+        Raises:
+            StreamStalled: nothing came for the stall time, and the time that the request's files may take; the request
+                can be sent again. Not raised unless it `may_stall`.
+            DeadlineExceeded: nothing came until the deadline.
+            StatefulError, ClientError: as everywhere.
+        """
+        left_s = deadline.remaining_s()
+        stall_s = self.policy.stall_s + seconds_to_send(
+            command, sum(map(len, (raw or {}).values()))
+        )
+        timeout_s = min(stall_s, left_s) if may_stall else left_s
+        try:
+            return self.transport.call(command, timeout_s, raw)
+        except DeadlineExceeded:
+            if timeout_s == left_s:
+                raise
+            raise StreamStalled(f"no answer for {timeout_s:g} s") from None

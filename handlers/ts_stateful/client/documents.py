@@ -11,13 +11,22 @@ import msgspec
 
 from ts_stateful.client.errors import ProtocolError, RequestTooLarge, ServerRefused
 from ts_stateful.errors import StatefulError, error_from_body
-from ts_stateful.protocol import Command
+from ts_stateful.protocol import Command, Open, Prompt, Upload
 
-__all__ = ["MAX_BODY_BYTES", "check_size", "encode", "is_last", "parse", "refusal"]
+__all__ = [
+    "MAX_BODY_BYTES",
+    "check_size",
+    "encode",
+    "is_last",
+    "parse",
+    "refusal",
+    "seconds_to_send",
+]
 
 # TorchServe's default `max_request_size`; over gRPC more than that fails as an obscure reset of the stream.
 MAX_BODY_BYTES = 6_553_500
 _SHOWN_CHARS = 300
+_SLOW_BYTES_PER_S = 100_000.0  # of the slowest line on which files are expected to arrive
 
 Answer = TypeVar("Answer")
 
@@ -25,6 +34,13 @@ Answer = TypeVar("Answer")
 def encode(command: Command) -> bytes:
     """The JSON document of a request."""
     return msgspec.json.encode(command)
+
+
+def seconds_to_send(command: Command, num_raw_bytes: int = 0) -> float:
+    """How long the files of a request, and bytes beside it, may be on their way."""
+    texts = [image.base64 for image in command.images] if isinstance(command, Open | Prompt) else []
+    texts += [command.base64] if isinstance(command, Upload) else []
+    return (num_raw_bytes + sum(len(text or "") for text in texts)) / _SLOW_BYTES_PER_S
 
 
 def check_size(num_bytes: int, max_bytes: int) -> None:

@@ -16,10 +16,8 @@ from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import parse
 from ts_stateful.client.errors import (
     ClientError,
-    DeadlineExceeded,
     ProtocolError,
     ServerUnreachable,
-    StreamStalled,
 )
 from ts_stateful.client.turns import TurnCounter
 from ts_stateful.client.uploads import Carrier
@@ -224,10 +222,10 @@ class Reply:
         """The events that the server sends by itself, from the beginning of the turn."""
         numbered = msgspec.structs.replace(self._command, turn=self.turn)
         command = self._carrier.carried(numbered, self._attempts)
-        transport, timeout_s = self._calls.transport, self._attempts.deadline.remaining_s()
         if not command.stream:
-            yield parse(transport.call(command, timeout_s), TurnAnswer)
+            yield parse(self._calls.ask(command, self._attempts.deadline), TurnAnswer)
             return
+        transport, timeout_s = self._calls.transport, self._attempts.deadline.remaining_s()
         with contextlib.closing(
             transport.stream(command, timeout_s, self._calls.policy.stall_s)
         ) as stream:
@@ -245,20 +243,13 @@ class Reply:
         assert self.turn is not None
         while True:
             asked_at = policy.clock()
-            timeout_s = min(policy.stall_s, self._attempts.deadline.remaining_s())
             command = Continue(
                 session_id=self.session_id,
                 turn=self.turn,
                 after=self._num_chars,
                 wait_ms=_WAIT_MS,
             )
-            try:
-                body = self._calls.transport.call(command, timeout_s)
-            except DeadlineExceeded:
-                if timeout_s < policy.stall_s:
-                    raise
-                raise StreamStalled(f"no answer for {policy.stall_s:g} s") from None
-            event = parse(body, TurnAnswer)
+            event = parse(self._calls.ask(command, self._attempts.deadline), TurnAnswer)
             yield event
             if event.text:
                 pause_s = 0.0

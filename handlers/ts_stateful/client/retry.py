@@ -22,7 +22,7 @@ class RetryPolicy:
 
     The delay doubles from `first_delay_s` to `max_delay_s`, less a random share of up to a half, so that clients that failed
     together do not return together. A server's `retry_after_s` is honoured. `max_retries` counts failures in a row.
-    A stream that is silent for `stall_s` is given up and resumed.
+    A stream that is silent for `stall_s` is given up and resumed, and a request without an answer is sent again.
     """
 
     max_retries: int = 6

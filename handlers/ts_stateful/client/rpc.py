@@ -15,8 +15,13 @@ import grpc
 
 from ts_stateful.answers import HelloAnswer
 from ts_stateful.client.calls_grpc import GOODBYE_S, Call, error_of, messages
-from ts_stateful.client.documents import check_size, encode, parse
-from ts_stateful.client.errors import ProtocolError, ServerRefused
+from ts_stateful.client.documents import check_size, encode, parse, seconds_to_send
+from ts_stateful.client.errors import (
+    DeadlineExceeded,
+    ProtocolError,
+    ServerRefused,
+    StreamStalled,
+)
 from ts_stateful.client.pipeline import GrpcPipeline
 from ts_stateful.client.transport import Events
 from ts_stateful.pb.inference_pb2 import PredictionsRequest
@@ -105,7 +110,13 @@ class GrpcTransport:
         """The messages as they come; see `Transport.stream`."""
         profile = self._profile_for(command, timeout_s)
         if profile is Profile.CONTINUOUS:
-            yield self._unary(command, timeout_s)
+            stall_s += seconds_to_send(command)
+            try:
+                yield self._unary(command, min(stall_s, timeout_s))
+            except DeadlineExceeded:
+                if timeout_s <= stall_s:
+                    raise
+                raise StreamStalled(f"no answer for {stall_s:g} s") from None
         elif profile is Profile.ASYNC:
             request = self._request(command, _MARKER)
             responses = self._stub.StreamPredictions(
