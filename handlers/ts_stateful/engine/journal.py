@@ -6,6 +6,7 @@ a disk or a network. Knows nothing of requests or of what entries mean; `chronic
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from weakref import WeakKeyDictionary
 from ts_stateful.errors import SessionExists, SessionMoved, StatefulError
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.access import StoreAccess
+from ts_stateful.store.base import StoreError
 from ts_stateful.store.calls import Line, StoreCalls
-from ts_stateful.store.log import append
+from ts_stateful.store.log import append, forget
 from ts_stateful.store.records import Entry
 
 __all__ = ["Done", "Journal", "Write"]
@@ -101,6 +103,7 @@ class Journal:
         if log.has_moved:
             return False
         log.unmade.append(write)
+        position = log.position
         try:
             while log.unwritten or log.unmade:
                 if not self._flush(session_id, log, write.ttl_s):
@@ -113,6 +116,11 @@ class Journal:
             if self._calls.policy == "required":  # it is undone
                 log.unwritten.clear()
                 log.unmade.clear()
+                if write.opens and log.position:  # it has begun the log, of which nobody was told
+                    with contextlib.suppress(StoreError):
+                        forget(self._calls.store, session_id)
+                # Where a part of it is in the store, the next write finds that, and the session is taken from there again.
+                log.position = position
             raise
         return True
 
