@@ -6,10 +6,20 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
-if not Path("/dev/nvidiactl").exists():  # read when triton is first imported, as torch does by the way
+# The same examples in every run, so that a run tells of the change. `--hypothesis-profile=search` looks for new ones.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile("same")
+
+if not Path(
+    "/dev/nvidiactl"
+).exists():  # read when triton is first imported, as torch does by the way
     os.environ["TRITON_INTERPRET"] = "1"
-os.environ["HF_HUB_OFFLINE"] = "1"  # or a folder that is not there is asked for at the hub, again and again
+os.environ["HF_HUB_OFFLINE"] = (
+    "1"  # or a folder that is not there is asked for at the hub, again and again
+)
 
 
 @pytest.fixture(scope="session")

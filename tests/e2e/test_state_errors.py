@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import signal
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.speak import HEADER, error_of, eventually
@@ -147,8 +149,13 @@ def test_a_killed_worker_loses_nothing(state_models: StateModels, lines: Lines) 
     assert sum_of(line.ask(number(5))) == 5
     worker = state_models.worker_pid("ledger")
     os.kill(worker, signal.SIGKILL)
-    info = {"type": "info"}
-    # Until it is back, TorchServe answers by itself.
-    eventually(lambda: post(state_models.server, "ledger", info, session=line.session).is_success)
+
+    def is_back() -> bool:
+        options: dict[str, Any] = {"session": line.session, "timeout": 5.0}
+        with contextlib.suppress(httpx.ReadTimeout):  # TorchServe may forget a request meanwhile
+            return post(state_models.server, "ledger", {"type": "info"}, **options).is_success
+        return False
+
+    eventually(is_back)
     assert state_models.worker_pid("ledger") != worker
     assert sum_of(line.ask(number(6))) == 11

@@ -246,7 +246,5 @@ class Schedules(RuleBasedStateMachine):
 
 # Without the phase that explains a failure, whose tracing costs more than the engine.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
-Schedules.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=40, deadline=None, phases=PHASES
-)
+Schedules.TestCase.settings = settings(max_examples=30, stateful_step_count=40, phases=PHASES)
 TestSchedules = pytest.mark.timeout(600)(Schedules.TestCase)

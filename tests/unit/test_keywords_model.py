@@ -61,7 +61,7 @@ def test_samples(path: Path) -> None:
     assert [KEYWORDS[number - 1] for _, number in whole(read_wav(path))] == said != []
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8))
 def test_pieces(model: KeywordSpotter, audio: Tensor, lengths: list[int]) -> None:
     """However recordings are cut, the words are the same and at the same times, and so are the scores."""

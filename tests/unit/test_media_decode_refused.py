@@ -146,7 +146,7 @@ def test_what_is_no_image_is_invalid(data: bytes) -> None:
     assert (error.field, error.__suppress_context__) == (FIELD, True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_damage_gives_an_image_or_a_media_error(data: st.DataObject) -> None:
     """Wherever bytes are changed or cut off, the answer is an RGB image or a media error."""

@@ -68,7 +68,7 @@ _of_states = st.fixed_dictionaries(
 _asked = st.tuples(_anything, st.one_of(_of_a_model, _of_states, st.just({})))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(_asked, st.data())
 def test_what_is_accepted_passes_and_what_is_refused_says_what_would(
     parts: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject
@@ -114,7 +114,6 @@ def _budget(asked: Asked, memory: int) -> tuple[Weight, Budget]:
     return one, find_budget(asked, one, memory)
 
 
-@settings(deadline=None)
 @example(
     92, 7, 24 * GIB, None, LLAVA_7B
 )  # engines with 13 sessions hold one more than those with 14

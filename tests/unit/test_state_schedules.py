@@ -129,5 +129,5 @@ class Schedules(RuleBasedStateMachine):
         assert {session.session_id for session in self.harness.engine.table} <= set(NAMES)
 
 
-Schedules.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Schedules.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestSchedules = Schedules.TestCase
