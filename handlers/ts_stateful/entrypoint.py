@@ -23,9 +23,8 @@ from ts_stateful.drain import descendants, drain, is_engine, is_torchserve, wait
 __all__ = ["main"]
 
 _VARIABLE = "TS_STATEFUL_ENTRYPOINT"  # by which the processes of this container are known
-_Signals = queue.SimpleQueue[
-    int
-]  # whose `put` may be interrupted by itself, unlike an event's `set`
+# Its `put` may be interrupted by another one, unlike an event's `set`.
+_Signals = queue.SimpleQueue[int]
 
 
 class _Entrypoint:
