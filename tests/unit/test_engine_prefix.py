@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny import llama, llava, qwen2_vl
+from ts_stateful.engine.kv import KVCache
 from ts_stateful.engine.model import Model
-from ts_stateful.engine.prefix import prefix_key, prefix_length
+from ts_stateful.engine.prefix import Prefix, prefix_key, prefix_length
 from ts_stateful.protocol import Chat, Said
 
 SYSTEM = "You are a helpful assistant who answers every question about pictures in one short word."
@@ -89,6 +91,21 @@ def test_it_is_counted_once(model: Model) -> None:
     assert harness.engine.table.device_bytes == before + 2 * session.device_bytes
 
 
+def test_the_device_has_room_for_it_or_does_without() -> None:
+    """What is kept for others passes the budget at no time: idle sessions make room, one that is busy does not."""
+    model = llama()
+    probe = Harness(model)
+    opened(probe, "s")
+    prefix = probe.engine.table.device_bytes - probe.engine.table.get("s").state.device_bytes
+    alone = probe.engine.table.get("s").state.device_bytes
+    for budget, kept in ((alone + prefix // 2, False), (alone + prefix, True)):
+        harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
+        opened(harness, "a")
+        assert harness.engine.table.device_bytes <= budget
+        assert (opened(harness, "b") > 0) == kept
+        assert harness.engine.table.device_bytes <= budget
+
+
 def test_another_prompt_or_another_tenant_shares_nothing(model: Model) -> None:
     """The time that an opening takes tells nobody what others have opened."""
     harness = Harness(model)
@@ -117,3 +134,17 @@ def test_a_prefix_ends_at_the_first_image_and_is_worth_some_tokens() -> None:
     assert prefix_length([1] * 5 + [7] * 100, 7) == 0
     keys = {prefix_key(ids, tenant) for ids in ((1, 2), (12,)) for tenant in (None, "a", 1, "1")}
     assert len(keys) == 8
+
+
+def test_a_device_that_is_full_after_all_ends_nothing() -> None:
+    """What is not copied is computed."""
+
+    class Full(KVCache):
+        def copy(self, length: int) -> KVCache:
+            raise torch.OutOfMemoryError
+
+    kv = Full(llama().forward.layout, torch.device("cpu"))
+    kv.length = 20
+    prefix = Prefix("p", 20)
+    prefix.learn(kv, lambda num_bytes: True)
+    assert (prefix.num_bytes, prefix.lend()) == (0, None)

@@ -14,7 +14,7 @@ import torch
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
-from tests.support.tiny import llava, qwen2_vl
+from tests.support.tiny import MODELS, MORE_MODELS, llava, qwen2_vl
 from ts_stateful.config import ConfigError
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.vision import ImageInput, Vision
@@ -156,6 +156,40 @@ def test_a_name_depends_on_what_makes_the_embeddings() -> None:
         name(lambda _, processor: setattr(processor.image_processor, "do_normalize", False)),
     ]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("make", [llava, qwen2_vl, MORE_MODELS["qwen3_vl"], MODELS["idefics3"]])
+def test_it_is_known_before_what_an_image_takes(make: Callable[[], Model]) -> None:
+    """Each once, however often it is shown; nothing for one that was seen already."""
+    vision = make().vision
+    assert vision is not None
+    images = [vision.prepare(noise(seed, size)) for seed, size in ((1, 40), (2, 90))]
+    expected = vision.missing_bytes([*images, images[0]])
+    with torch.inference_mode():
+        vision.encode(images[0])
+    left = vision.missing_bytes(images)
+    with torch.inference_mode():
+        vision.encode(images[1])
+    assert (expected, left) == (sum(image.num_bytes for image in images), images[1].num_bytes)
+    assert vision.missing_bytes(images) == 0
+
+
+def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
+    """The device's budget is kept in every step, for what is still to be seen as well."""
+    probe = Harness(model)
+    probe.open("s", [noise(1)])
+    kv, image = (probe.engine.table.get("s").state.device_bytes, images_of(probe, "s")[0].num_bytes)
+    budget = 2 * kv + image + image // 2
+    harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
+    harness.open("old", [noise(2)])
+    harness.pictures["new"] = noise(3)
+    request = harness.submit(Open(session_id="new", images=(Image(url="new"),)), opens=True)
+    harness.pump()
+    while harness.engine.busy:
+        harness.steps(1)
+        assert harness.engine.table.device_bytes <= budget
+    harness.run()
+    assert "error" not in harness.last(request)
 
 
 def test_shared_embeddings_count_once(model: Model) -> None:

@@ -6,6 +6,7 @@ first message. How states are copied is `prefix`'s business.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from ts_stateful.engine.model import Model
@@ -22,9 +23,15 @@ __all__ = ["Lender"]
 
 
 class Lender:
-    """Lends the system prompts of one engine, which are in `shared`."""
+    """Lends the system prompts of one engine, which are in `shared`; `make_room` is that of its table."""
 
-    def __init__(self, model: Model, shared: SharedCache[ImageInput | Prefix]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        shared: SharedCache[ImageInput | Prefix],
+        make_room: Callable[[int], bool],
+    ) -> None:
+        self._make_room = make_room
         self._text = model.text
         self._image_token = model.vision.image_token_id if model.vision else None
         self._shared = shared
@@ -48,7 +55,7 @@ class Lender:
         """Keeps the states of the system prompt with which a turn has opened its session for others."""
         context = sequence.context
         if context.prefix is not None and (_tells(sequence) or isinstance(sequence.command, Open)):
-            context.prefix.learn(context.kv)
+            context.prefix.learn(context.kv, self._make_room)
 
     def _opening(self, sequence: Sequence) -> tuple[Items[int], int]:
         """The ids of the system prompt and what follows it whatever is said, and how many of them the turn begins with."""

@@ -6,9 +6,12 @@ whether its beginning was computed or copied; a copy takes a small part of the t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
 
 from ts_stateful.engine.kv import KVCache
 
@@ -30,14 +33,20 @@ class Prefix:
         """Bytes on the device."""
         return self._kv.num_bytes if self._kv else 0
 
-    def learn(self, kv: KVCache) -> None:
-        """Takes a copy of a session's states, if it has none yet."""
-        if self._kv is None and kv.length >= self.length:
-            self._kv = kv.copy(self.length)
+    def learn(self, kv: KVCache, make_room: Callable[[int], bool]) -> None:
+        """Takes a copy of a session's states, if it has none yet and `make_room` has so many bytes on the device for one."""
+        num_bytes = self.length * kv.token_bytes
+        if self._kv is None and kv.length >= self.length and make_room(num_bytes):
+            self._kv = self._copied(kv)
 
     def lend(self) -> KVCache | None:
         """A copy for a session that has no states, if there is one."""
-        return self._kv.copy(self.length) if self._kv else None
+        return self._copied(self._kv) if self._kv else None
+
+    def _copied(self, kv: KVCache) -> KVCache | None:
+        with contextlib.suppress(torch.OutOfMemoryError, MemoryError):  # it is computed then
+            return kv.copy(self.length)
+        return None
 
 
 def prefix_length(opening: Sequence[int], image_token: int | None) -> int:

@@ -73,7 +73,7 @@ class Turns:
         self._audience = audience
         self._outbox = outbox
         self._shared = shared
-        self._lender = Lender(model, shared)
+        self._lender = Lender(model, shared, table.make_room)
         self._images = ImageReader(model.vision, shared) if model.vision else None
         self._load_images = load_images
         self._executor = executor
@@ -272,7 +272,8 @@ class Turns:
         context = sequence.context
         num_tokens = sequence.num_prompt + sequence.max_new_tokens
         needed = num_tokens * context.kv.token_bytes
-        if not self._table.make_room(max(0, needed - context.device_bytes)):
+        seeing = self._model.vision.missing_bytes(sequence.all_images) if self._model.vision else 0
+        if not self._table.make_room(max(0, needed - context.device_bytes) + seeing):
             raise OutOfMemory(
                 "the turn does not fit deviceCacheBytes beside the turns in progress",
                 retry_after_s=1.0,

@@ -70,9 +70,19 @@ class Vision:
         self._accepts = frozenset(inspect.signature(self._features).parameters)
         self.image_token: str = processor.image_token
         self.image_token_id: int = network.config.image_token_id
+        config = network.config
+        tower = getattr(config, "vision_config", None)
+        deepstack = getattr(tower, "deepstack_visual_indexes", None) or ()
+        width = config.get_text_config(decoder=True).hidden_size * (1 + len(deepstack))
+        self._token_bytes: int = width * network.dtype.itemsize
         self._pooled_as_list = True
         self._output_type: Any = BaseModelOutputWithPooling
         self.num_encoded = 0  # runs of the vision tower
+
+    def missing_bytes(self, images: Sequence[ImageInput]) -> int:
+        """Bytes that those of these images that it has not seen yet will take on the device."""
+        unseen = {image for image in images if image.features is None}
+        return sum(image.ids.count(self.image_token_id) for image in unseen) * self._token_bytes
 
     def key(self, image: PIL.Image.Image, *salts: str) -> str:
         """Names what `prepare` and `encode` make of an image: by its pixels, apart for other `salts`. For any thread."""
