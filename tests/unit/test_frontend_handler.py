@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,7 @@ class _Handler(SessionHandler):
         on_event: Callable[[Event], None],
         on_figures: Callable[[Figures], None],
     ) -> ScriptedDispatcher:
+        self.publish = on_figures
         self.started = {"document": document, "model_name": model_name, "model_dir": model_dir}
         return ScriptedDispatcher(_Mailbox(on_event), lambda s: [last(s.request_id, {"a": 1})])
 
@@ -107,6 +109,17 @@ def test_the_profile_chooses_the_delivery(document: dict[str, Any], delivery: ty
         "model_name": "chat",
         "model_dir": Path("/models/chat"),
     }
+
+
+def test_cloudwatch_gets_the_figures_of_a_group_by_the_name_of_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It adds up what several workers write under one name, and each of them has the figures of all."""
+    monkeypatch.setenv("TS_STATEFUL_CLOUDWATCH_NAMESPACE", "N")
+    handler = initialized({**_CONTINUOUS, "handler": {"engineGroup": "g"}})
+    handler.publish(Figures(sessions_open=3))
+    line = json.loads(capsys.readouterr().out)
+    assert (line["ModelName"], line["SessionsOpen"]) == ("chat", 3)
 
 
 def test_a_request_goes_through() -> None:

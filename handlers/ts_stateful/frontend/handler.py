@@ -109,7 +109,8 @@ def _check(config: Config) -> None:
 
 def _publishing(context: Any, group: str | None) -> Callable[[Figures], None]:
     publish = Gauges(context.metrics, context.model_name, group).publish
-    cloudwatch = CloudWatchMetrics.of(group or context.model_name, os.environ)
+    # Each worker's by its own name also in a group: CloudWatch adds up what is under one.
+    cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ)
     if cloudwatch is None:
         return publish
 
