@@ -72,6 +72,32 @@ def test_padded_inputs_run_in_one_pass(told: dict[str, str]) -> None:
     assert harness.num_calls == 1
 
 
+@pytest.mark.parametrize("told", ["y", "seen"])
+@pytest.mark.parametrize("length", [-1, 2])
+def test_a_length_that_is_none_is_a_defect_of_its_own_row(told: str, length: int) -> None:
+    """Beyond the end of what the model gave there is nothing, or what was another sequence's; who runs beside it goes on."""
+
+    def run(x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        n = torch.where(x == 13, length, 1)
+        return x[:, None], n, x[:, None]
+
+    lengths = {"lengthsFrom": "n"}
+    settings = state_settings(
+        inputs=[{"name": "x", "shape": []}],
+        outputs=[
+            {"name": "y", "shape": [-1], **(lengths if told == "y" else {})},
+            {"name": "n", "datatype": "INT64", "shape": [], "hidden": True},
+        ],
+        states=[
+            {"name": "seen", "shape": [-1], "max": 3, **(lengths if told == "seen" else {})},
+        ],
+    )
+    harness = StateHarness(run, settings)
+    answers = together(harness, [step("a", "x", 13.0), step("b", "x", 1.0)])
+    assert answers[0]["error"]["code"] == "internal"
+    assert output(answers[1], "y") == [1]
+
+
 def growing(**fields: Any) -> Any:
     """A model that keeps all it has seen, and tells the sum."""
     return state_settings(

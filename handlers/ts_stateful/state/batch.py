@@ -14,7 +14,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from ts_stateful.config import StateConfig
-from ts_stateful.declarations import Control, Declared, Input, Ragged, State
+from ts_stateful.declarations import Control, Declared, Input, Output, Ragged, State
 from ts_stateful.state.column import Column
 from ts_stateful.state.pool import model_dim
 from ts_stateful.state.program import torch_dtype
@@ -122,23 +122,25 @@ class Shaper:
             for declared, tensor in zip(settings.outputs, on_host, strict=True)
         }
 
-        def lengths(name: str | None) -> list[int] | None:
+        def lengths(declared: Output | State, tensor: Tensor) -> list[int] | None:
+            name = declared.lengths_from
             if name is None:
                 return None
-            if name in by_name:
-                return [int(length) for length in by_name[name].tolist()]
-            return _lengths_of_inputs(settings, rows, name)
+            told = [int(length) for length in by_name[name].tolist()] if name in by_name else None
+            made = told or _lengths_of_inputs(settings, rows, name)
+            _check_lengths(declared, tensor, made)
+            return made
 
         return Results(
             [
-                Column(declared, tensor, lengths(declared.lengths_from))
-                for declared, tensor in zip(settings.outputs, on_host, strict=True)
+                Column(declared, on_host[number], lengths(declared, outputs[number]))
+                for number, declared in enumerate(settings.outputs)
             ],
             [
                 _without_fillers(tensor, declared, num_rows)
                 for declared, tensor in zip(settings.states, states, strict=True)
             ],
-            [lengths(declared.lengths_from) for declared in settings.states],
+            [lengths(*pair) for pair in zip(settings.states, states, strict=True)],
         )
 
     def _stacked(
@@ -264,4 +266,15 @@ def _check(declared: Declared, tensor: Tensor, num_rows: int) -> None:
         raise TypeError(
             f"{declared.name} is {tensor.dtype} of {list(tensor.shape)} for {num_rows} rows; declared are"
             f" {declared.datatype.value} and [{', '.join(expected)}]"
+        )
+
+
+def _check_lengths(declared: Declared, tensor: Tensor, lengths: Sequence[int] | None) -> None:
+    """What is beyond the end of a tensor would be taken from former sequences."""
+    if lengths is None or declared.free_dim is None:
+        return
+    most = tensor.shape[_free(declared)]
+    if min(lengths) < 0 or max(lengths) > most:
+        raise TypeError(
+            f"{declared.name} has room for {most}; the lengths of its rows are {lengths}"
         )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from lru import LRU
 from msgspec import structs
 from torch import Tensor
 
@@ -88,7 +89,7 @@ class Durability:
         self._adopt = adopt
         self._wanted: dict[str, list[Submit]] = {}  # what waits for a sequence to be here, or gone
         self._known: dict[str, Place] = {}  # of ids that were looked for and have no sequence
-        self._doubtful: dict[str, Value] = {}  # last entries that may have been written or not
+        self._doubtful: LRU[str, Value] = LRU(config.frontend.max_sessions)  # perhaps written
 
     @property
     def num_failed(self) -> int:
