@@ -17,6 +17,7 @@ from tests.soak.talk import Talk
 from tests.soak.tally import check
 from tests.soak.turns import converse, document_of, keep, past_in, past_of, settle
 from tests.soak.user import Act, User
+from ts_stateful.answers import Forked
 from ts_stateful.errors import SessionClosed, SessionExpired, SessionNotFound
 
 __all__ = ["acts_of"]
@@ -140,8 +141,8 @@ def fork(user: User, talk: Talk) -> None:
     with user.tally.timed("fork"):
         session = talk.session.fork(at_turn=at_turn)
     past = talk.past[:at_turn]
-    assert session.opened is not None
-    check(session.opened.turn == len(past), f"a fork at {at_turn} stands at {session.opened}")  # type: ignore[attr-defined]
+    assert isinstance(session.opened, Forked)
+    check(session.opened.turn == len(past), f"a fork at {at_turn} stands at {session.opened}")
     user.talks.append(Talk(f"{talk.name}'", session, talk.opening, past, uploads=talk.uploads))
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from tests.e2e.speak import Speaker
@@ -81,13 +82,13 @@ class User:
         weights = [weight for weight, _ in acts.values()]
         while budget.take():
             if not self.talks or (not self.is_full and self.script.chance(0.2)):
-                self._do("open", None, lambda user, talk: user.open())
+                self._do("open", self.open)
             else:
                 talk = self.script.rng.choice(self.talks)
                 name = self.script.rng.choices(names, weights)[0]
-                self._do(name, talk, acts[name][1])
+                self._do(name, partial(acts[name][1], self, talk), talk)
         for talk in list(self.talks):
-            self._do("close", talk, lambda user, talk: user.close(talk))
+            self._do("close", partial(self.close, talk), talk)
 
     @property
     def is_full(self) -> bool:
@@ -162,14 +163,14 @@ class User:
             self.tally.count("errors asked for", "session_exists")
             return server.attach(session_id)
 
-    def _do(self, name: str, talk: Talk | None, act: Act) -> None:
+    def _do(self, name: str, act: Callable[[], None], talk: Talk | None = None) -> None:
         if talk is not None:
             talk.acts.append(name)
         try:
             if talk is not None and talk.ended_at is not None and time.monotonic() > talk.ended_at:
                 talk.session.info()
                 raise Wrong("the session goes on behind the end of its life")
-            act(self, talk)  # type: ignore[arg-type]
+            act()
         except (SessionExpired, SessionNotFound, SessionClosed) as error:
             may_be_over = talk is not None and time.monotonic() > (talk.ends_at or math.inf)
             if talk is not None and may_be_over and error.code in self.codes_of_expired:
