@@ -79,7 +79,8 @@ def test_wheel_archive_and_tree_hold_the_same(repository: Path, wheel: set[str],
     handlers = repository / "handlers"
     tree = {
         str(path.relative_to(handlers))
-        for path in [p for suffix in ("*.py", "*.cpp", "*.h", "py.typed") for p in handlers.rglob(suffix)]
+        for pattern in ("*.py", "*.cpp", "*.h", "py.typed")
+        for path in handlers.rglob(pattern)
         if "egg-info" not in str(path)
     }
     with zipfile.ZipFile(mar) as archive:
