@@ -11,11 +11,10 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
-from ts_stateful.process.spec import ENGINE_NAME
+from ts_stateful.process_names import ENGINE, name_of
 
 __all__ = ["descendants", "drain", "is_engine", "is_torchserve", "wait_ended"]
 
@@ -32,9 +31,7 @@ def descendants(variable: str, value: str) -> Iterator[psutil.Process]:
 
 def is_engine(process: psutil.Process) -> bool:
     """Whether it is one of our engine processes."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process.pid}/comm").read_text().startswith(ENGINE_NAME)
-    return False
+    return name_of(process.pid).startswith(ENGINE)
 
 
 def is_torchserve(process: psutil.Process) -> bool:

@@ -17,7 +17,7 @@ import psutil
 
 from tests.e2e.speak import Speaker
 from tests.soak.talk import NUM_PICTURES
-from ts_stateful.process.spec import FORK_SERVER_NAME
+from ts_stateful.process_names import FORK_SERVER, name_of
 from ts_stateful.torchserve import TorchServe
 
 __all__ = ["MORE", "Held", "Snapshot", "leaks", "temporary_folder", "unsettled"]
@@ -74,7 +74,7 @@ class Snapshot:
         family = [*java.children(recursive=True)]
         for engine in engines:
             family += engine.children(recursive=True)
-        fork_servers = [process for process in family if process.name() == FORK_SERVER_NAME]
+        fork_servers = [process for process in family if name_of(process.pid) == FORK_SERVER]
         roles = {"worker": [worker], "engine": engines, "fork server": fork_servers}
         other = set(family).difference(*roles.values())
         roles |= {"TorchServe": [java], "other": list(other)}

@@ -31,7 +31,8 @@ from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.lifespan import Lifespan
 from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
-from ts_stateful.process.spec import ENGINE_NAME, EngineSpec, forget_groups, name_process
+from ts_stateful.process.spec import EngineSpec, forget_groups
+from ts_stateful.process_names import ENGINE, take_name
 from ts_stateful.protocol import Fork
 from ts_stateful.store.access import store_of
 
@@ -258,7 +259,7 @@ def main(lock_fd: int, spec_path: Path) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     os.set_inheritable(lock_fd, False)  # held for as long as this process lives, and not longer
     spec = EngineSpec.load(spec_path)
-    name_process(f"{ENGINE_NAME}-{spec.index}")
+    take_name(f"{ENGINE}-{spec.index}")
     with contextlib.suppress(OSError):  # the kernel's OOM killer takes the engine before the worker
         Path("/proc/self/oom_score_adj").write_text("500")
     process = EngineProcess(spec, load_config(spec.document))

@@ -25,7 +25,8 @@ from typing import IO, NamedTuple
 
 import psutil
 
-from ts_stateful.process.spec import FORK_SERVER_NAME, EngineSpec, name_process
+from ts_stateful.process.spec import EngineSpec
+from ts_stateful.process_names import FORK_SERVER, take_name
 
 __all__ = ["ForkServer", "ForkedEngine", "has_ended"]
 
@@ -228,7 +229,7 @@ def _report(reporting: int, number: int) -> None:
 def main(control: int) -> int:
     """Forks engines until the worker is gone; returns the exit status, in each of the forks that of its engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    name_process(FORK_SERVER_NAME)
+    take_name(FORK_SERVER)
     request = _Server(socket.socket(fileno=control)).serve()
     if request is None:
         return 0

@@ -5,7 +5,6 @@ Owns the runtime folder and the files in it. Knows nothing of what an engine doe
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import stat
@@ -16,19 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-__all__ = [
-    "ENGINE_NAME",
-    "FORK_SERVER_NAME",
-    "EngineSpec",
-    "forget_groups",
-    "group_file",
-    "name_process",
-    "runtime_folder",
-]
+__all__ = ["EngineSpec", "forget_groups", "group_file", "runtime_folder"]
 
-ENGINE_NAME = "ts-engine"  # what the names of engine processes begin with
-FORK_SERVER_NAME = "ts-fork-server"
-_PR_SET_NAME = 15  # of prctl(2)
 _MAX_SOCKET_PATH = 100  # of the 108 bytes that the kernel allows
 
 
@@ -64,11 +52,6 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     def load(cls, path: Path) -> EngineSpec:
         """Reads what `save` has written."""
         return msgspec.json.decode(path.read_bytes(), type=cls)
-
-
-def name_process(name: str) -> None:
-    """What `ps -e` and `top` call this process, in 15 bytes: it has the command line of what it was forked from."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def runtime_folder(frontend_pid: int, *identity: object) -> Path:
