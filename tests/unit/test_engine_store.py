@@ -255,11 +255,16 @@ def test_a_session_of_another_model_is_refused(
     assert "weights" in refused["error"]["message"]
 
 
-def test_an_expired_session_is_not_taken_over(first: Harness, second: Harness) -> None:
-    """Its idle time goes on while nobody holds it."""
+def test_an_expired_session_is_not_taken_over(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """Its idle time goes on while nobody holds it, and who has asked for it leaves nothing behind."""
     first.open("s")
     second.clock.now += 61
     assert code(second.ask(ask())) == "session_expired"
+    assert not store.list("adopted")
+    expire(first)
+    assert not store.list("sessions")
 
 
 def test_a_session_in_use_does_not_idle_while_no_engine_is_there(
@@ -298,6 +303,37 @@ def test_a_session_in_use_elsewhere_does_not_expire_here(
     assert second.ask(ask())["turn"] == 2
     expire(second)
     assert [store.list(where) for where in ("sessions", "adopted")] == [[], []]
+    assert code(first.ask(ask())) == "session_expired"
+
+
+def test_a_session_that_has_idled_here_comes_back_from_where_it_was_used(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """It has expired here alone, and is asked for here again."""
+    first.open("s")
+    second.clock.now += 50
+    assert second.ask(ask())["turn"] == 1
+    expire(first)
+    assert first.ask(ask())["turn"] == 2
+    assert first.ask(Info(session_id="s"))["turns"] == 2
+    first.clock.now += 61
+    lost = first.submit(ask())
+    first.executor.run()
+    first.run()
+    assert code(first.last(lost)) == "session_expired"
+    store.fails = True
+    assert code(first.ask(ask())) == "store_unavailable"
+
+
+def test_what_expires_without_having_been_written_is_known_to_have_expired(
+    model: Model, store: FailingStore
+) -> None:
+    """The store, which is asked whether somebody else has it, knows nothing of it."""
+    first = Harness(model, store=store, policy="best_effort")
+    store.fails = True
+    first.open("s")
+    expire(first)
+    store.fails = False
     assert code(first.ask(ask())) == "session_expired"
 
 

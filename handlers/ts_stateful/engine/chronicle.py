@@ -20,7 +20,7 @@ from ts_stateful.engine.model import Model
 from ts_stateful.engine.prefix import Prefix
 from ts_stateful.engine.stored_images import image_tensors, load_image, save_image
 from ts_stateful.engine.vision import ImageInput
-from ts_stateful.errors import SessionNotFound
+from ts_stateful.errors import SessionExpired, SessionNotFound
 from ts_stateful.protocol import Prompt
 from ts_stateful.sessions.session import Delta, Message, Session, Turn
 from ts_stateful.sessions.shared import SharedCache
@@ -44,7 +44,8 @@ class Recovered(NamedTuple):
 class Chronicle:
     """The sessions of one model in a store. `utc` tells Unix time, `clock` the engine's; `writer` names this process.
 
-    `content` says what is written of a session: all that it needs to go on elsewhere, that without its images, or nothing.
+    `content` says what is written of a session: all that it needs to go on elsewhere, that without its images, or nothing. One
+    that nobody has used for `idle_s` seconds has expired.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Chronicle:
         *,
         writer: str,
         content: Literal["all", "text", "none"],
+        idle_s: float,
         clock: Callable[[], float],
         utc: Callable[[], float],
     ) -> None:
@@ -63,6 +65,7 @@ class Chronicle:
         self._shared = shared
         self._writer = writer
         self._content = content
+        self._idle_s = idle_s
         self._clock = clock
         self._utc = utc
 
@@ -116,18 +119,45 @@ class Chronicle:
         """Whether the session's log has so many entries, and one more. On a thread of the store."""
         return holding.has_entry(self._store, session_id, position)
 
-    def load(self, session_id: str) -> Recovered:
-        """The session as its last committed turn left it. On a thread of the store.
+    def load(self, session_id: str, *, in_use: bool = False) -> Recovered:
+        """The session as its last committed turn left it; one that was `in_use` was not idle since. On a thread of the store.
 
         Raises:
             SessionError: there is none, by what became of it; it was made by another model; or what it needs was not written.
             StoreError: as the store says.
         """
-        make = partial(self._recovered, session_id)
+        make = partial(self._recovered, session_id, in_use)
         return holding.adopt(self._store, session_id, make, writer=self._writer, now=self._utc())
 
-    def _recovered(self, session_id: str, entries: Sequence[records.Entry]) -> Recovered:
+    def _recovered(
+        self, session_id: str, in_use: bool, entries: Sequence[records.Entry]
+    ) -> Recovered:
         opened, turns, _ = records.history(entries)
+        context = Context(self._opening(opened), self._model.new_kv())
+        context.adopted = True
+        session = Session(
+            session_id=session_id,
+            state=context,
+            opened_at=self._engine_time(opened.created_at),
+            expires_at=self._engine_time(opened.expires_at),
+            idle_s=self._idle_s,
+            last_used=self._clock() if in_use else self._engine_time(_time_of(entries[-1])),
+            metadata=opened.metadata,
+            origin=opened.origin,
+        )
+        if self._clock() >= session.deadline:
+            raise SessionExpired("the session has expired")
+        self._check_usable(opened, turns)
+        context.images += self._images(opened.images)
+        for record in turns:
+            turn = _turn_of(record)
+            context.commit(turn.delta)
+            context.images += self._images(record.images)
+            session.turns.append(turn)
+        return Recovered(session, len(entries))
+
+    def _check_usable(self, opened: records.Opened, turns: Sequence[records.Turn]) -> None:
+        """Raises `SessionNotFound` where nobody but another engine can go on with the session."""
         try:
             records.check_fingerprint(opened, self._model.fingerprint)
         except records.FingerprintMismatch as error:
@@ -137,25 +167,6 @@ class Chronicle:
                 "only the engine that the session was held at has what was said in it: open it again",
                 field="session_id",
             )
-        context = Context(self._opening(opened), self._model.new_kv())
-        context.adopted = True
-        session = Session(
-            session_id=session_id,
-            state=context,
-            opened_at=self._engine_time(opened.created_at),
-            expires_at=self._engine_time(opened.expires_at),
-            idle_s=0.0,
-            last_used=self._engine_time(_time_of(entries[-1])),
-            metadata=opened.metadata,
-            origin=opened.origin,
-        )
-        context.images += self._images(opened.images)
-        for record in turns:
-            turn = _turn_of(record)
-            context.commit(turn.delta)
-            context.images += self._images(record.images)
-            session.turns.append(turn)
-        return Recovered(session, len(entries))
 
     def _rewound(self, to_turn: int, *, blank: bool = False) -> records.Rewound:
         return records.Rewound(to_turn, self._utc(), self._writer, blank)

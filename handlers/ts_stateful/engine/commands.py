@@ -102,8 +102,9 @@ class Commands:
             return
         try:
             self._handle(message)
-        except SessionNotFound:
-            if not self._fetch(session_id, message):
+        except (SessionNotFound, SessionExpired) as error:
+            # One that has idled here may have been in use elsewhere.
+            if session_id in self._table or not self._fetch(session_id, message, error):
                 raise
         except TurnGap as error:
             if not self._look_behind(session_id, message, error):
@@ -123,10 +124,14 @@ class Commands:
 
         return not session.busy and self._durability.look_behind(session, told)
 
-    def _fetch(self, session_id: str, message: Submit) -> bool:
-        return self._durability.fetch(session_id, message, self._fetched)
+    def _fetch(self, session_id: str, message: Submit, known: StatefulError | None = None) -> bool:
+        return self._durability.fetch(session_id, message, partial(self._fetched, known))
 
-    def _fetched(self, message: Submit, error: StatefulError | None) -> None:
+    def _fetched(
+        self, known: StatefulError | None, message: Submit, error: StatefulError | None
+    ) -> None:
+        if isinstance(error, SessionNotFound) and isinstance(known, SessionExpired):
+            error = known  # it was never written
         # A fork opens another session than the one that was looked for.
         opens = message.opens and not isinstance(message.command, Fork)
         gone = isinstance(error, SessionNotFound | SessionClosed | SessionExpired)
@@ -172,9 +177,8 @@ class Commands:
         if message.again and name is not None:
             if self._branches.forked_before(request_id, command):
                 return
-            if name not in self._table and self._durability.fetch(
-                name, message, self._fetched_fork
-            ):
+            lost = name not in self._table
+            if lost and self._durability.fetch(name, message, self._fetched_fork):
                 return
         self._branches.fork(request_id, self._session(command.session_id), command)
 
@@ -247,8 +251,7 @@ class Commands:
         self._turns.admit(sequence, images, message.attachments)
 
     def _continue(self, message: Submit, command: Continue) -> None:
-        request_id = message.request_id
-        session = self._session(command.session_id)
+        request_id, session = message.request_id, self._session(command.session_id)
         self._table.touch(session)
         turn, done, prompts = command.turn, len(session.turns), prompts_of(session)
         if turn <= done:
@@ -290,11 +293,8 @@ class Commands:
             running.opens = False  # closed, which is not the same as never opened
             self._turns.fail(running, error)
         self._table.close(session)
+        name = session.session_id
         answer = partial(
-            self._outbox.answer,
-            message.request_id,
-            Closed(session.session_id),
-            session_id=session.session_id,
-            closed=True,
+            self._outbox.answer, message.request_id, Closed(name), session_id=name, closed=True
         )
         self._durability.ended(session, "closed", answer)

@@ -158,9 +158,8 @@ class Durability:
         wanted = self._wanted.setdefault(session_id, [])
         wanted.append(message)
         if len(wanted) == 1:
-            self._journal.run(
-                partial(self._chronicle.load, session_id), partial(self._loaded, session_id, then)
-            )
+            load = partial(self._chronicle.load, session_id, in_use=message.again)
+            self._journal.run(load, partial(self._loaded, session_id, then))
         return True
 
     def is_wanted(self, session_id: str) -> bool:
@@ -205,9 +204,13 @@ def make_durable(
     post: Callable[[Callable[[], None]], None],
     clock: Callable[[], float],
     utc: Callable[[], float],
+    idle_s: float,
     spill: int = 0,
 ) -> Durability:
-    """The sessions of `table` in a store, or in none; at most `spill` bytes of their KV states too."""
+    """The sessions of `table` in a store, or in none; at most `spill` bytes of their KV states too.
+
+    They expire after `idle_s` seconds without use.
+    """
     if store is None:
         return Durability(table)
     journal = Journal(store, post)
@@ -217,6 +220,7 @@ def make_durable(
         shared,
         writer=journal.writer,
         content=store.content,
+        idle_s=idle_s,
         clock=clock,
         utc=utc,
     )

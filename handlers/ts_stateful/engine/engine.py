@@ -72,9 +72,16 @@ class Engine:
         self.table: SessionTable[Context] = SessionTable(
             limits, self._shared, clock, on_expired=self._expired, rebuild_cost=cost
         )
-        spill = config.handler.store.spill_bytes
         self._durability = make_durable(
-            model, store, self.table, self._shared, post=post, clock=clock, utc=utc, spill=spill
+            model,
+            store,
+            self.table,
+            self._shared,
+            post=post,
+            clock=clock,
+            utc=utc,
+            idle_s=limits.idle_s,
+            spill=config.handler.store.spill_bytes,
         )
         self.num_parameters = model.num_parameters
         self._model = model

@@ -110,8 +110,7 @@ class SessionTable(Generic[StateT]):
             origin=origin,
         )
         self._sessions[session_id] = session
-        if session_id in self._ended:
-            del self._ended[session_id]
+        self._ended.pop(session_id, None)
         return session
 
     def adopt(self, session: Session[StateT], *, in_use: bool = False) -> None:
@@ -131,6 +130,7 @@ class SessionTable(Generic[StateT]):
         self.expire()
         self._check_place()
         self._sessions[session.session_id] = session
+        self._ended.pop(session.session_id, None)  # here, but not where it comes from
 
     def get(self, session_id: str) -> Session[StateT]:
         """The open session of that id; counts as a use for eviction, but does not postpone expiry.
