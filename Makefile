@@ -25,6 +25,9 @@ BENCH_ARGS ?=
 # llama.cpp's server, to be compared with.
 LLAMA_SERVER ?=
 
+# Nothing is compiled at installation, so Python has to keep what it compiles when it first imports it.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 NAME := $(or $(EXAMPLE),chat)
 INSTALLED := $(VENV)/.stamp
