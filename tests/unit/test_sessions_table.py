@@ -1,15 +1,13 @@
-"""The session table on plain integers."""
+"""The session table on plain integers: which sessions there are, and for how long."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.harness import Clock
+from tests.support.plain_states import State, table
 from ts_stateful.errors import (
     SessionClosed,
     SessionError,
@@ -18,63 +16,7 @@ from ts_stateful.errors import (
     SessionNotFound,
     TooManySessions,
 )
-from ts_stateful.sessions.session import Residency, Session
-from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.sessions.table import Limits, SessionTable
-
-
-@dataclass(eq=False)
-class Picture:
-    """Something that sessions share."""
-
-    key: str
-    num_bytes: int = 10
-
-
-@dataclass
-class State:
-    """So many bytes, somewhere, and what it shares."""
-
-    size: int = 10
-    residency: Residency = Residency.DEVICE
-    cost: float = 1.0
-    shared: Sequence[Picture] = field(default=())
-
-    @property
-    def device_bytes(self) -> int:
-        return self.size if self.residency is Residency.DEVICE else 0
-
-    @property
-    def host_bytes(self) -> int:
-        return self.size if self.residency is Residency.HOST else 0
-
-    def to_host(self) -> None:
-        self.residency = Residency.HOST
-
-    def release(self) -> None:
-        """See `SessionState`."""
-        self.released = True
-
-    def to_record(self) -> None:
-        self.residency = Residency.RECORD
-
-
-def table(
-    clock: Clock | None = None, shared: SharedCache[Picture] | None = None, **limits: object
-) -> SessionTable[State]:
-    made = Limits(**{"max_sessions": 4, "idle_s": 60.0, "lifetime_s": 600.0, **limits})  # type: ignore[arg-type]
-    return SessionTable(
-        made,
-        SharedCache(0) if shared is None else shared,
-        clock or Clock(),
-        rebuild_cost=lambda state: state.cost,
-    )
-
-
-@pytest.fixture
-def shared() -> SharedCache[Picture]:
-    """With room for ten pictures that no session uses."""
-    return SharedCache(100)
+from ts_stateful.sessions.session import Session
 
 
 def test_a_session_is_found_until_it_is_closed() -> None:
@@ -183,137 +125,6 @@ def test_who_has_the_id_of_one_that_is_gone_is_not_forgotten() -> None:
     again = sessions.open("a", State())
     sessions.forget(gone)
     assert sessions.get("a") is again
-
-
-def test_nobody_is_evicted_where_that_does_not_help(shared: SharedCache[Picture]) -> None:
-    """What is larger than all that could be freed is refused, and everybody keeps what they have."""
-    sessions = table(shared=shared, device_bytes=50)
-    busy, idle, spared = (sessions.open(name, State()) for name in "abc")
-    busy.work.append(object())
-    sessions.close(sessions.open("ended", State(shared=[shared.get("p", lambda: Picture("p"))])))
-    assert sessions.device_bytes == 40
-    assert not sessions.make_room(31, spared=spared)
-    assert (sessions.device_bytes, idle.state.device_bytes) == (40, 10)
-    assert sessions.make_room(30, spared=spared)
-    assert (sessions.device_bytes, idle.state.device_bytes) == (20, 0)
-
-
-def test_room_is_made_from_the_least_recently_used() -> None:
-    """Busy sessions keep their tensors; without enough idle ones the answer is no."""
-    sessions = table(device_bytes=35)
-    opened = [sessions.open(name, State()) for name in "abc"]
-    sessions.touch(opened[0])
-    assert sessions.make_room(10)
-    assert [s.state.residency for s in opened] == [
-        Residency.DEVICE,
-        Residency.RECORD,
-        Residency.DEVICE,
-    ]
-    for session in opened:
-        session.work.append(object())
-    assert not sessions.make_room(30)
-
-
-def test_the_ladder_has_a_step_in_host_memory() -> None:
-    """What leaves the device goes to the host while that has room; the oldest there goes down to the record."""
-    sessions = table(device_bytes=15, host_bytes=20)
-    opened = []
-    for name in "abcd":
-        assert sessions.make_room(10)
-        opened.append(sessions.open(name, State()))
-    assert [s.state.residency for s in opened] == [
-        Residency.RECORD,
-        Residency.HOST,
-        Residency.HOST,
-        Residency.DEVICE,
-    ]
-    assert (sessions.device_bytes, sessions.host_bytes) == (10, 20)
-
-
-def test_what_costs_more_to_rebuild_stays_longer() -> None:
-    """Twice as much for a byte: twice as long unused. What is cheap goes before what was used earlier."""
-    clock = Clock()
-    sessions = table(clock, device_bytes=40)
-    costs = {"dear": 2.5, "old": 1.0, "cheap": 0.1, "new": 1.0}
-    for name, cost in costs.items():
-        sessions.open(name, State(cost=cost))
-        clock.now += 10  # idle for 40, 30, 20 and 10 seconds in the end
-    left = []
-    while sessions.leaving():
-        left.append(sessions.leaving()[0].session_id)
-        assert sessions.make_room(sessions._limits.device_bytes - sessions.device_bytes + 1)  # type: ignore[operator]
-    assert left == ["cheap", "old", "dear", "new"]
-
-
-def test_a_copy_in_host_memory_costs_everybody_the_same() -> None:
-    """So there the least recently used goes first, and costs count for who is dropped from there."""
-    clock = Clock()
-    sessions = table(clock, device_bytes=30, host_bytes=20)
-    for name, cost in {"a": 9.0, "b": 1.0, "c": 1.0}.items():
-        sessions.open(name, State(cost=cost))
-        clock.now += 10
-    states = [sessions.get(name).state for name in "abc"]
-    assert sessions.make_room(20)
-    assert [state.residency.value for state in states] == ["host", "host", "device"]
-    assert sessions.make_room(30)
-    assert [state.residency.value for state in states] == ["host", "record", "host"]
-
-
-def test_what_is_larger_than_host_memory_drives_nobody_out_of_it() -> None:
-    """It is dropped at once."""
-    sessions = table(device_bytes=30, host_bytes=20)
-    small, large = (sessions.open("small", State()), sessions.open("large", State(size=25)))
-    small.state.to_host()
-    assert sessions.make_room(30)
-    assert (small.state.residency, large.state.residency) == (Residency.HOST, Residency.RECORD)
-
-
-def test_what_is_shared_counts_once(shared: SharedCache[Picture]) -> None:
-    """However many sessions use it; each counts what is its own."""
-    sessions = table(shared=shared)
-    picture = shared.get("p", lambda: Picture("p"))
-    for name in "abc":
-        sessions.open(name, State(shared=[picture]))
-    assert sessions.device_bytes == 30 + 10
-
-
-def test_what_an_ended_session_has_used_is_kept(shared: SharedCache[Picture]) -> None:
-    """Closed or expired, but not one that never came to be."""
-    clock = Clock()
-    sessions = table(clock, shared)
-    for name in "abc":
-        sessions.open(name, State(shared=[shared.get(name, lambda key=name: Picture(key))]))  # type: ignore[misc]
-    sessions.close(sessions.get("a"))
-    sessions.forget(sessions.get("b"))
-    clock.now += 60
-    sessions.expire()
-    assert len(sessions) == 0
-    assert sessions.device_bytes == 20
-    shared.get("a", lambda: pytest.fail("made again"))
-    shared.get("c", lambda: pytest.fail("made again"))
-
-
-def test_what_no_session_uses_goes_before_any_sessions_tensors(
-    shared: SharedCache[Picture],
-) -> None:
-    """The first room is made there, and what is in use stays in the last resort too."""
-    sessions = table(shared=shared, device_bytes=45)
-    pictures = [shared.get(key, lambda key=key: Picture(key)) for key in "pq"]  # type: ignore[misc]
-    sessions.close(sessions.open("ended", State(shared=pictures)))
-    for name in "ab":
-        sessions.open(name, State(shared=pictures[:1]))
-    del pictures
-    assert sessions.device_bytes == 40
-    assert sessions.make_room(15)
-    assert sessions.device_bytes == 30
-    assert all(session.state.residency is Residency.DEVICE for session in sessions)
-    assert sessions.make_room(20)
-    assert [session.state.residency for session in sessions] == [
-        Residency.DEVICE,
-        Residency.RECORD,
-    ]
-    sessions.evict_idle()
-    assert sessions.device_bytes == 10
 
 
 @given(st.lists(st.tuples(st.sampled_from("ougcew"), st.integers(0, 6), st.integers(0, 90))))

@@ -1,0 +1,61 @@
+"""Sessions of a table whose tensors are numbers of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.support.harness import Clock
+from ts_stateful.sessions.session import Residency
+from ts_stateful.sessions.shared import SharedCache
+from ts_stateful.sessions.table import Limits, SessionTable
+
+__all__ = ["Picture", "State", "table"]
+
+
+@dataclass(eq=False)
+class Picture:
+    """Something that sessions share."""
+
+    key: str
+    num_bytes: int = 10
+
+
+@dataclass
+class State:
+    """So many bytes, somewhere, and what it shares."""
+
+    size: int = 10
+    residency: Residency = Residency.DEVICE
+    cost: float = 1.0
+    shared: Sequence[Picture] = field(default=())
+
+    @property
+    def device_bytes(self) -> int:
+        return self.size if self.residency is Residency.DEVICE else 0
+
+    @property
+    def host_bytes(self) -> int:
+        return self.size if self.residency is Residency.HOST else 0
+
+    def to_host(self) -> None:
+        self.residency = Residency.HOST
+
+    def release(self) -> None:
+        """See `SessionState`."""
+        self.released = True
+
+    def to_record(self) -> None:
+        self.residency = Residency.RECORD
+
+
+def table(
+    clock: Clock | None = None, shared: SharedCache[Picture] | None = None, **limits: object
+) -> SessionTable[State]:
+    made = Limits(**{"max_sessions": 4, "idle_s": 60.0, "lifetime_s": 600.0, **limits})  # type: ignore[arg-type]
+    return SessionTable(
+        made,
+        SharedCache(0) if shared is None else shared,
+        clock or Clock(),
+        rebuild_cost=lambda state: state.cost,
+    )
