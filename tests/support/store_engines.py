@@ -1,0 +1,50 @@
+"""Engines that share a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.support.harness import Harness
+from ts_stateful.protocol import Prompt
+from ts_stateful.store.base import StoreUnavailable
+from ts_stateful.store.memory import MemoryStore
+
+__all__ = ["FailingStore", "ask", "code", "expire"]
+
+
+class FailingStore(MemoryStore):
+    """A store that can be out of order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = False
+
+    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
+        self._check()
+        return super().create(key, data, ttl_s)
+
+    def list(self, prefix: str) -> Sequence[str]:
+        self._check()
+        return super().list(prefix)
+
+    def _check(self) -> None:
+        if self.fails:
+            raise StoreUnavailable("the store is out of order", "wait")
+
+
+def ask(text: str = "Hello", **fields: Any) -> Prompt:
+    return Prompt(
+        session_id="s", prompt=text, **{"max_new_tokens": 8, "ignore_eos": True, **fields}
+    )
+
+
+def code(answer: dict[str, Any]) -> str:
+    return str(answer["error"]["code"])
+
+
+def expire(harness: Harness) -> None:
+    """Lets an engine's idle sessions run out."""
+    harness.clock.now += 61
+    harness.engine.tick()
+    harness.run()

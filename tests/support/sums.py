@@ -1,0 +1,134 @@
+"""Engines of a model that sums what it gets, which share a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.harness import Clock
+from tests.support.state_harness import StateHarness, state_settings
+from ts_stateful.protocol import InputTensor, Step
+from ts_stateful.store.base import StoreUnavailable
+from ts_stateful.store.memory import MemoryStore
+
+__all__ = [
+    "BAD",
+    "EVERY",
+    "Killed",
+    "MortalStore",
+    "Start",
+    "add",
+    "code",
+    "model",
+    "settings",
+    "starter",
+    "total",
+]
+
+BAD = 13  # a number that the model does not survive
+EVERY = pytest.mark.parametrize("every", [1, 3])
+
+
+class Killed(BaseException):
+    """The engine is gone, in the middle of something."""
+
+
+class MortalStore(MemoryStore):
+    """A store whose users die before, or behind, one of its calls; or that is out of order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_left: int | None = None
+        self.fails = False
+
+    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
+        self._live()
+        made = super().create(key, data, ttl_s)
+        self._live()
+        if self.fails:
+            raise StoreUnavailable("the store is out of order", "wait")
+        return made
+
+    def list(self, prefix: str) -> Sequence[str]:
+        self._live()
+        return super().list(prefix)
+
+    def delete(self, prefix: str) -> None:
+        self._live()
+        super().delete(prefix)
+
+    def _live(self) -> None:
+        if self.num_left is not None:
+            self.num_left -= 1
+            if self.num_left < 0:
+                self.num_left = None
+                raise Killed
+
+
+def model(number: Tensor, start: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
+    """A running sum, the numbers so far, and whether this was the first."""
+    if bool((number == BAD).any()):
+        raise ValueError("13")
+    total, seen = total + number, torch.cat([seen, number], dim=1)
+    return total, seen, start, total, seen
+
+
+def settings(every: int, **handler: Any) -> Any:
+    """What the model declares."""
+    growing = {"datatype": "INT64", "shape": [-1]}
+    return state_settings(
+        inputs=[
+            {"name": "number", "datatype": "INT64", "shape": [1], "raw": "text"},
+            {"name": "start", "datatype": "BOOL", "control": "start"},
+        ],
+        outputs=[
+            {"name": "sum", "datatype": "INT64", "shape": [1], "raw": "text"},
+            {"name": "numbers", **growing},
+            {"name": "first", "datatype": "BOOL"},
+        ],
+        states=[
+            {"name": "total", "datatype": "INT64", "shape": [1]},
+            {"name": "seen", "max": 32, **growing},
+        ],
+        commitEvery=every,
+        **handler,
+    )
+
+
+Start = Callable[..., StateHarness]
+
+
+def starter(store: MortalStore) -> Start:
+    """Starts engines that share the store, a clock, and the names of requests."""
+    shared: dict[str, Any] = {"store": store, "clock": Clock(), "numbers": count(1)}
+
+    def engine(every: int = 1, **options: Any) -> StateHarness:
+        initial = [
+            torch.zeros(1, 1, dtype=torch.int64),
+            torch.zeros(1, 0, dtype=torch.int64),
+        ]
+        declared = settings(every, **options.pop("handler", {}))
+        return StateHarness(model, declared, initial=initial, **shared, **options)
+
+    return engine
+
+
+def add(number: int, session_id: str = "a", **fields: Any) -> Step:
+    """A step of the model."""
+    return Step(session_id=session_id, inputs=(InputTensor("number", [number]),), **fields)
+
+
+def total(answer: dict[str, Any]) -> int:
+    """The sum in an answer."""
+    assert "error" not in answer, answer
+    return int(answer["outputs"][0]["data"][0])
+
+
+def code(answer: dict[str, Any]) -> str:
+    """The error in an answer."""
+    return str(answer["error"]["code"])
