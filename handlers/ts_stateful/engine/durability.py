@@ -207,10 +207,7 @@ def make_durable(
     idle_s: float,
     spill: int = 0,
 ) -> Durability:
-    """The sessions of `table` in a store, or in none; at most `spill` bytes of their KV states too.
-
-    They expire after `idle_s` seconds without use.
-    """
+    """The sessions of `table`, idle for at most `idle_s`, in a store or in none; with `spill` bytes of KV states at most."""
     if store is None:
         return Durability(table)
     journal = Journal(store, post)

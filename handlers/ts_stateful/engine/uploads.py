@@ -72,9 +72,7 @@ class Uploads:
     @property
     def num_bytes(self) -> int:
         """Bytes of all uploads of all sessions."""
-        return sum(
-            file.num_bytes for files in self._files.values() for file in list(files.values())
-        )
+        return sum(file.num_bytes for files in self._files.values() for file in files.values())
 
     def receive(
         self, session: Session[Any], command: Upload, attachments: Items[bytes]

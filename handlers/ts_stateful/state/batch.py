@@ -127,9 +127,7 @@ class Shaper:
             if name is None:
                 return None
             told = [int(length) for length in by_name[name].tolist()] if name in by_name else None
-            made = told or _lengths_of_inputs(settings, rows, name)
-            _check_lengths(declared, tensor, made)
-            return made
+            return _checked(declared, tensor, told or _lengths_of_inputs(settings, rows, name))
 
         return Results(
             [
@@ -269,12 +267,13 @@ def _check(declared: Declared, tensor: Tensor, num_rows: int) -> None:
         )
 
 
-def _check_lengths(declared: Declared, tensor: Tensor, lengths: Sequence[int] | None) -> None:
-    """What is beyond the end of a tensor would be taken from former sequences."""
+def _checked(declared: Declared, tensor: Tensor, lengths: list[int] | None) -> list[int] | None:
+    """The lengths, if the tensor has so much: what is beyond its end would be taken from former sequences."""
     if lengths is None or declared.free_dim is None:
-        return
+        return lengths
     most = tensor.shape[_free(declared)]
     if min(lengths) < 0 or max(lengths) > most:
         raise TypeError(
             f"{declared.name} has room for {most}; the lengths of its rows are {lengths}"
         )
+    return lengths

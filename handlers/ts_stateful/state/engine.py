@@ -62,23 +62,12 @@ class StateEngine:
     ) -> None:
         assert config.state is not None
         self.num_parameters = program.num_parameters
-        self._settings = config.state
         self._pool = pool
         self._clock = clock
         self._expire_at = clock()
         self._num_steps = 0
-        frontend = config.frontend
-        limits = Limits(
-            max_sessions=max_sessions or frontend.max_sessions,
-            idle_s=frontend.idle_s,
-            lifetime_s=frontend.lifetime_s,
-            host_bytes=config.state.host_cache_bytes or 2**63,
-        )
         self.table: SessionTable[SequenceState] = SessionTable(
-            limits,
-            SharedCache(0),
-            clock,
-            on_expired=self._expired,
+            _limits(config, max_sessions), SharedCache(0), clock, on_expired=self._expired
         )
         self._outbox = Outbox(config.state, program.name, emit, clock, utc)
         self._passes = Passes(program, config.state, pool, device)
@@ -92,19 +81,26 @@ class StateEngine:
             deliver=self._deliver,
             adopt=self._adopt,
         )
+        self._steps, self._requests = self._assemble(config, config.state, program.name)
+
+    def _assemble(
+        self, config: Config, settings: StateConfig, model_name: str
+    ) -> tuple[Steps, Requests]:
+        """What takes requests, on top of everything else that is here."""
         parts = self._outbox, self._durability
-        sequences = Sequences(config.state, self.table, pool, self._durability)
-        self._steps = Steps(config.state, self.table, pool, sequences, *parts)
-        self._requests = Requests(
+        sequences = Sequences(settings, self.table, self._pool, self._durability)
+        steps = Steps(settings, self.table, self._pool, sequences, *parts)
+        requests = Requests(
             config,
-            program.name,
+            model_name,
             self.table,
             sequences,
-            self._steps,
+            steps,
             *parts,
-            clock,
+            self._clock,
             self.submit,
         )
+        return steps, requests
 
     def submit(self, message: Submit) -> None:
         """Takes a request; every request gets exactly one terminal event, now or later."""
@@ -226,6 +222,17 @@ def load_engine(
     backing = Backing(store, scope_of(settings, model_dir, name), post) if store else None
     return StateEngine(
         program, config, pool, device, emit=emit, max_sessions=max_sessions, backing=backing
+    )
+
+
+def _limits(config: Config, max_sessions: int | None) -> Limits:
+    assert config.state is not None
+    frontend = config.frontend
+    return Limits(
+        max_sessions=max_sessions or frontend.max_sessions,
+        idle_s=frontend.idle_s,
+        lifetime_s=frontend.lifetime_s,
+        host_bytes=config.state.host_cache_bytes or 2**63,
     )
 
 
