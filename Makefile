@@ -71,6 +71,7 @@ soak: $(INSTALLED) ## load a server at random for MINUTES, kill parts of it, loo
 
 lint: $(INSTALLED) ## ruff and mypy --strict
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 mar: $(INSTALLED) ## pack MODEL into build/chat.mar, or an example

@@ -188,7 +188,9 @@ def _shape_of(declared: Input, count: int, path: str) -> tuple[int, ...]:
 def _bounded(declared: Input, shape: tuple[int, ...], path: str) -> tuple[int, ...]:
     length = 0 if declared.free_dim is None else shape[declared.free_dim]
     if declared.max is not None and length > declared.max:
-        raise InvalidRequest(f"{length} are too many for one step: at most {declared.max}", field=path)
+        raise InvalidRequest(
+            f"{length} are too many for one step: at most {declared.max}", field=path
+        )
     return shape
 
 

@@ -23,9 +23,7 @@ def step(rows: Rows, seen: int | None = None, shift: int = 0) -> Tensor:
             for part in kv.states:
                 part[:, position + shift] = token / 100
             first = 0 if seen is None else max(0, position + 1 - seen)
-            logits.append(
-                torch.stack([part[:, first : position + 1].sum() for part in kv.states])
-            )
+            logits.append(torch.stack([part[:, first : position + 1].sum() for part in kv.states]))
         kv.length = span.stop
     return torch.stack(logits)
 
@@ -59,7 +57,9 @@ def test_only_tokens_that_exist_are_tried() -> None:
 def test_logits_that_differ_are_found() -> None:
     """Also if they are no numbers, and if there are none."""
     assert "logits" in difference(step, lambda rows: other(rows) * 1.001, LAYOUT, [None, None], 100)
-    assert "logits" in difference(step, lambda rows: other(rows) * torch.nan, LAYOUT, [None, None], 100)
+    assert "logits" in difference(
+        step, lambda rows: other(rows) * torch.nan, LAYOUT, [None, None], 100
+    )
     assert difference(step, lambda _: None, LAYOUT, [None, None], 100)
 
 

@@ -86,7 +86,8 @@ def test_control_tokens_are_text_wherever_somebody_says_them(template: str | Non
     plain.turn("say", "well")
     for other in (talk, plain):
         other.turn("and?", "no")
-    spoken = talk.log.count(1) - encode("well <|im_start|>").count(1)  # the reply's own ids are kept
+    # The reply's own ids are kept.
+    spoken = talk.log.count(1) - encode("well <|im_start|>").count(1)
     assert spoken == plain.log.count(1)
     assert talk.log.count(2) == plain.log.count(2)
 

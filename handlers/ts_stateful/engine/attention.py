@@ -68,7 +68,9 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
         masks = _Masks(spans)
         table = Table.of(spans).on(spans[0].kv.device) if flat and self.kernels else None
         layers = range(len(self.layers))
-        self.states = [States(i, spans, masks, self.kernels, table) for i in layers] if flat else None
+        self.states = (
+            [States(i, spans, masks, self.kernels, table) for i in layers] if flat else None
+        )
 
     def begin_rows(self, table: Table) -> None:
         """As `begin` for spans of one token each, which only kernels see: the table alone says where they belong."""

@@ -90,6 +90,8 @@ def _agrees(made: CompiledLinear, linear: nn.Linear) -> bool:
         expected, found = linear(inputs), made(inputs)
         apart, largest = float((found - expected).abs().max()), float(expected.abs().max())
         if not apart <= _TOLERANCE * largest:
-            logger.warning("%s is left to torch: outputs differ by %.2g of %.2g", linear, apart, largest)
+            logger.warning(
+                "%s is left to torch: outputs differ by %.2g of %.2g", linear, apart, largest
+            )
             return False
     return True

@@ -34,7 +34,8 @@ _TRIAL = (
     (2, 2),
     (1, 1),
 )  # tokens of the sequences that are tried side by side, in two passes
-_ROWS_TRIAL = (70, 1), (2, 2), (9, 1), (1, 1)  # the same for kernels, which read many tokens at once
+# The same for kernels, which read many tokens at once.
+_ROWS_TRIAL = (70, 1), (2, 2), (9, 1), (1, 1)
 _FEW_TOKENS = 256  # for more there is no other way
 _TOLERANCE = {
     torch.float32: 1e-3,

@@ -50,10 +50,7 @@ class _Decoder(ctypes.Structure):
     _fields_ = [
         *((name, LinearFacts) for name in _LINEARS),
         *((name, _ADDRESS) for name in ("norm", "q_norm", "k_norm", "ffn_norm")),
-        *(
-            (name, ctypes.c_float)
-            for name in ("epsilon", "q_epsilon", "k_epsilon", "ffn_epsilon")
-        ),
+        *((name, ctypes.c_float) for name in ("epsilon", "q_epsilon", "k_epsilon", "ffn_epsilon")),
         ("window", _WORD),
         ("turned", _WORD),
         ("attention", AttentionFacts),

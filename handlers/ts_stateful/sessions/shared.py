@@ -132,7 +132,8 @@ class SharedCache(Generic[ShareableT]):
 
     def _let_go(self) -> int:
         """Leaves the thing used longest ago to those who use it; returns its bytes if nobody does."""
-        last = self._kept.peek_last_item()  # `popitem` of lru-dict 1.4 leaks a reference to what it returns
+        # `popitem` of lru-dict 1.4 leaks a reference to what it returns.
+        last = self._kept.peek_last_item()
         assert last is not None
         key, size = last[0], last[1].num_bytes
         self._kept_bytes -= size
