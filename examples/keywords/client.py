@@ -31,9 +31,8 @@ BYTES_PER_SAMPLE: Final = 2
 STEP_S: Final = 0.05  # for which the model says whether a word was recognized
 PIECE_S: Final = 0.1
 PIECE_BYTES: Final = int(PIECE_S * SAMPLE_RATE) * BYTES_PER_SAMPLE
-SILENCE: Final = bytes(
-    5 * PIECE_BYTES
-)  # behind a recording: a word is known a moment after its end
+# Behind a recording: a word is known a moment after its end.
+SILENCE: Final = bytes(5 * PIECE_BYTES)
 AHEAD: Final = 8  # pieces that --fast sends before their answers are there
 
 

@@ -105,9 +105,8 @@ def test_a_token_takes_what_the_engine_finds_out(tmp_path: Path, name: str) -> N
     assert size.token_bytes("float32") == model.forward.layout.token_bytes
     assert size.window == model.context_tokens
     assert size.sees == (model.vision is not None)
-    assert size.weights == pytest.approx(
-        model.num_parameters, rel=0.4
-    )  # an estimate, of tiny models
+    # An estimate, of tiny models.
+    assert size.weights == pytest.approx(model.num_parameters, rel=0.4)
 
 
 def test_models_of_the_field_are_known(tmp_path: Path) -> None:

@@ -114,9 +114,8 @@ def _budget(asked: Asked, memory: int) -> tuple[Weight, Budget]:
     return one, find_budget(asked, one, memory)
 
 
-@example(
-    92, 7, 24 * GIB, None, LLAVA_7B
-)  # engines with 13 sessions hold one more than those with 14
+# Engines with 13 sessions hold one more than those with 14.
+@example(92, 7, 24 * GIB, None, LLAVA_7B)
 @given(
     st.integers(1, 300),
     st.sampled_from([1, 2, 3, 7]),

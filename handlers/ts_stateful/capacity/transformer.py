@@ -49,11 +49,8 @@ _DEFAULTS: dict[str, dict[str, int]] = {
         "window": 32_768,
     },
 }
-_GROWING_ROPE = {
-    "dynamic",
-    "longrope",
-    "su",
-}  # positions of such models change beyond the original window
+# Positions of such models change beyond the original window.
+_GROWING_ROPE = {"dynamic", "longrope", "su"}
 
 
 class ModelUnknown(ValueError):

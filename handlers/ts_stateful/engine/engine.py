@@ -274,9 +274,8 @@ class Engine:
 
 def _limits(model: Model, config: Config, max_sessions: int | None) -> Limits:
     frontend, settings = config.frontend, config.handler
-    on_cpu = (
-        model.device.type == "cpu"
-    )  # where host memory is the device's, there is no step between
+    # Where host memory is the device's, there is no step between.
+    on_cpu = model.device.type == "cpu"
     device_bytes = settings.device_cache_bytes
     if device_bytes is None and model.device.type == "cuda":
         device_bytes = int(_FREE_SHARE * torch.cuda.mem_get_info(model.device)[0])

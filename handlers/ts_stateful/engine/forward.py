@@ -29,19 +29,17 @@ __all__ = ["Forward", "find_layout"]
 
 logger = logging.getLogger(__name__)
 
-_TRIAL = (
-    (4, 1),
-    (2, 2),
-    (1, 1),
-)  # tokens of the sequences that are tried side by side, in two passes
+# Tokens of the sequences that are tried side by side, in two passes.
+_TRIAL = (4, 1), (2, 2), (1, 1)
 # The same for kernels, which read many tokens at once.
 _ROWS_TRIAL = (70, 1), (2, 2), (9, 1), (1, 1)
 _FEW_TOKENS = 256  # for more there is no other way
+# Of the largest logit.
 _TOLERANCE = {
     torch.float32: 1e-3,
     torch.float16: 2e-2,
     torch.bfloat16: 1e-1,
-}  # of the largest logit
+}
 
 
 class Forward:

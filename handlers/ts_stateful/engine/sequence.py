@@ -72,17 +72,15 @@ class Sequence:
     number: int = 0  # of the turn, from when it runs
     subscribers: list[Subscriber] = field(default_factory=list)
     waiters: list[Waiter] = field(default_factory=list)
-    pulled: list[Subscriber] = field(
-        default_factory=list
-    )  # have their answer, and come back by `continue`
+    # Have their answer, and come back by `continue`.
+    pulled: list[Subscriber] = field(default_factory=list)
     orphaned_at: float | None = None  # since when nobody waits for it
     images: list[ImageInput] = field(default_factory=list)  # new with this turn
     urls: dict[str, ImageInput] = field(default_factory=dict)  # of images that were told
     replay: tuple[int, ...] = ()  # ids that an engine that died had chosen already
     cancelled: bool = False
-    afterwards: list[Callable[[], None]] = field(
-        default_factory=list
-    )  # once it is committed, or not
+    # Once it is committed, or not.
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
     # From when it runs:
     ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
     num_prompt: int = 0  # ids before the reply

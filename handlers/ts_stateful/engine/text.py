@@ -202,9 +202,8 @@ class ChatText:
         anchor_ids, both = self._encode(anchor), self._encode(anchor + text)
         if both[: len(anchor_ids)] == anchor_ids:
             return both[len(anchor_ids) :]
-        return self._encode(
-            text
-        )  # a token would span the border; generated ids are kept as they are
+        # A token would span the border; generated ids are kept as they are.
+        return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
         try:

@@ -174,9 +174,8 @@ def _address(
     opens = isinstance(request, Open | Fork) or (isinstance(request, Step) and request.start)
     may_open = unnamed is not Unnamed.REFUSED
     if session_id is None and may_open and isinstance(request, Open | Prompt | Step):
-        given = (
-            headers.minted_id if unnamed is Unnamed.OPENS else None
-        )  # one that nobody shall know
+        # One that nobody shall know.
+        given = headers.minted_id if unnamed is Unnamed.OPENS else None
         session_id = given or new_session_id()
         opens = True
     if session_id is None and not isinstance(request, Hello):

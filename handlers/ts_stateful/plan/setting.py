@@ -48,9 +48,8 @@ def _line(setting: Setting) -> str:
 
 
 def _dump(key: str, value: Any) -> str:
-    flow = (
-        None if isinstance(value, (dict, list)) else False
-    )  # the innermost of those take a line each
+    # The innermost of those take a line each.
+    flow = None if isinstance(value, (dict, list)) else False
     return yaml.safe_dump(
         {key: value}, sort_keys=False, default_flow_style=flow, width=_WIDTH, allow_unicode=True
     )

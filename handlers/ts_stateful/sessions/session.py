@@ -130,9 +130,8 @@ class Session(Generic[StateT]):
     metadata: Mapping[str, object] = field(default_factory=dict)
     origin: str = ""  # the request that opened it
     turns: list[Turn] = field(default_factory=list)
-    work: deque[Any] = field(
-        default_factory=deque
-    )  # what is not answered yet, in order; the first is in progress
+    # What is not answered yet, in order; the first is in progress.
+    work: deque[Any] = field(default_factory=deque)
 
     @property
     def busy(self) -> bool:

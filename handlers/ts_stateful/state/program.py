@@ -106,9 +106,8 @@ def _load(
         exported: nn.Module = torch.export.load(file).module()
         return exported.to(device)  # its mode was fixed by the export
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of TorchScript: what is there is served
+        # Of TorchScript: what is there is served.
+        warnings.simplefilter("ignore", DeprecationWarning)
         scripted: nn.Module = torch.jit.load(file, map_location=device)
     return scripted.eval()
 

@@ -26,15 +26,8 @@ __all__ = ["prove"]
 
 logger = logging.getLogger(__name__)
 
-_LENGTHS = (
-    4,
-    16,
-    64,
-    160,
-    400,
-    1600,
-    16000,
-)  # of inputs with a free dimension, until the model takes one
+# Of inputs with a free dimension, until the model takes one.
+_LENGTHS = (4, 16, 64, 160, 400, 1600, 16000)
 _NUM_STEPS = 3
 _TOLERANCE = 1e-3  # relative to the largest element; a different order of sums is no dependence
 
@@ -57,7 +50,7 @@ def prove(
     free = [t for t in settings.inputs if t.free_dim is not None and not t.is_derived]
     padded = any(tensor.ragged is Ragged.PAD for tensor in free)
     trouble: Exception | None = None
-    for length in _LENGTHS if free else (1,):
+    for length in _LENGTHS if free else (1):
         lengths = (length, length + length // 2 if padded else length)
         try:
             alone = [_stepped(program, settings, initial, device, [n], lengths) for n in (0, 1)]
