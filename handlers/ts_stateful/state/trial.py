@@ -50,7 +50,7 @@ def prove(
     free = [t for t in settings.inputs if t.free_dim is not None and not t.is_derived]
     padded = any(tensor.ragged is Ragged.PAD for tensor in free)
     trouble: Exception | None = None
-    for length in _LENGTHS if free else (1):
+    for length in _LENGTHS if free else (1,):
         lengths = (length, length + length // 2 if padded else length)
         try:
             alone = [_stepped(program, settings, initial, device, [n], lengths) for n in (0, 1)]
