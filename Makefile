@@ -60,7 +60,7 @@ serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; EXAMPLE=count
 test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real TorchServe
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest tests/e2e -n 3 --dist loadgroup --timeout 300
+	$(BIN)/python -m pytest tests/e2e -n 4 --dist loadgroup --timeout 300
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
