@@ -72,6 +72,10 @@ def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
     with pytest.raises(SessionClosed):
         taken(store)
     assert store.list("adopted") == []
+    append(store, "s", 0, OPENED)  # another one of that id
+    end(store, "s", EXPIRED, 1)
+    with pytest.raises(SessionExpired):
+        taken(store)
     append(store, "left", 0, OPENED)
     append(store, "left", 1, EXPIRED)
     with pytest.raises(SessionExpired):

@@ -74,7 +74,10 @@ def end(store: Store, session_id: str, closed: Closed, known: int) -> None:
     """
     if closed.reason == "expired" and not _take_last(store, session_id, closed, known):
         return
-    store.create(_ended_key(session_id), encode(closed), _REMEMBER_S)
+    ended = _ended_key(session_id)
+    if not store.create(ended, encode(closed), _REMEMBER_S):  # there was one of this id before
+        store.delete(ended)
+        store.create(ended, encode(closed), _REMEMBER_S)
     store.delete(_adopted(session_id))
     forget(store, session_id)
 
