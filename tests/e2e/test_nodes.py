@@ -1,4 +1,4 @@
-"""Two nodes behind HAProxy, with Redis as their store: one of them dies, and its sessions go on at the other one."""
+"""Two nodes behind HAProxy, with Redis as their store: one of them is stopped or dies, and its sessions go on at the other."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ class Nodes:
         """Whether each node holds some of the sessions, and no session is held twice."""
         held = self.sessions()
         return sum(held) == NUM_SESSIONS and all(held)
+
+    def stop_one(self) -> None:
+        """As when the first node is to be updated: its engines finish what they have begun."""
+        self._speakers.pop(0).http.close()
+        self._servers[0].stop()
+
+    def start_one(self) -> None:
+        """It is back."""
+        self._servers[0].start()
+        self._speakers.insert(0, Speaker(self._servers[0]))
 
     def kill_one(self) -> None:
         """Every process of the first node at once, as when its machine is lost."""
@@ -126,8 +136,8 @@ def talk(session: Session, everybody: Barrier | None = None) -> list[str]:
     return replies
 
 
-def test_the_sessions_of_a_lost_node_go_on_at_the_other_one(nodes: Nodes) -> None:
-    """Sixteen streams over HTTP and gRPC, and SIGKILL in the middle of them: all say what they would have said."""
+def outlive(nodes: Nodes, disturb: Callable[[], None]) -> None:
+    """Sixteen streams over HTTP and gRPC, disturbed in the middle of them: all say what they would have said."""
     with ExitStack() as stack, ThreadPoolExecutor(NUM_SESSIONS) as pool:
         servers = [stack.enter_context(connect(url)) for url in nodes.proxy]
         sessions = [
@@ -141,6 +151,17 @@ def test_the_sessions_of_a_lost_node_go_on_at_the_other_one(nodes: Nodes) -> Non
         everybody = Barrier(NUM_SESSIONS + 1)
         talking = [pool.submit(talk, session, everybody) for session in sessions]
         everybody.wait(DEADLINE_S)
-        nodes.kill_one()
+        disturb()
         assert [one.result() for one in talking] == calm
         eventually(lambda: nodes.sessions() == [NUM_SESSIONS])
+
+
+def test_the_sessions_of_a_stopped_node_go_on_at_the_other_one(nodes: Nodes) -> None:
+    """Nobody gets an error, neither for what runs nor for what comes."""
+    outlive(nodes, nodes.stop_one)
+
+
+def test_the_sessions_of_a_lost_node_go_on_at_the_other_one(nodes: Nodes) -> None:
+    """The stopped one is back, and every process of it gets SIGKILL."""
+    nodes.start_one()
+    outlive(nodes, nodes.kill_one)
