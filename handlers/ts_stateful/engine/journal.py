@@ -71,7 +71,8 @@ class Journal:
         log = self._logs.setdefault(session, _Log())
 
         def written(outcome: Any) -> None:
-            reason = self._calls.reason(outcome, "session", "turn")
+            part = "session" if write.opens else "turn"
+            reason = self._calls.reason(outcome, "session", part)
             if isinstance(reason, SessionMoved) and write.opens and not log.position:
                 reason = SessionExists("a session of this id is open already", field="session_id")
             then(reason)
