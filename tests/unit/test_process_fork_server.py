@@ -92,6 +92,22 @@ def test_an_engine_outlives_its_fork_server(start: Start, repository: Path) -> N
     worker.ask(Open(session_id="t"), opens=True)
 
 
+def test_a_worker_that_finds_its_engine_prepares_for_the_next_one(
+    start: Start, repository: Path
+) -> None:
+    """Its fork server is there before it is needed."""
+    worker = start(**counter(repository))
+    pid = worker.engine_pid()
+    worker.dispatcher.close()
+    before = set(psutil.Process().children())
+    successor = start(fork_server=None, **counter(repository))
+    (fork_server,) = set(psutil.Process().children()) - before
+    assert successor.engine_pid() == pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: successor.engine_pid() not in (0, pid))
+    assert psutil.Process(successor.engine_pid()).ppid() == fork_server.pid
+
+
 def test_a_fork_server_that_hangs_is_replaced(repository: Path, tmp_path: Path) -> None:
     """When it does not tell that an engine has ended."""
     example = counter(repository)

@@ -91,6 +91,14 @@ class ForkServer:
             os.close(reporting)
         return ForkedEngine(reports)
 
+    def prepare(self, spec: EngineSpec, log: IO[bytes]) -> None:
+        """Has everything imported that the engine of a spec needs, which runs already, for the one after it."""
+        with (
+            self._lock,
+            contextlib.suppress(OSError),
+        ):  # it was killed: the next engine takes longer
+            self._connection(log).send(os.fsencode(spec.save()))
+
     def close(self) -> None:
         """Ends it; its engines go on."""
         with self._lock:
@@ -168,13 +176,23 @@ class _Server:
             if self._wake in readable:
                 self._reap()
             if self._control.fileno() in readable:
-                request = self._receive()
-                if request is None or self._fork(request):
+                message, files, _, _ = socket.recv_fds(self._control, _MAX_PATH, 3)
+                if not message:
+                    return None
+                spec_path = Path(os.fsdecode(message))
+                on_cpu = self._prepare(spec_path)
+                if files and self._fork(request := _Request(spec_path, *files), on_cpu=on_cpu):
                     return request
 
-    def _receive(self) -> _Request | None:
-        message, files, _, _ = socket.recv_fds(self._control, _MAX_PATH, 3)
-        return _Request(Path(os.fsdecode(message)), *files) if message else None
+    def _prepare(self, spec_path: Path) -> bool:
+        """Imports what an engine needs, if it is to be forked with it; returns whether it is."""
+        on_cpu = EngineSpec.load(spec_path).device == "cpu"
+        if on_cpu:
+            from ts_stateful.process.engine_main import preload  # noqa: PLC0415 - not in a worker
+
+            preload(spec_path)
+            gc.freeze()  # or collections would write to the memory that is shared
+        return on_cpu
 
     def _reap(self) -> None:
         os.read(self._wake, 512)
@@ -184,14 +202,8 @@ class _Server:
                 _report(self._reporting[pid], os.waitstatus_to_exitcode(status))
                 os.close(self._reporting.pop(pid))
 
-    def _fork(self, request: _Request) -> bool:
+    def _fork(self, request: _Request, *, on_cpu: bool) -> bool:
         """Whether this is the fork."""
-        on_cpu = EngineSpec.load(request.spec_path).device == "cpu"
-        if on_cpu:
-            from ts_stateful.process.engine_main import preload  # noqa: PLC0415 - not in a worker
-
-            preload(request.spec_path)
-            gc.freeze()  # or collections would write to the memory that is shared
         pid = os.fork()
         if pid == 0:
             self._become_child(request)

@@ -112,6 +112,7 @@ class EngineLink:
         connection = self._supervisor.find()
         if connection is not None:
             self._attach(connection)
+            self._supervisor.prepare()
         return connection is not None
 
     def restart(self) -> None:

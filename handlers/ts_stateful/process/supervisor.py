@@ -133,6 +133,11 @@ class Supervisor:
             return None
         return connection
 
+    def prepare(self) -> None:
+        """The engine was found here: what the next one needs is imported already when this one dies."""
+        with self._spec.path("log").open("ab") as log:
+            self._fork_server.prepare(self._spec, log)
+
     def _start(self) -> None:
         """Starts the engine, unless one that another worker has started is on its way.
 
