@@ -28,9 +28,19 @@ import torch
 
 from ts_stateful.config import Config, load_config
 from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.process.announcements import Announcements
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.lifespan import Lifespan
-from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
+from ts_stateful.process.messages import (
+    Attach,
+    Attached,
+    Drop,
+    Freed,
+    Heard,
+    Leaving,
+    Ping,
+    Pong,
+)
 from ts_stateful.process.spec import EngineSpec, forget_groups
 from ts_stateful.process_names import ENGINE, take_name
 from ts_stateful.protocol import Fork
@@ -66,6 +76,7 @@ class EngineProcess:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
+        self._announcements = Announcements(self._deliver)
         self._worked_at: float | None = None  # since memory was given back
         self._leaving = Leaving(successor=True)
         self._asked_at = 0.0
@@ -88,7 +99,7 @@ class EngineProcess:
         return Engine(
             load_model(config.handler, Path(self._spec.model_dir), torch.device(self._spec.device)),
             config,
-            emit=self._emit,
+            emit=self._announcements.emit,
             load_images=MediaLoader(media, Fetcher(media)).load,
             executor=ThreadPoolExecutor(media.workers, "media"),
             post=self._inbox.put,
@@ -106,7 +117,7 @@ class EngineProcess:
             Path(self._spec.model_dir),
             torch.device(self._spec.device),
             name=self._spec.model_name,
-            emit=self._emit,
+            emit=self._announcements.emit,
             max_sessions=self._spec.max_sessions,
             store=store_of(settings.store, self._store_folder) if settings.commit_every else None,
             post=self._inbox.put,
@@ -129,6 +140,7 @@ class EngineProcess:
         logger.info("engine %d serves on %s", self._spec.index, self._spec.device)
         while not self.lifespan.is_over(self._is_busy):
             self._drain()
+            self._announcements.release()
             self._engine.tick()
             if self._engine.busy:
                 self._engine.step()
@@ -194,6 +206,8 @@ class EngineProcess:
         elif isinstance(message, Freed):
             for other in self._channels - {channel}:
                 other.send(message)
+        elif isinstance(message, Heard):
+            self._announcements.heard(message.request_id, channel)
         elif isinstance(message, Ping):
             channel.send(Pong(self._engine.figures()))
         elif isinstance(message, Attach):
@@ -212,11 +226,12 @@ class EngineProcess:
         names += [command.new_session_id] if isinstance(command, Fork) else []
         if others:
             new = tuple(name for name in names if name and name not in self._engine.table)
-            for other in others if new else ():
-                other.send(Holds(new))
+            if new:
+                self._announcements.announce(message.request_id, new, others)
 
     def _closed(self, channel: Channel) -> None:
         self._channels.discard(channel)
+        self._announcements.left(channel)
         if not self._channels:
             self.lifespan.alone()
         self._engine.set_away(not self._channels)
@@ -224,7 +239,7 @@ class EngineProcess:
             del self._owners[request_id]
             self._engine.drop(request_id)
 
-    def _emit(self, event: Event) -> None:
+    def _deliver(self, event: Event) -> None:
         last = event.kind is EventKind.OVER or (event.kind is EventKind.LAST and not event.more)
         owner = (
             self._owners.pop(event.request_id, None) if last else self._owners.get(event.request_id)

@@ -20,11 +20,11 @@ from ts_stateful.answers import encode
 from ts_stateful.errors import EngineUnavailable, InternalError, StatefulError, TooManySessions
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
+from ts_stateful.process import messages
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.fork_server import ForkServer
 from ts_stateful.process.gate import gate_of
 from ts_stateful.process.in_flight import InFlight, Outstanding
-from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Holds, Leaving, Ping, Pong
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.supervisor import EngineDied, Supervisor, Timeouts
 from ts_stateful.protocol import Step
@@ -34,6 +34,7 @@ __all__ = ["EngineLink"]
 logger = logging.getLogger(__name__)
 
 _BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
+_RESTARTING = "the engine is restarting; try again later"
 _STOPPING = EngineUnavailable("TorchServe is about to stop; try again later", retry_after_s=1.0)
 
 
@@ -109,8 +110,7 @@ class EngineLink:
 
     def find(self) -> bool:
         """Attaches to the engine if it runs already; returns whether it does."""
-        connection = self._supervisor.find()
-        if connection is not None:
+        if (connection := self._supervisor.find()) is not None:
             self._attach(connection)
             self._supervisor.prepare()
         return connection is not None
@@ -132,7 +132,7 @@ class EngineLink:
             self._down_since = None
             self._last_sign = self._clock()
             channel.start()
-            channel.send(Attach())
+            channel.send(messages.Attach())
             self._outstanding.send_waiting()
         # Before anything is asked of it, its sessions must be known: they decide which engine is asked.
         self._attached.wait(self._timeouts.heartbeat_s)
@@ -152,18 +152,16 @@ class EngineLink:
         """Forgets a request whose client is gone; returns whether it was in flight here."""
         with self._lock:
             request = self._outstanding.remove(request_id)
-            if request is not None and request.sent and self._channel is not None:
-                self._channel.send(Drop(request_id))
+            if request is not None and request.sent:
+                self._say(messages.Drop(request_id))
             return request is not None
 
     def refresh(self, then: Callable[[], None]) -> None:
         """Asks the engine for its figures, and calls `then` when they are here, or at once if there is no engine."""
         with self._lock:
-            channel = self._channel
-            if channel is not None:
+            if asked := self._say(messages.Ping()):
                 self._pings.append(then)
-                channel.send(Ping())
-        if channel is None:
+        if not asked:
             then()
 
     def watch(self) -> None:
@@ -172,18 +170,15 @@ class EngineLink:
         now = self._clock()
         with self._lock:
             self._outstanding.send_held()
-            channel, down_since = self._channel, self._down_since
-            waiting = list(self._outstanding)
-        if channel is not None:
+            down_since, waiting = self._down_since, list(self._outstanding)
+        if down_since is None:
             self.refresh(lambda: None)
             if now - self._last_sign > self._timeouts.heartbeat_s:
                 logger.error("the engine shows no sign of life; it is killed")
                 self._supervisor.kill()
-        elif down_since is not None and now - down_since > self._timeouts.restart_s:
-            restarting = "the engine is restarting; try again later"
-            self._refuse(
-                waiting, EngineUnavailable(restarting, retry_after_s=self._timeouts.restart_s)
-            )
+        elif now - down_since > self._timeouts.restart_s:
+            restart_s = self._timeouts.restart_s
+            self._refuse(waiting, EngineUnavailable(_RESTARTING, retry_after_s=restart_s))
 
     def close(self) -> None:
         """Lets go of the engine, which waits for the next worker."""
@@ -195,30 +190,35 @@ class EngineLink:
                 self._channel.close()
 
     def _send(self, request: InFlight) -> None:
-        if self._channel is not None:
-            request.sent = True
-            self._channel.send(request.to_send)
+        request.sent = self._say(request.to_send)
+
+    def _say(self, message: Any) -> bool:
+        """Whether there is an engine to say it to."""
+        if (channel := self._channel) is not None:
+            channel.send(message)
+        return channel is not None
 
     def _take(self, message: Any) -> None:
         self._last_sign = self._clock()
         if isinstance(message, Event):
             self._hear(message)
-        elif isinstance(message, Attached):
+        elif isinstance(message, messages.Attached):
             self._supervisor.engine_pid = message.engine_pid
             self.num_sessions = len(message.session_ids)
             self._on_attached(message.session_ids)
             self._attached.set()
-        elif isinstance(message, Leaving):
+        elif isinstance(message, messages.Leaving):
             with self._lock:
                 self._outstanding.leave(for_good=not message.successor)
                 late = self._outstanding.late
             self._refuse(late, _STOPPING)
-        elif isinstance(message, Holds):
+        elif isinstance(message, messages.Holds):
             self.num_sessions += len(message.session_ids)  # until it tells how many there are
             self._on_attached(message.session_ids)
-        elif isinstance(message, Freed):
+            self._say(messages.Heard(message.request_id))
+        elif isinstance(message, messages.Freed):
             self._on_free(message.session_id)
-        elif isinstance(message, Pong):
+        elif isinstance(message, messages.Pong):
             self.figures = message.figures
             with self._lock:
                 # What was opened since the ping is not in this number; until it is answered, the own count is better.
@@ -250,8 +250,8 @@ class EngineLink:
         refused = not_opened and event.status != InternalError.status
         if isinstance(command, Step) and command.session_id and (refused or event.closed):
             self._on_free(command.session_id)
-            if self._spec.shared and (channel := self._channel) is not None:
-                channel.send(Freed(command.session_id))
+            if self._spec.shared:
+                self._say(messages.Freed(command.session_id))
         if event.status == TooManySessions.status and request.on_full is not None:
             request.on_full()
         else:
@@ -266,8 +266,7 @@ class EngineLink:
             self._down_since = self._clock()
             self.num_sessions = 0
             self.figures = Figures()
-            unanswered = list(self._pings)
-            self._pings.clear()
+            unanswered, self._pings = self._pings, deque()
             doomed = self._outstanding.engine_died()
             late = self._outstanding.late
         for then in unanswered:
@@ -287,17 +286,15 @@ class EngineLink:
                 self.connect()
             except EngineDied as error:
                 logger.error("the engine does not start: %s", error)
-            else:
-                logger.info("the engine is back")
-                return
+                continue
+            logger.info("the engine is back")
+            return
 
     def _refuse(self, requests: list[InFlight], error: StatefulError) -> None:
         for request in requests:
             request_id = request.message.request_id
             with self._lock:
                 known = self._outstanding.remove(request_id) is not None
-            if not known or request.answered:
-                continue
-            self._on_event(
-                Event(request_id, EventKind.LAST, encode(error.to_body()), status=error.status)
-            )
+            if known and not request.answered:
+                body = encode(error.to_body())
+                self._on_event(Event(request_id, EventKind.LAST, body, status=error.status))

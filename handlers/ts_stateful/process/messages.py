@@ -23,6 +23,7 @@ __all__ = [
     "Event",
     "EventKind",
     "Freed",
+    "Heard",
     "Holds",
     "Leaving",
     "Ping",
@@ -64,9 +65,16 @@ class Leaving(Struct, frozen=True, tag="leaving"):
 
 
 class Holds(Struct, frozen=True, tag="holds"):
-    """Engine to the other workers that share it: a session that one of them has asked for is here."""
+    """Engine to the other workers that share it: a session is here, for which one of them has sent the request."""
 
+    request_id: str
     session_ids: tuple[str, ...]
+
+
+class Heard(Struct, frozen=True, tag="heard"):
+    """Worker to engine: the answer to `Holds`; what it is asked for that session from now on, it sends there."""
+
+    request_id: str
 
 
 class Freed(Struct, frozen=True, tag="freed"):
@@ -81,7 +89,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     figures: Figures
 
 
-ToEngine = Attach | Submit | Drop | Freed | Ping
+ToEngine = Attach | Submit | Drop | Freed | Heard | Ping
 ToWorker = Attached | Event | Freed | Holds | Leaving | Pong
 
 _encoder = msgspec.msgpack.Encoder()
