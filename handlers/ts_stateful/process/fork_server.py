@@ -171,6 +171,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> _Request | None:
+        """Imports and forks as it is told."""
         while True:
             readable, _, _ = select.select([self._control.fileno(), self._wake], [], [])
             if self._wake in readable:
@@ -224,10 +225,9 @@ class _Server:
         self._control.close()
         for number in (*self._pipe, *self._reporting.values(), request.reporting):
             os.close(number)
-        if (
-            random := sys.modules.get("numpy.random")
-        ) is not None:  # as Python's own does by itself
-            random.seed()
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:  # Python's own does so by itself
+            numpy_random.seed()
         os.dup2(request.log, sys.stdout.fileno())
         os.dup2(request.log, sys.stderr.fileno())
         os.close(request.log)
