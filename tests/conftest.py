@@ -13,13 +13,11 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("same")
 
-if not Path(
-    "/dev/nvidiactl"
-).exists():  # read when triton is first imported, as torch does by the way
+# Read when triton is first imported, as torch does by the way.
+if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
-os.environ["HF_HUB_OFFLINE"] = (
-    "1"  # or a folder that is not there is asked for at the hub, again and again
-)
+# Or a folder that is not there is asked for at the hub, again and again.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.fixture(scope="session")

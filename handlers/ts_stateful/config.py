@@ -50,9 +50,8 @@ class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     """`handler.media`: what images the server takes, and from where. Safe by default."""
 
     allowed_schemes: tuple[Literal["https", "http", "data"], ...] = ("https", "data")
-    allowed_hosts: tuple[
-        str, ...
-    ] = ()  # empty: every public host; `*.example.com` matches subdomains
+    # Empty: every public host; `*.example.com` matches subdomains.
+    allowed_hosts: tuple[str, ...] = ()
     allowed_buckets: tuple[str, ...] = ()  # of S3, as `allowed_hosts`; empty: none
     allow_private_addresses: bool = False  # loopback, private, link-local (cloud metadata), ...
     max_bytes: _Count = 20_000_000

@@ -36,10 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not path.exists():
             sys.stderr.write(f"error: no such file: {path}\n")
             return 2
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a shell may have started this with SIGINT ignored
+    # A shell may have started this with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     server = TorchServe(
         options.archive,

@@ -158,9 +158,8 @@ class ChatText:
         return Message(role, mark_control_tokens(text, self._controls), num_images)
 
     def _render(self, messages: list[Message]) -> str:
-        if (
-            not self._has_template
-        ):  # a conversation is then the plain concatenation of what was said
+        if not self._has_template:
+            # A conversation is then the plain concatenation of what was said.
             image = self._image_token or ""
             return "".join(image if part is None else part for m in messages for part in m.layout)
         try:

@@ -93,10 +93,8 @@ class ForkServer:
 
     def prepare(self, spec: EngineSpec, log: IO[bytes]) -> None:
         """Has everything imported that the engine of a spec needs, which runs already, for the one after it."""
-        with (
-            self._lock,
-            contextlib.suppress(OSError),
-        ):  # it was killed: the next engine takes longer
+        # Where it was killed, the next engine takes longer.
+        with self._lock, contextlib.suppress(OSError):
             self._connection(log).send(os.fsencode(spec.save()))
 
     def close(self) -> None:
