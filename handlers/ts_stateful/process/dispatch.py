@@ -72,27 +72,32 @@ class Dispatcher:
         own = (model_name, str(model_dir), dict(document))
         folder = runtime_folder(frontend_pid, *(joined.identity if joined else own))
         names = devices(config.engine)[: self._max_sessions]
-        self._links = [
-            EngineLink(
-                EngineSpec(
-                    index=index,
-                    device=device,
-                    model_name=config.engine.engine_group or model_name,
-                    model_dir=str(model_dir),
-                    frontend_pid=frontend_pid,
-                    folder=str(folder),
-                    max_sessions=(self._max_sessions + index) // len(names),  # adds up to all
-                    document=dict(document),
-                    shared=joined is not None,
-                ),
-                Timeouts.of(config.engine),
-                fork_server or self._fork_server,
-                on_event=on_event,
-                on_attached=partial(self._attached, index),
-                on_free=self._forget,
+        specs = [
+            EngineSpec(
+                index=index,
+                device=device,
+                model_name=config.engine.engine_group or model_name,
+                model_dir=str(model_dir),
+                frontend_pid=frontend_pid,
+                folder=str(folder),
+                max_sessions=(self._max_sessions + index) // len(names),  # adds up to all
+                document=dict(document),
+                shared=joined is not None,
             )
             for index, device in enumerate(names)
         ]
+        timeouts, forks = Timeouts.of(config.engine), fork_server or self._fork_server
+        self._links = [self._link(spec, timeouts, forks) for spec in specs]
+
+    def _link(self, spec: EngineSpec, timeouts: Timeouts, fork_server: ForkServer) -> EngineLink:
+        return EngineLink(
+            spec,
+            timeouts,
+            fork_server,
+            on_event=self._on_event,
+            on_attached=partial(self._attached, spec.index),
+            on_free=self._forget,
+        )
 
     def start(self) -> None:
         """Starts the engines and returns when all of them answer, or when those do that an earlier worker has left: their

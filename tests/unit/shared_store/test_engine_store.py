@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec import structs
 
 from tests.support.harness import Harness, reference_reply
@@ -13,30 +12,6 @@ from ts_stateful.engine.model import Model
 from ts_stateful.events import EventKind
 from ts_stateful.protocol import Cancel, Close, Fork, Image, Info, Open, Rewind
 from ts_stateful.store.records import Opened, decode
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    """A model that sees."""
-    return llava()
-
-
-@pytest.fixture
-def store() -> FailingStore:
-    """A store that both engines use."""
-    return FailingStore()
-
-
-@pytest.fixture
-def first(model: Model, store: FailingStore) -> Harness:
-    """The engine that a session is opened at."""
-    return Harness(model, store=store)
-
-
-@pytest.fixture
-def second(model: Model, store: FailingStore) -> Harness:
-    """Another engine with the same model and store."""
-    return Harness(model, store=store)
 
 
 def test_a_session_goes_on_elsewhere(model: Model, first: Harness, second: Harness) -> None:

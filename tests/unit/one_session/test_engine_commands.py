@@ -6,40 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.asking import ask, busy, code
 from tests.support.harness import Harness
-from tests.support.tiny import llama, llava
+from tests.support.tiny import llava
 from ts_stateful.engine.model import Model
 from ts_stateful.errors import MediaInvalid
 from ts_stateful.protocol import Cancel, Close, Continue, Hello, Image, Open, Prompt
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    """One model for all tests here: they look at requests, not at tokens."""
-    return llama()
-
-
-@pytest.fixture
-def harness(model: Model) -> Harness:
-    """An engine with a session `s`."""
-    harness = Harness(model)
-    harness.open("s")
-    return harness
-
-
-def code(document: dict[str, Any]) -> str:
-    error = document["error"]
-    return str(error["code"])
-
-
-def busy(harness: Harness) -> bool:
-    return harness.engine.busy
-
-
-def ask(text: str = "Hello", **fields: Any) -> Prompt:
-    return Prompt(
-        session_id="s", prompt=text, **{"max_new_tokens": 12, "ignore_eos": True, **fields}
-    )
 
 
 def test_continue_gives_what_is_behind_the_characters(harness: Harness) -> None:

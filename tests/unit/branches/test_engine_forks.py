@@ -19,21 +19,9 @@ from tests.support.branching import (
 )
 from tests.support.harness import Harness
 from tests.support.pictures import noise
-from tests.support.tiny import llama, llava
+from tests.support.tiny import llava
 from ts_stateful.engine.model import Model
 from ts_stateful.protocol import Close, Fork, Image, Info, Open, Prompt, Rewind
-
-
-@pytest.fixture(scope="module", params=sorted(MAKERS))
-def model(request: pytest.FixtureRequest) -> Model:
-    """Every architecture, and a chat template that rewrites history."""
-    return MAKERS[request.param]()
-
-
-@pytest.fixture(scope="module")
-def plain() -> Model:
-    """One model where architectures make no difference."""
-    return llama()
 
 
 def test_a_fork_and_its_source_answer_alike_and_then_go_their_own_ways(model: Model) -> None:

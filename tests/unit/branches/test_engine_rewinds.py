@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.branching import (
-    MAKERS,
     QUESTIONS,
     cached,
     check,
@@ -19,21 +18,8 @@ from tests.support.branching import (
     rewind,
     say,
 )
-from tests.support.tiny import llama
 from ts_stateful.engine.model import Model
 from ts_stateful.protocol import Cancel, Continue, Fork, Info, Prompt, Rewind
-
-
-@pytest.fixture(scope="module", params=sorted(MAKERS))
-def model(request: pytest.FixtureRequest) -> Model:
-    """Every architecture, and a chat template that rewrites history."""
-    return MAKERS[request.param]()
-
-
-@pytest.fixture(scope="module")
-def plain() -> Model:
-    """One model where architectures make no difference."""
-    return llama()
 
 
 def test_a_rewound_session_is_what_it_was(model: Model) -> None:
