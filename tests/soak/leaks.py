@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ MORE: Final = {
     "worker": Held(0, 2, 4, 24 * MEGABYTE),
     "engine": Held(0, 12, 12, 48 * MEGABYTE),
     "TorchServe": Held(0, 24, 48, 0),  # its memory is Java's business
-    "fork server": Held(0, 2, 4, 8 * MEGABYTE),
+    # The pools of numpy's and scipy's BLAS are there until the first fork ends them, and a new worker's has not forked yet.
+    "fork server": Held(0, 2 * (os.cpu_count() or 1), 4, 8 * MEGABYTE),
     "other": Held(0, 0, 0, 0),
 }
 """How much more each role may hold than behind the warm-up."""
