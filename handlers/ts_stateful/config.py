@@ -68,25 +68,20 @@ class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
 
     model: str = "model"  # a folder or file in the archive, or a path; of `transformers` models also a hub id
     device: str = "auto"
-    threads: Annotated[int, Meta(ge=0)] = (
-        0  # of an engine on a CPU; 0: torch's choice, one for a small model
-    )
+    # Of an engine on a CPU; 0: torch's choice, one for a small model.
+    threads: Annotated[int, Meta(ge=0)] = 0
     engines: Literal["auto"] | _Count = "auto"
-    engine_group: Annotated[str, Meta(pattern=_NAME)] | None = (
-        None  # registrations of this name in one TorchServe share engines and sessions
-    )
-    engine_linger_sec: _Positive = (
-        60.0  # an engine whose worker is gone waits this long for the next
-    )
-    drain_sec: Annotated[float, Meta(ge=0)] = (
-        20.0  # an engine that is to end may finish what runs, for this long
-    )
+    # Registrations of this name in one TorchServe share engines and sessions.
+    engine_group: Annotated[str, Meta(pattern=_NAME)] | None = None
+    # An engine whose worker is gone waits this long for the next.
+    engine_linger_sec: _Positive = 60.0
+    # An engine that is to end may finish what runs, for this long.
+    drain_sec: Annotated[float, Meta(ge=0)] = 20.0
     restart_deadline_sec: _Positive = 60.0  # requests wait this long for an engine that restarts
     heartbeat_sec: _Positive = 30.0  # an engine that shows no sign of life for this long is killed
     load_timeout_sec: _Positive = 600.0
-    device_cache_bytes: _Count | None = (
-        None  # of what sessions keep; None: no bound on a CPU, 80 % of what is free on a GPU
-    )
+    # Of what sessions keep; None: no bound on a CPU, 80 % of what is free on a GPU.
+    device_cache_bytes: _Count | None = None
 
 
 class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -124,16 +119,14 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     fused_layers: bool = True  # on a CPU, where they prove to compute what the model does
     attention_kernels: bool = True  # on a GPU where they prove to compute what torch's operators do
     cuda_graphs: bool = True  # of decode steps, with these kernels and where they are faster
-    stream_interval_sec: Annotated[float, Meta(ge=0, le=10)] = (
-        0.04  # between two pieces of a stream; what is generated in the meantime comes in one
-    )
+    # Between two pieces of a stream; what is generated in the meantime comes in one.
+    stream_interval_sec: Annotated[float, Meta(ge=0, le=10)] = 0.04
     stateful_sessions: bool = True  # without, every prompt stands alone
     reattach_sec: _Positive = 10.0  # a turn whose client is gone goes on for this long
     context_length: _Count | None = None  # tokens; None: what the model's configuration says
     prefill_chunk: _Count = 256  # tokens prefilled between two decode steps
-    shared_cache_bytes: Annotated[int, Meta(ge=0)] = (
-        256_000_000  # of these: what no session uses any more
-    )
+    # Of these: what no session uses any more.
+    shared_cache_bytes: Annotated[int, Meta(ge=0)] = 256_000_000
     host_cache_bytes: Annotated[int, Meta(ge=0)] = 0  # embeddings and KV moved off the device
     media: MediaConfig = MediaConfig()
     store: StoreConfig = StoreConfig()
@@ -153,9 +146,8 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
     max_rows: _Count = 256  # sequences in one forward pass
     fixed_rows: bool = False  # every pass has `maxRows` rows: for programs that were exported so
     host_cache_bytes: _Count | None = None  # states moved off the device; None: no bound
-    commit_every: Annotated[int, Meta(ge=0)] = (
-        0  # steps; every one is in the store before it is answered. 0: sequences end with their engine
-    )
+    # Steps; every one is in the store before it is answered. 0: sequences end with their engine.
+    commit_every: Annotated[int, Meta(ge=0)] = 0
     store: StoreConfig = StoreConfig()  # for `commit_every`
 
     def __post_init__(self) -> None:

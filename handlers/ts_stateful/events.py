@@ -49,9 +49,8 @@ class Submit(Struct, frozen=True, tag="submit"):
 class EventKind(enum.Enum):
     """What an event is to its request."""
 
-    ACCEPTED = (
-        "accepted"  # nothing to say yet, but the answer will be a 200 unless something breaks
-    )
+    # Nothing to say yet, but the answer will be a 200 unless something breaks.
+    ACCEPTED = "accepted"
     PART = "part"  # one streamed document; more follow
     LAST = "last"  # the terminal document: the answer, the last streamed event, or an error
     PROGRESS = "progress"  # for the worker alone: `token_ids`

@@ -64,9 +64,8 @@ class Context:
         self.adopted = False  # made again from the store, and not used since
         self.stored = Stored()
         self.incoming = False  # KV states are being read from there
-        self.reserved = (
-            0  # bytes on the device that are kept free for KV states, with those that are there
-        )
+        # Bytes on the device that are kept free for KV states, with those that are there.
+        self.reserved = 0
         self._recalled = False  # KV states have come from there, and were not used since
         self._device = kv.device
         self._kv_on_host = False

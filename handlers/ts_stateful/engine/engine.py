@@ -40,9 +40,8 @@ from ts_stateful.store.access import StoreAccess
 
 __all__ = ["Engine"]
 
-_EXPIRY_S = (
-    1.0  # how often the table is looked through, for sessions that were opened since the last time
-)
+# How often the table is looked through, for sessions that were opened since the last time.
+_EXPIRY_S = 1.0
 _FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need the rest
 
 

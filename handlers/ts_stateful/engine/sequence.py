@@ -40,9 +40,8 @@ class Subscriber:
     stream: bool
     pull: bool
     sent: int = 0
-    told: int = (
-        0  # ids of the reply that the worker knows, to take the turn up again if the engine dies
-    )
+    # Ids of the reply that the worker knows, to take the turn up again if the engine dies.
+    told: int = 0
     next_at: float = 0.0  # the clock's time before which a stream gets nothing more
 
 
@@ -93,9 +92,8 @@ class Sequence:
     reply: ReplyText | None = None
     max_new_tokens: int = 0
     image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image
-    positions: Any = (
-        None  # of the prompt's ids, for models whose positions do not follow from the index
-    )
+    # Of the prompt's ids, for models whose positions do not follow from the index.
+    positions: Any = None
     restored_from: str | None = None
     started_at: float = 0.0
     first_token_at: float | None = None

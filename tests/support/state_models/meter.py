@@ -6,9 +6,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 FIXED_ROWS = 4
-LOUD = (
-    100.0  # a row with such a sample is told how many rows there are; the server's trial sends none
-)
+# A row with such a sample is told how many rows there are; the server's trial sends none.
+LOUD = 100.0
 
 
 class Meter(torch.nn.Module):
