@@ -164,14 +164,15 @@ def test_it_is_known_before_what_an_image_takes(make: Callable[[], Model]) -> No
     vision = make().vision
     assert vision is not None
     images = [vision.prepare(noise(seed, size)) for seed, size in ((1, 40), (2, 90))]
-    expected = vision.missing_bytes([*images, images[0]])
+    expected = vision.unseen([*images, images[0]])
     with torch.inference_mode():
         vision.encode(images[0])
-    left = vision.missing_bytes(images)
+    left = vision.unseen(images)
     with torch.inference_mode():
         vision.encode(images[1])
-    assert (expected, left) == (sum(image.num_bytes for image in images), images[1].num_bytes)
-    assert vision.missing_bytes(images) == 0
+    sizes = {image: image.num_bytes for image in images}
+    assert (expected, left) == (sizes, {images[1]: sizes[images[1]]})
+    assert vision.unseen(images) == {}
 
 
 def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
@@ -190,6 +191,26 @@ def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
         assert harness.engine.table.device_bytes <= budget
     harness.run()
     assert "error" not in harness.last(request)
+
+
+def test_room_for_an_image_is_kept_until_it_is_seen(model: Model) -> None:
+    """Nobody else gets it: who comes in the meantime is told to come again, instead of exceeding the budget."""
+    probe = Harness(model)
+    probe.open("s", [noise(1)])
+    kv, image = (probe.engine.table.get("s").state.device_bytes, images_of(probe, "s")[0].num_bytes)
+    budget = 2 * kv + image + image // 2
+    harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
+    harness.pictures |= {"first": noise(2), "second": noise(3)}
+    requests = [
+        harness.submit(Open(session_id=name, images=(Image(url=name),)), opens=True)
+        for name in ("first", "second")
+    ]
+    harness.run()
+    first, second = map(harness.last, requests)
+    assert "error" not in first
+    assert second["error"]["code"] == "out_of_memory"
+    assert harness.engine.table.device_bytes <= budget
+    assert harness.engine.table.get("first").state.device_bytes <= kv
 
 
 def test_shared_embeddings_count_once(model: Model) -> None:

@@ -66,6 +66,7 @@ class Context:
         self.incoming = False  # KV states are being read from there
         # Bytes on the device that are kept free for KV states, with those that are there.
         self.reserved = 0
+        self.unseen: dict[ImageInput, int] = {}  # the same for embeddings of images, by image
         self._recalled = False  # KV states have come from there, and were not used since
         self._device = kv.device
         self._kv_on_host = False
@@ -144,8 +145,9 @@ class Context:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of KV states on the device, or of the room that is kept for them."""
-        return max(self.reserved, 0 if self._kv_on_host else self.kv.num_bytes)
+        """Bytes of KV states on the device, or of the room that is kept for them and for embeddings that are not there yet."""
+        unseen = [size for image, size in self.unseen.items() if image.features is None]
+        return max(self.reserved, 0 if self._kv_on_host else self.kv.num_bytes) + sum(unseen)
 
     @property
     def host_bytes(self) -> int:

@@ -272,19 +272,22 @@ class Turns:
         context = sequence.context
         num_tokens = sequence.num_prompt + sequence.max_new_tokens
         needed = num_tokens * context.kv.token_bytes
-        seeing = self._model.vision.missing_bytes(sequence.all_images) if self._model.vision else 0
-        if not self._table.make_room(max(0, needed - context.device_bytes) + seeing):
+        unseen = self._model.vision.unseen(sequence.all_images) if self._model.vision else {}
+        missing = max(0, needed - context.device_bytes) + sum(unseen.values())
+        if not self._table.make_room(missing):
             raise OutOfMemory(
                 "the turn does not fit deviceCacheBytes beside the turns in progress",
                 retry_after_s=1.0,
             )
-        context.reserved = needed
+        context.reserved, context.unseen = needed, unseen
 
     def _leave(self, sequence: Sequence) -> None:
         sequence.status = Status.DONE
         work = sequence.session.work
         was_first = work[0] is sequence
         work.remove(sequence)
+        if was_first:
+            sequence.context.unseen = {}
         if was_first and not sequence.context.incoming:
             sequence.context.reserved = 0
         if was_first and work:

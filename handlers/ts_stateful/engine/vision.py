@@ -79,10 +79,13 @@ class Vision:
         self._output_type: Any = BaseModelOutputWithPooling
         self.num_encoded = 0  # runs of the vision tower
 
-    def missing_bytes(self, images: Sequence[ImageInput]) -> int:
-        """Bytes that those of these images that it has not seen yet will take on the device."""
-        unseen = {image for image in images if image.features is None}
-        return sum(image.ids.count(self.image_token_id) for image in unseen) * self._token_bytes
+    def unseen(self, images: Sequence[ImageInput]) -> dict[ImageInput, int]:
+        """Those of these images that it has not seen yet, and the bytes that each will take on the device."""
+        return {
+            image: image.ids.count(self.image_token_id) * self._token_bytes
+            for image in images
+            if image.features is None
+        }
 
     def key(self, image: PIL.Image.Image, *salts: str) -> str:
         """Names what `prepare` and `encode` make of an image: by its pixels, apart for other `salts`. For any thread."""
