@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ts_stateful.engine import kv as kv_module
 from ts_stateful.engine.kv import KVCache, KVLayout, LayerShape
 
 HOST = torch.device("cpu")
@@ -71,3 +72,46 @@ def test_a_snapshot_keeps_no_memory(kv: KVCache, change: Callable[[KVCache], obj
     change(kv)
     assert snapshot.read(0, 1) is None
     assert not snapshot._states
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [lambda kv: kv.reserve(100_000), lambda kv: kv.move(HOST)],
+    ids=["reserve", "move"],
+)
+@pytest.mark.parametrize("where", ["Memory", "_copy"])
+def test_a_cache_that_gets_no_memory_is_what_it_was(
+    kv: KVCache, monkeypatch: pytest.MonkeyPatch, grow: Callable[[KVCache], object], where: str
+) -> None:
+    """Or a step that is tried again would write where there is nothing."""
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    before = (kv.capacity, kv.device, kv.num_bytes, kv.addresses.clone())
+    copies = [part[:, :10].clone() for part in kv.states]
+    with monkeypatch.context() as patch:
+        patch.setattr(kv_module, where, fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            grow(kv)
+    assert (kv.capacity, kv.device, kv.num_bytes) == before[:3]
+    assert torch.equal(kv.addresses, before[3])
+    grow(kv)
+    assert all(map(torch.equal, (part[:, :10] for part in kv.states), copies))
+
+
+def test_a_snapshot_waits_for_states_on_their_way(
+    kv: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU copies to the host while everything else goes on."""
+
+    class Arrival:
+        def synchronize(self) -> None:
+            for part in kv.states:
+                part[:, :10] = 7
+
+    monkeypatch.setattr(kv_module, "_end_of_copies", lambda *_: Arrival())
+    kv.move(HOST)
+    copies = kv.snapshot().read(0, 10)
+    assert copies is not None
+    assert all(bool((copy == 7).all()) for copy in copies)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from ts_stateful.errors import StatefulError
 from ts_stateful.sessions.session import Delta, Residency, Turn
 
 __all__ = ["Context", "Past", "Stored"]
+
+logger = logging.getLogger(__name__)
 
 _HOST = torch.device("cpu")
 
@@ -165,9 +168,14 @@ class Context:
         return sum(image.num_bytes for image in set(self.images))
 
     def to_host(self) -> None:
-        """Moves the KV states to host memory; embeddings are small and stay."""
-        self.kv.move(_HOST)
-        self._kv_on_host = True
+        """Moves the KV states to host memory, or drops them where that cannot be had; embeddings are small and stay."""
+        try:
+            self.kv.move(_HOST)
+        except (RuntimeError, MemoryError) as error:  # of CUDA, too, where nothing more can be pinned
+            logger.warning("KV states could not be moved to host memory: %s", error)
+            self.to_record()
+        else:
+            self._kv_on_host = True
 
     @property
     def num_stored(self) -> int:
@@ -197,9 +205,13 @@ class Context:
     def to_device(self) -> str | None:
         """Brings back what can be brought back; returns where the context comes from, None for the device itself."""
         if self._kv_on_host:
-            self.kv.move(self._device)
-            self._kv_on_host = False
-            return "host"
+            try:
+                self.kv.move(self._device)
+            except torch.OutOfMemoryError:
+                self.to_record()  # the pass that computes them again makes room
+            else:
+                self._kv_on_host = False
+                return "host"
         adopted, recalled = self.adopted, self._recalled
         self.adopted = self._recalled = False
         if self.log and self.kv.length == 0:

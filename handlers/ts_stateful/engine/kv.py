@@ -58,9 +58,12 @@ class Snapshot:
     stays right behind that: what is covered still has the same states, wherever they are by then.
     """
 
-    def __init__(self, states: list[Tensor], length: int) -> None:
+    def __init__(
+        self, states: list[Tensor], length: int, arrival: torch.cuda.Event | None = None
+    ) -> None:
         self.length = length
         self._states = states
+        self._arrival = arrival
 
     def cut(self, length: int) -> None:
         """Tokens behind `length` are about to change. For the thread of the cache."""
@@ -73,7 +76,12 @@ class Snapshot:
         self._states = []
 
     def read(self, start: int, stop: int) -> list[Tensor] | None:
-        """Keys and values of all layers, `(heads, tokens, dim)`, copied to the host; None if they are not there any more."""
+        """Keys and values of all layers, `(heads, tokens, dim)`, copied to the host; None if they are not there any more.
+
+        Waits for states that are on their way to the host.
+        """
+        if self._arrival is not None:
+            self._arrival.synchronize()
         packed = torch.contiguous_format
         copies = [p[:, start:stop].clone(memory_format=packed).to(_HOST) for p in self._states]
         return copies if copies and stop <= self.length else None
@@ -87,6 +95,7 @@ class KVCache:
     keep everything as well, so that a session can be cut back to any length.
     """
 
+    device: torch.device
     capacity: int
     token_bytes: int  # that one token takes
     keys: list[Tensor]
@@ -94,14 +103,14 @@ class KVCache:
     addresses: Tensor  # (layers, 2), int64, on the host
     _memory: Memory
     _written: int  # the highest token since memory was given back last
+    _arrival: torch.cuda.Event | None  # when all that is on its way from a GPU has come to the host
 
     def __init__(self, layout: KVLayout, device: torch.device) -> None:
         self._layout = layout
         self.token_bytes = layout.token_bytes
-        self.device = device
         self.length = 0
         self._snapshot: Snapshot | None = None
-        self._allocate(0, pin=False)
+        self._replace(0, device)
 
     @property
     def num_bytes(self) -> int:
@@ -109,13 +118,17 @@ class KVCache:
         return (self._written if self._memory.lazy else self.capacity) * self.token_bytes
 
     def reserve(self, length: int) -> None:
-        """Makes room for `length` tokens; those that count stay."""
+        """Makes room for `length` tokens; those that count stay.
+
+        Raises:
+            torch.OutOfMemoryError, MemoryError: there is none. Nothing has changed then; so it is with `move`.
+        """
         if length > self.capacity:
             if self._memory.lazy:
                 wanted = max(length, 2 * self.capacity, _FIRST_LAZY)
             else:
                 wanted = max(length, self.capacity + self.capacity // 16)
-            self._replace(_rounded(wanted), self.device, pin=False)
+            self._replace(_rounded(wanted), self.device)
         self._written = max(self._written, length)
 
     def truncate(self, length: int) -> None:
@@ -134,7 +147,8 @@ class KVCache:
     def move(self, device: torch.device) -> None:
         """Moves what counts to another device; host memory is pinned where a GPU will read it back.
 
-        Does not wait for a GPU: states on the host may still be on their way, and are for it to read back alone.
+        Does not wait for a GPU: states on the host may still be on their way. It may read them back at once, being behind them
+        in its own queue; everybody else takes a `snapshot`, which waits.
         """
         pin = device.type == "cpu" and torch.cuda.is_available()
         self._replace(_rounded(self.length), device, pin)
@@ -142,13 +156,12 @@ class KVCache:
     def clear(self, device: torch.device) -> None:
         """Forgets everything and gives the memory back; what follows is written on `device`."""
         self.length = 0
-        self.device = device
-        self._allocate(0, pin=False)
+        self._replace(0, device)
 
     def snapshot(self) -> Snapshot:
         """What is here now; there is one at a time, an earlier one is worth nothing any more."""
         self._cut_snapshot(0)
-        self._snapshot = Snapshot(self.states, self.length)
+        self._snapshot = Snapshot(self.states, self.length, self._arrival)
         return self._snapshot
 
     def let_go(self) -> None:
@@ -169,35 +182,39 @@ class KVCache:
         """Keys and values of all layers."""
         return [*self.keys, *self.values]
 
-    def _replace(self, capacity: int, device: torch.device, pin: bool) -> None:
-        before = self.states
-        self.device = device
-        self._allocate(capacity, pin)
-        _copy(before, self.states, self.length)
-        self._written = self.length
+    def _replace(self, capacity: int, device: torch.device, pin: bool = False) -> None:
+        """Goes on in other memory, with what counts. Until all of it is there, this is the cache that it was."""
+        memory = Memory(
+            max(1, capacity * self._layout.token_elements), self._layout.dtype, device, pin
+        )
+        keys, values = self._parts(memory.tensor, capacity)
+        arrival = None
+        if self.length:
+            _copy(self.states, [*keys, *values], self.length)
+            arrival = _end_of_copies(self.device, device)
+        if self._snapshot is not None:
+            self._snapshot.let_go()  # or it would keep the memory that is replaced
+        self.device, self.capacity, self.keys, self.values = device, capacity, keys, values
+        self.addresses = torch.tensor(
+            [part.data_ptr() for pair in zip(keys, values, strict=True) for part in pair]
+        ).view(-1, 2)
+        self._memory, self._written, self._arrival = memory, self.length, arrival
 
     def _cut_snapshot(self, length: int) -> None:
         if self._snapshot is not None:
             self._snapshot.cut(length)
 
-    def _allocate(self, capacity: int, pin: bool) -> None:
-        if self._snapshot is not None:
-            self._snapshot.let_go()  # or it would keep the memory that is replaced
-        layout = self._layout
-        self.capacity = capacity
-        self._written = 0
-        elements = max(1, capacity * layout.token_elements)
-        self._memory = Memory(elements, layout.dtype, self.device, pin)
-        self.keys, self.values = [], []
+    def _parts(self, memory: Tensor, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The keys and the values of all layers in so much memory."""
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
         start = 0
-        for heads, key_dim, value_dim in layout.layers:
-            for states, dim in ((self.keys, key_dim), (self.values, value_dim)):
+        for heads, key_dim, value_dim in self._layout.layers:
+            for states, dim in ((keys, key_dim), (values, value_dim)):
                 stop = start + heads * capacity * dim
-                states.append(self._memory.tensor[start:stop].view(heads, capacity, dim))
+                states.append(memory[start:stop].view(heads, capacity, dim))
                 start = stop
-        self.addresses = torch.tensor(
-            [part.data_ptr() for pair in zip(self.keys, self.values, strict=True) for part in pair]
-        ).view(-1, 2)
+        return keys, values
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor], length: int) -> None:
@@ -208,6 +225,15 @@ def _copy(sources: list[Tensor], targets: list[Tensor], length: int) -> None:
         else:
             # Both in one piece, or torch would gather them in pageable memory first.
             target.copy_(source[:, : target.shape[1]].contiguous(), non_blocking=True)
+
+
+def _end_of_copies(source: torch.device, target: torch.device) -> torch.cuda.Event | None:
+    """Happens when the copies that were begun are done, where nobody waits for them."""
+    if source.type != "cuda" or target.type == "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(source))
+    return event
 
 
 def _rounded(length: int) -> int:

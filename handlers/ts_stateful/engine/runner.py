@@ -31,9 +31,10 @@ class Logits(NamedTuple):
 
     @staticmethod
     def join(parts: Items[Logits]) -> Logits:
-        """Those of several passes."""
+        """Those of several passes; one that failed has no rows, and what it has is on no device."""
         sequences = [sequence for part in parts for sequence in part.sequences]
-        return Logits(sequences, torch.cat([part.rows for part in parts]))
+        rows = [part.rows for part in parts if part.sequences]
+        return Logits(sequences, torch.cat(rows) if rows else torch.empty(0))
 
 
 class _Piece(NamedTuple):
