@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.worker import Worker, eventually
-from ts_stateful.config import load_config
+from ts_stateful.config import ConfigError, load_config
 from ts_stateful.errors import SessionExists
 from ts_stateful.process.dispatch import devices
 from ts_stateful.protocol import Close, Fork, Hello, Info, Open, Prompt
@@ -148,6 +148,17 @@ def test_there_is_an_engine_a_device(
     """Or as many as were asked for."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert devices(load_config({"handler": handler}).handler) == expected
+
+
+def test_engines_of_one_gpu_need_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or each would count on what is free there."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert devices(load_config({"handler": {}}).handler) == ["cuda:0", "cuda:1"]
+    shared: dict[str, Any] = {"engines": 3}
+    with pytest.raises(ConfigError, match=r"handler\.deviceCacheBytes"):
+        devices(load_config({"handler": shared}).handler)
+    shared["deviceCacheBytes"] = 10**9
+    assert devices(load_config({"handler": shared}).handler) == ["cuda:0", "cuda:1", "cuda:0"]
 
 
 def test_figures_tell_what_is_in_flight(worker: Worker) -> None:

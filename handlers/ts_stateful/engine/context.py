@@ -171,7 +171,10 @@ class Context:
         """Moves the KV states to host memory, or drops them where that cannot be had; embeddings are small and stay."""
         try:
             self.kv.move(_HOST)
-        except (RuntimeError, MemoryError) as error:  # of CUDA, too, where nothing more can be pinned
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # of CUDA, too, where nothing more can be pinned
             logger.warning("KV states could not be moved to host memory: %s", error)
             self.to_record()
         else:

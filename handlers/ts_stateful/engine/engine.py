@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 import torch
+from torch import Tensor
 
 from ts_stateful.config import Config
 from ts_stateful.defects import defect
@@ -186,8 +187,7 @@ class Engine:
         rows = logits.rows
         if len(prompts) < len(logits.sequences):
             rows = rows[upload([index for index, _ in prompts], rows.device)]
-        rows = self._model.penalties(rows, [sequence.ids for _, sequence in prompts])
-        tokens = sample(rows, [sequence.row for _, sequence in prompts])
+        tokens = self._choose(rows, [sequence for _, sequence in prompts])
         for (_, sequence), token in zip(prompts, tokens, strict=True):
             try:
                 self._take(sequence, token)
@@ -223,6 +223,19 @@ class Engine:
             ((sequence, _),) = chunks
             self._turns.fail(sequence, reason)
             return Logits([], torch.empty(0))
+
+    def _choose(self, rows: Tensor, sequences: list[Sequence]) -> list[int]:
+        """The next token of each; memory that this lacks is had from idle sessions."""
+
+        def choose() -> list[int]:
+            allowed = self._model.penalties(rows, [sequence.ids for sequence in sequences])
+            return sample(allowed, [sequence.row for sequence in sequences])
+
+        try:
+            return choose()
+        except torch.OutOfMemoryError:
+            self._free_memory()
+            return choose()
 
     def _free_memory(self) -> bool:
         """Evicts every idle session; returns whether that has freed anything."""

@@ -20,7 +20,7 @@ from lru import LRU
 from msgspec import structs
 
 from ts_stateful.answers import encode
-from ts_stateful.config import Config, EngineConfig
+from ts_stateful.config import Config, ConfigError, EngineConfig
 from ts_stateful.errors import SessionExists
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
@@ -208,9 +208,18 @@ class Dispatcher:
 
 
 def devices(settings: EngineConfig) -> list[str]:
-    """The device of every engine: one engine a GPU, or one on the CPU, unless the configuration says otherwise."""
+    """The device of every engine: one engine a GPU, or one on the CPU, unless the configuration says otherwise.
+
+    Raises:
+        ConfigError: several are to share a GPU, and each would take what is free there for its own.
+    """
     num_gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 0
     count = settings.engines if isinstance(settings.engines, int) else max(1, num_gpus)
+    if 0 < num_gpus < count and settings.device_cache_bytes is None:
+        raise ConfigError(
+            f"model-config.yaml: handler.engines: {count} engines share {num_gpus} GPUs: set"
+            " handler.deviceCacheBytes to what each may take, or write `engines: auto`"
+        )
     if num_gpus:
         return [f"cuda:{index % num_gpus}" for index in range(count)]
     return [settings.device if settings.device != "auto" else "cpu"] * count

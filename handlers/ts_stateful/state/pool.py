@@ -175,11 +175,10 @@ class Pool:
         return tensor if length is None else tensor.narrow(_free(state), 0, length)
 
     def _grow(self, num_slots: int) -> None:
-        for number, old in enumerate(self._tensors):
-            state = self._states[number]
-            new = self._room(state, num_slots)
-            new.narrow(state.rows_dim, 0, self._num_slots).copy_(old)
-            self._tensors[number] = new
+        new = [self._room(state, num_slots) for state in self._states]  # or nothing changes
+        for state, old, room in zip(self._states, self._tensors, new, strict=True):
+            room.narrow(state.rows_dim, 0, self._num_slots).copy_(old)
+        self._tensors = new
         self._free = [*self._free, *range(self._num_slots, num_slots)]
         heapify(self._free)
         self._num_slots = num_slots

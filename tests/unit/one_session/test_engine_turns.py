@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import pytest
 import torch
 
 from tests.support.asking import ask, busy, code
-from tests.support.harness import Harness
+from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny import llava
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.runner import Logits
+from ts_stateful.engine.sampler import sample
 from ts_stateful.engine.scheduler import Chunk
 from ts_stateful.engine.sequence import Sequence
 from ts_stateful.events import EventKind
@@ -217,6 +220,28 @@ def test_out_of_memory_evicts_first_and_fails_alone(harness: Harness) -> None:
     assert code(answer) == "out_of_memory"
     assert attempts[0] > 0
     assert attempts[1] == 0
+
+
+def test_the_choice_of_tokens_gets_memory_from_idle_sessions(
+    harness: Harness, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that is computed is not lost for it."""
+    harness.ask(ask())
+    harness.open("other")
+    attempts = []
+
+    def exhausted(*args: Any) -> list[int]:
+        attempts.append(harness.engine.table.get("s").state.kv.length)
+        if len(attempts) == 1:
+            raise torch.OutOfMemoryError("no")
+        return sample(*args)
+
+    monkeypatch.setattr("ts_stateful.engine.engine.sample", exhausted)
+    answer = harness.prompt("other", "Hi", max_new_tokens=3)
+    assert answer["turn"] == 1
+    assert attempts[0] > 0
+    assert attempts[1] == 0
+    reference_reply(model, harness, "other", 3)
 
 
 def test_the_byte_budget_evicts_the_least_recently_used(model: Model) -> None:
