@@ -171,10 +171,8 @@ class Context:
         """Moves the KV states to host memory, or drops them where that cannot be had; embeddings are small and stay."""
         try:
             self.kv.move(_HOST)
-        except (
-            RuntimeError,
-            MemoryError,
-        ) as error:  # of CUDA, too, where nothing more can be pinned
+        # CUDA's errors are RuntimeErrors, as is that nothing more can be pinned.
+        except (RuntimeError, MemoryError) as error:
             logger.warning("KV states could not be moved to host memory: %s", error)
             self.to_record()
         else:
