@@ -155,9 +155,9 @@ class Durability:
         """
         if self._journal is None or self._chronicle is None:
             return False
-        wanted = self._wanted.setdefault(session_id, [])
-        wanted.append(message)
-        if len(wanted) == 1:
+        is_new = session_id not in self._wanted  # those that wait may all have been dropped
+        self._wanted.setdefault(session_id, []).append(message)
+        if is_new:
             load = partial(self._chronicle.load, session_id, in_use=message.again)
             self._journal.run(load, partial(self._loaded, session_id, then))
         return True

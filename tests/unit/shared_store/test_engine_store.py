@@ -158,6 +158,19 @@ def test_a_dropped_request_is_not_run(first: Harness, second: Harness) -> None:
     assert second.ask(Info(session_id="s"))["turns"] == 0
 
 
+def test_who_asks_behind_a_dropped_request_waits_for_the_same_search(
+    first: Harness, second: Harness
+) -> None:
+    """Whoever it was for, a session is looked for once and taken in once."""
+    first.open("s")
+    second.engine.drop(second.submit(ask("One")))
+    assert len(second.executor.jobs) == 1
+    request = second.submit(ask("Two"))
+    assert len(second.executor.jobs) == 1
+    second.run()
+    assert second.last(request)["turn"] == 1
+
+
 def test_a_close_waits_for_a_record_on_its_way(first: Harness, store: FailingStore) -> None:
     """Neither is lost, and nothing is left in the store."""
     first.open("s")
