@@ -158,7 +158,7 @@ class Engine:
             due = self.table.next_deadline()
             self._expire_at = now + _EXPIRY_S if due is None else min(due, now + _EXPIRY_S)
         for sequence in self._audience.tick():
-            if sequence.status is Status.COMMITTING:
+            if sequence.status in (Status.COMMITTING, Status.DONE):  # failed with the one before it
                 continue
             gone = TurnGap("the turn was rolled back: its client was gone for too long")
             self._turns.fail(sequence, gone)

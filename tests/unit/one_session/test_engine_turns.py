@@ -149,6 +149,21 @@ def test_time_stands_still_while_the_worker_is_away(harness: Harness) -> None:
     assert not busy(harness)
 
 
+def test_turns_behind_one_that_nobody_came_back_for_are_gone_with_it(model: Model) -> None:
+    """Their session was never open, so all of them end at the same moment."""
+    harness = Harness(model, {"maxSequenceJobQueueSize": 20})
+    first = harness.submit(ask(max_new_tokens=400), opens=True)
+    requests = [first, *(harness.submit(ask()) for _ in range(19))]
+    harness.steps(3)
+    for request in requests:
+        harness.engine.drop(request)
+    harness.clock.now += 10
+    harness.engine.tick()
+    harness.run()
+    assert not busy(harness)
+    assert len(harness.engine.table) == 0
+
+
 def test_a_prompt_beyond_the_window_is_refused_untouched(harness: Harness) -> None:
     """413 with what is left; the session goes on as if nothing had been asked."""
     harness.ask(ask())
