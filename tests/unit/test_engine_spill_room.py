@@ -20,6 +20,7 @@ from tests.support.spilling import (
     session_bytes,
 )
 from ts_stateful.engine.context import Stored
+from ts_stateful.protocol import Prompt, Rewind
 
 
 @pytest.fixture
@@ -93,6 +94,35 @@ def test_what_was_gone_back_behind_while_it_was_written_is_not_there(store: Late
     answer = ask(harness, "s", "Drei")
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 40
     reference_reply(model(), harness, "s", NEW_TOKENS)
+
+
+def test_what_was_gone_back_behind_while_it_was_read_is_not_there(store: LateStore) -> None:
+    """The request that it was read for is gone by then."""
+    harness = make(store, sessions=1.5)
+    harness.open("s")
+    session = harness.engine.table.get("s")
+    for text in ("One", TEXT):
+        ask(harness, "s", text)
+    harness.engine.table.evict_idle()
+    harness.engine.drop(harness.submit(Prompt(session_id="s", prompt="Gone")))
+    harness.clock.now += 10
+    harness.engine.tick()
+    harness.submit(Rewind(session_id="s", to_turn=1))
+    harness.executor.jobs.reverse()  # the store is slower to read
+    harness.pump()
+    context = session.state
+    assert not context.incoming
+    assert 0 < context.stored.num_tokens == context.kv.length < 40
+
+
+def test_of_a_session_that_has_ended_nothing_is_written(store: LateStore) -> None:
+    """Least of all because it has left its turn."""
+    harness = make(store, sessions=1.2)
+    prompt = Prompt(session_id="s", prompt=TEXT, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    harness.submit(prompt, opens=True, alone=True)
+    while harness.engine.busy:
+        harness.engine.step()
+    assert not harness.executor.jobs
 
 
 def test_what_changes_while_it_is_written_is_not_written(store: LateStore) -> None:

@@ -139,12 +139,13 @@ class Spill:
         if isinstance(outcome, Found):
             kv = outcome.kv
             self.num_failed += not outcome.is_whole
-            if context.stored.owner is None:
-                context.stored = Stored(kv.length, kv.length * kv.token_bytes)
-            else:  # from now on it has states of its own
-                context.stored = Stored()
+            num_bytes = kv.length * kv.token_bytes
             # Nobody else has given it states meanwhile, but it may have gone back.
             kv.truncate(same_states(context, transcript.log, transcript.images, self._image_token))
+            if context.stored.owner is None:
+                context.stored = Stored(kv.length, num_bytes)
+            else:  # from now on it has states of its own
+                context.stored = Stored()
             self.num_read += kv.length > 0
             context.recall(kv)
         else:

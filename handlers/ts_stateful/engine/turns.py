@@ -100,12 +100,12 @@ class Turns:
             self._table.touch(session)
         self._scheduler.remove(sequence)
         self._leave(sequence)
-        self._durability.parked()
         self._audience.failed(sequence, error)
         if isinstance(error, SessionMoved):
             self._let_go(session, error)
         elif sequence.opens and not session.turns:
             self._let_go(session, SessionNotFound("the session could not be opened"))
+        self._durability.parked()
 
     def _let_go(self, session: Session[Context], error: StatefulError) -> None:
         for other in list(session.work):
@@ -169,10 +169,10 @@ class Turns:
         self._table.touch(session)
         self._leave(sequence)
         self._audience.finished(sequence, turn)
-        self._durability.parked()
         if sequence.alone:
             self._shared.keep(context.shared)
             self._table.forget(sequence.session)
+        self._durability.parked()
 
     def _turn(self, sequence: Sequence, reason: str) -> Turn:
         extension, reply = sequence.extension, sequence.reply
