@@ -18,7 +18,7 @@ from tests.support.sums import (
     starter,
     total,
 )
-from ts_stateful.protocol import Close, Fork, Request
+from ts_stateful.protocol import Close, Fork, Open, Request
 
 NUMBERS = (3, 1, 4, 1, 5, 9, 2)
 
@@ -144,6 +144,29 @@ def test_a_step_that_could_not_be_written_is_taken_back(start: Start, store: Mor
     assert harness.engine.figures().store_failures == 1
     assert [total(harness.ask(add(2), opens=False)) for _ in range(3)] == [3, 5, 7]
     assert total(start(3).ask(add(1))) == 8
+
+
+@EVERY
+@pytest.mark.parametrize("had_it", [False, True])
+def test_a_step_behind_a_beginning_that_could_not_be_written_is_not_written(
+    every: int, had_it: bool, start: Start, store: MortalStore
+) -> None:
+    """Both can be sent again, whether or not the store had the beginning, and count once."""
+    harness = start(every)
+    opening = harness.submit(Open(session_id="a"), opens=True)
+    harness.executor.run()
+    harness._posted.pop()()  # it was looked for
+    step = harness.submit(add(1), opens=False)
+    harness.engine.step()
+    store.fails = True
+    harness.executor.run()
+    store.fails = False
+    if not had_it:
+        store.delete("states-model/a")
+    harness.run()
+    assert code(harness.answer(opening)) == code(harness.answer(step)) == "store_unavailable"
+    assert "error" not in harness.ask(Open(session_id="a"), opens=True)
+    assert total(harness.ask(add(1), opens=False)) == 1
 
 
 def test_with_best_effort_a_sequence_goes_on_without_the_store(

@@ -100,6 +100,7 @@ class Place:
     keys: list[str] = field(default_factory=list)
     doubtful: Value | None = None  # an entry that may have been written
     has_hole: bool = False  # a write failed, and the sequence has gone on
+    is_lost: bool = False  # a write failed, and the sequence does not go on
     line: Line = field(default_factory=Line)  # the calls of the store that are about it
 
 
@@ -138,6 +139,8 @@ def append(
     Raises:
         StoreUnavailable: it is unknown whether the entry is there.
     """
+    if place.is_lost:
+        return False  # what was asked for behind the write that failed
     ttl_s = _ENDED_S if entry.end else max(1.0, entry.expires_at - entry.at)
     made = []
     if states is not None:

@@ -143,14 +143,14 @@ class Durability:
     ) -> None:
         """Writes what a sequence that has a place is now, behind a step or, without one, from the beginning; `then` gets the
         reason if it could not be, and the sequence must not go on here."""
-        place = session.state.place
-        assert self._calls is not None
+        place, calls = session.state.place, self._calls
+        assert calls is not None
         assert place is not None
         entry, states = self._entry(session, place, answered, step)
 
         def done(outcome: Any) -> None:
-            assert self._calls is not None
-            reason = self._calls.reason(outcome, "sequence", "step")
+            reason = calls.reason(outcome, "sequence", "step")
+            place.is_lost = reason is not None
             if reason is None and isinstance(outcome, Exception):
                 place.position += 1
                 place.has_hole = True
@@ -161,7 +161,7 @@ class Durability:
             then(reason)
 
         job = partial(append, *self._at(session.session_id), place, entry, states)
-        self._calls.in_order(place.line, job, done)
+        calls.in_order(place.line, job, done)
 
     def removed(
         self,
