@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from ts_stateful.protocol import (
     Prompt,
     Step,
 )
+from ts_stateful.state.passes import Passes
 
 COUNTER = {
     "inputs": [{"name": "number", "datatype": "INT64", "shape": [1], "raw": "text"}],
@@ -138,6 +140,30 @@ def test_a_step_that_fails_leaves_the_state_and_disturbs_nobody() -> None:
     assert harness.code(bad) == "internal"
     assert total(harness.answer(good)) == 3
     assert total(harness.ask(add(4, "a"))) == 5
+
+
+def test_what_a_failed_pass_has_computed_is_not_kept_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that do not fit a GPU's memory together are tried one by one, with all of it."""
+    harness = counter()
+    computed: list[weakref.ref[Any]] = []
+    held: list[bool] = []
+    run = Passes.run
+
+    def exhausted(*args: Any) -> Any:
+        held.extend(there() is not None for there in computed)
+        if not computed:
+            activations = torch.empty(1)
+            computed.append(weakref.ref(activations))
+            raise torch.OutOfMemoryError
+        return run(*args)
+
+    monkeypatch.setattr(Passes, "run", exhausted)
+    asked = [harness.submit(add(1, name)) for name in "ab"]
+    harness.run()
+    assert [total(harness.answer(request_id)) for request_id in asked] == [1, 1]
+    assert held == [False, False]
 
 
 def test_a_first_step_that_fails_opens_nothing() -> None:

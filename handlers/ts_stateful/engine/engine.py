@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from traceback import clear_frames
 
 import torch
 from torch import Tensor
@@ -210,6 +211,7 @@ class Engine:
         except torch.AcceleratorError:
             raise  # the device is poisoned: the process must die, and its supervisor starts another
         except Exception as error:
+            clear_frames(error.__traceback__)  # or they would keep what the pass has computed
             out_of_memory = _is_out_of_memory(error)
             if out_of_memory and self._free_memory():
                 return self._forward(chunks)
@@ -233,7 +235,8 @@ class Engine:
 
         try:
             return choose()
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
+            clear_frames(error.__traceback__)
             self._free_memory()
             return choose()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import clear_frames
 
 import torch
 
@@ -181,6 +182,7 @@ class StateEngine:
         except torch.AcceleratorError:
             raise  # the device is poisoned: the process must die, and its supervisor starts another
         except Exception as error:
+            clear_frames(error.__traceback__)  # or they would keep what the pass has computed
             if len(jobs) > 1:
                 for job in jobs:
                     self._run([job])
