@@ -227,7 +227,7 @@ class Engine:
             return Logits([], torch.empty(0))
 
     def _choose(self, rows: Tensor, sequences: list[Sequence]) -> list[int]:
-        """The next token of each; memory that this lacks is had from idle sessions."""
+        """The next token of each; for want of memory, idle sessions are evicted, or rows take it one after the other."""
 
         def choose() -> list[int]:
             allowed = self._model.penalties(rows, [sequence.ids for sequence in sequences])
@@ -237,8 +237,12 @@ class Engine:
             return choose()
         except torch.OutOfMemoryError as error:
             clear_frames(error.__traceback__)
-            self._free_memory()
-            return choose()
+            if self._free_memory():
+                return self._choose(rows, sequences)
+            if len(sequences) == 1:
+                raise
+            single = zip(rows.split(1), sequences, strict=True)
+            return [token for row, one in single for token in self._choose(row, [one])]
 
     def _free_memory(self) -> bool:
         """Evicts every idle session; returns whether that has freed anything."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.asking import ask
-from tests.support.harness import Harness
+from tests.support.harness import Harness, reference_reply
+from ts_stateful.engine.model import Model
 from ts_stateful.engine.runner import Runner
-from ts_stateful.engine.sampler import sample
+from ts_stateful.engine.sampler import Row, sample
+from ts_stateful.protocol import Prompt
 
 
 @pytest.mark.parametrize(("name", "work"), [("Runner.run", Runner.run), ("sample", sample)])
@@ -36,3 +40,24 @@ def test_what_a_failed_pass_has_computed_is_not_kept_for_the_next_one(
     monkeypatch.setattr(f"ts_stateful.engine.engine.{name}", exhausted)
     assert harness.prompt("other", "Hi", max_new_tokens=1)["turn"] == 1
     assert held == [False]
+
+
+def test_tokens_are_chosen_one_by_one_where_there_is_no_memory_for_all(
+    harness: Harness, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No session is idle that could give some, and none of those in progress is lost."""
+
+    def exhausted(logits: Tensor, rows: Items[Row]) -> list[int]:
+        if len(rows) > 1:
+            raise torch.OutOfMemoryError
+        return sample(logits, rows)
+
+    monkeypatch.setattr("ts_stateful.engine.engine.sample", exhausted)
+    harness.open("other")
+    requests = [
+        harness.submit(Prompt(session_id=name, prompt="Hi", max_new_tokens=3))
+        for name in ("s", "other")
+    ]
+    harness.run()
+    assert [harness.last(request)["turn"] for request in requests] == [1, 1]
+    reference_reply(model, harness, "other", 3)
