@@ -115,3 +115,24 @@ def test_a_snapshot_waits_for_states_on_their_way(
     copies = kv.snapshot().read(0, 10)
     assert copies is not None
     assert all(bool((copy == 7).all()) for copy in copies)
+
+
+def test_states_on_their_way_that_were_cut_go_back_when_they_have_arrived(
+    kv: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host gathers what is left of them, and a GPU's queue knows nothing of that."""
+    kv.reserve(100)
+    kv.length = 100
+    waited = []
+
+    class Arrival:
+        def synchronize(self) -> None:
+            waited.append(kv.length)
+
+    monkeypatch.setattr(kv_module, "_end_of_copies", lambda *_: Arrival())
+    kv.move(HOST)
+    kv.move(HOST)
+    assert waited == []  # all of them: by the queue
+    kv.truncate(10)
+    kv.move(HOST)
+    assert waited == [10]

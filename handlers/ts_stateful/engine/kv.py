@@ -147,8 +147,8 @@ class KVCache:
     def move(self, device: torch.device) -> None:
         """Moves what counts to another device; host memory is pinned where a GPU will read it back.
 
-        Does not wait for a GPU: states on the host may still be on their way. It may read them back at once, being behind them
-        in its own queue; everybody else takes a `snapshot`, which waits.
+        Does not wait for a GPU: states on the host may still be on their way. It may read them all back at once, being behind
+        them in its own queue; everybody else takes a `snapshot`, which waits.
         """
         pin = device.type == "cpu" and torch.cuda.is_available()
         self._replace(_rounded(self.length), device, pin)
@@ -190,6 +190,8 @@ class KVCache:
         keys, values = self._parts(memory.tensor, capacity)
         arrival = None
         if self.length:
+            if self._arrival is not None and capacity != self.capacity:
+                self._arrival.synchronize()  # a part of what is on the host is gathered there
             _copy(self.states, [*keys, *values], self.length)
             arrival = _end_of_copies(self.device, device)
         if self._snapshot is not None:
