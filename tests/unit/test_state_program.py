@@ -85,6 +85,25 @@ def test_torchscript_and_exported_programs(tmp_path: Path) -> None:
         prove(program, settings, initial_states(settings.states, tmp_path), CPU)
 
 
+class Padded(nn.Module):
+    """A running sum that makes tensors of its own, and converts one to what it is."""
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """One step."""
+        h = h + x.to(torch.float32) + torch.zeros(3)
+        return h, h
+
+
+def test_an_exported_program_can_be_moved(tmp_path: Path) -> None:
+    """Whatever it was exported on: the device is part of its calls."""
+    example = (torch.ones(2, 3), torch.ones(2, 3))
+    torch.export.save(torch.export.export(Padded(), example), tmp_path / "sum.pt2")
+    program = load_program(settings_of(model="sum.pt2"), tmp_path, torch.device("meta"), "sum")
+    tensors = [tensor.to("meta") for tensor in example]
+    made = program(tensors[:1], tensors[1:])
+    assert [tensor.device.type for tensors in made for tensor in tensors] == ["meta", "meta"]
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
 
 from ts_stateful.config import ConfigError, StateConfig
 from ts_stateful.declarations import Datatype
@@ -103,8 +104,9 @@ def _load(
             module.load_state_dict(load_file(model_dir / settings.weights))
         return module.to(device).eval()
     if file.suffix == ".pt2":
-        exported: nn.Module = torch.export.load(file).module()
-        return exported.to(device)  # its mode was fixed by the export
+        # Tensors that it makes as well are on the device that is written in the file.
+        exported = move_to_device_pass(torch.export.load(file), device)
+        return exported.module()  # its mode was fixed by the export
     with warnings.catch_warnings():
         # Of TorchScript: what is there is served.
         warnings.simplefilter("ignore", DeprecationWarning)
