@@ -159,6 +159,11 @@ def test_engines_of_one_gpu_need_a_budget(monkeypatch: pytest.MonkeyPatch) -> No
         devices(load_config({"handler": shared}).handler)
     shared["deviceCacheBytes"] = 10**9
     assert devices(load_config({"handler": shared}).handler) == ["cuda:0", "cuda:1", "cuda:0"]
+    named: dict[str, Any] = {"device": "cuda:1", "engines": 2}
+    with pytest.raises(ConfigError, match="2 engines share cuda:1:"):
+        devices(load_config({"handler": named}).handler)
+    named["deviceCacheBytes"] = 10**9
+    assert devices(load_config({"handler": named}).handler) == ["cuda:1", "cuda:1"]
 
 
 def test_figures_tell_what_is_in_flight(worker: Worker) -> None:

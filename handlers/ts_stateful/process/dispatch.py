@@ -214,12 +214,13 @@ def devices(settings: EngineConfig) -> list[str]:
         ConfigError: several are to share a GPU, and each would take what is free there for its own.
     """
     num_gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 0
-    count = settings.engines if isinstance(settings.engines, int) else max(1, num_gpus)
-    if 0 < num_gpus < count and settings.device_cache_bytes is None:
+    names = [f"cuda:{index}" for index in range(num_gpus)]
+    names = names or [settings.device if settings.device != "auto" else "cpu"]
+    count = settings.engines if isinstance(settings.engines, int) else len(names)
+    is_gpu = names[0].startswith("cuda")
+    if is_gpu and len(names) < count and settings.device_cache_bytes is None:
         raise ConfigError(
-            f"model-config.yaml: handler.engines: {count} engines share {num_gpus} GPUs: set"
+            f"model-config.yaml: handler.engines: {count} engines share {', '.join(names)}: set"
             " handler.deviceCacheBytes to what each may take, or write `engines: auto`"
         )
-    if num_gpus:
-        return [f"cuda:{index % num_gpus}" for index in range(count)]
-    return [settings.device if settings.device != "auto" else "cpu"] * count
+    return [names[index % len(names)] for index in range(count)]
