@@ -85,6 +85,23 @@ def test_torchscript_and_exported_programs(tmp_path: Path) -> None:
         prove(program, settings, initial_states(settings.states, tmp_path), CPU)
 
 
+def test_a_program_finds_its_gpu_as_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of several engines has another one than the first, and a program's own kernels and tensors are to be there."""
+    current: list[torch.device] = []
+    (tmp_path / "net.py").write_text(SOURCE)
+
+    def moved(module: nn.Module, device: torch.device) -> nn.Module:
+        assert current == [device]
+        return module
+
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(nn.Module, "to", moved)
+    load_program(settings_of(model="net.py:Sum"), tmp_path, torch.device("cuda:1"), "sum")
+    assert current == [torch.device("cuda:1")]
+
+
 class Padded(nn.Module):
     """A running sum that makes tensors of its own, and converts one to what it is."""
 

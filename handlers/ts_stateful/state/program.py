@@ -88,6 +88,8 @@ def load_program(
     if not class_name and (settings.arguments or settings.weights):
         raise ConfigError("handler.arguments, handler.weights: only `file.py:Class` takes them")
     try:
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # which a program may mean by "cuda"
         module = _load(file, class_name, settings, model_dir, device)
     except Exception as error:  # whatever a user's file raises
         raise ConfigError(f"handler.model {settings.model!r} cannot be loaded: {error}") from error
