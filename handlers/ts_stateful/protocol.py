@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 _Count = Annotated[int, Meta(ge=0, le=2**31)]
-_Metadata = Annotated[dict[str, str | int | float | bool | None], Meta(max_length=32)]
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # more could not be told to an engine
+_Metadata = Annotated[dict[str, str | _Int64 | float | bool | None], Meta(max_length=32)]
 _Seconds = Annotated[float, Meta(gt=0)]
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]

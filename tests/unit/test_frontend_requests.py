@@ -24,6 +24,7 @@ from ts_stateful.protocol import (
     Open,
     Prompt,
     Rewind,
+    Step,
     Upload,
 )
 
@@ -91,6 +92,16 @@ def test_what_is_not_a_request_is_refused(value: Any) -> None:
     """Whoever decodes, TorchServe or we, the same is refused."""
     with pytest.raises(InvalidRequest):
         parse({"body": value})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"inputs": [{"name": "x", "data": [10**30]}]}, {"parameters": {"sequence_id": 10**30}}],
+)
+def test_a_step_is_told_without_what_nobody_has_looked_at(said: dict[str, Any]) -> None:
+    """An engine of conversations refuses it; what cannot be told would cost the connection to it."""
+    command = http({"type": "step", "session_id": "a", "start": True, **said}).command
+    assert command == Step(session_id="a")
 
 
 def test_a_decoded_body_may_be_nested_only_so_deep() -> None:

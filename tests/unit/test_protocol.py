@@ -66,6 +66,8 @@ def test_a_rewind_says_where_to() -> None:
         ({"type": "fork", "ttl_s": float("inf")}, "ttl_s"),
         ({"type": "fork", "metadata": []}, "metadata"),
         ({"type": "fork", "metadata": {str(n): n for n in range(33)}}, "metadata"),
+        ({"type": "open", "metadata": {"n": 2**63}}, "metadata[...]"),
+        ({"type": "open", "metadata": {"n": -(10**30)}}, "metadata[...]"),
         ({"type": "fork", "images": []}, "images"),
         ({"type": "fork", "new_session_id": 1}, "new_session_id"),
         ({"type": "rewind", "to_turn": -1}, "to_turn"),

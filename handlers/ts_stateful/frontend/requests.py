@@ -94,6 +94,8 @@ class RequestParser:
         if not self._keeps_sessions:
             unnamed = _without_sessions(request, unnamed)
         request, opens = _address(request, headers, unnamed)
+        if isinstance(request, Step):  # to be refused; what its tensors are, nobody has looked at
+            request = Step(session_id=request.session_id)
         takes_files = translation.voice.pulls and isinstance(request, Open | Prompt | Upload)
         if attachments and not takes_files:
             raise InvalidRequest("files go with `open`, `prompt` and `upload` alone", field="type")
