@@ -84,7 +84,9 @@ class Channel:
                     send(self._connection, message)
         except OSError as error:
             logger.debug("connection lost: %s", error)
-            self.close()
+        except Exception:
+            logger.exception("a message could not be sent; the connection is closed")
         finally:
+            self.close()
             self._threads[0].join()
             self._connection.close()
