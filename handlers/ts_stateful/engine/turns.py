@@ -117,7 +117,11 @@ class Turns:
     def finish(self, sequence: Sequence, reason: str) -> None:
         """Ends the turn as it stands; it is committed, and its last event goes out, when its record is in the store."""
         self._scheduler.remove(sequence)
-        turn = self._turn(sequence, reason) if isinstance(sequence.command, Prompt) else None
+        try:
+            turn = self._turn(sequence, reason) if isinstance(sequence.command, Prompt) else None
+        except Exception as error:  # a tokenizer may raise anything
+            self._recorded(sequence, None, defect(error, "ending a turn"))
+            return
         if turn is None:
             sequence.context.open(sequence.ids)
         sequence.status = Status.COMMITTING

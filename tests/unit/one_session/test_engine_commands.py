@@ -10,6 +10,7 @@ from tests.support.asking import ask, busy, code
 from tests.support.harness import Harness
 from tests.support.tiny import llava
 from ts_stateful.engine.model import Model
+from ts_stateful.engine.reply import ReplyText
 from ts_stateful.errors import MediaInvalid
 from ts_stateful.protocol import Cancel, Close, Continue, Hello, Image, Open, Prompt
 
@@ -88,6 +89,27 @@ def test_cancel_before_the_first_token_commits_an_empty_reply(harness: Harness) 
     harness.ask(Cancel(session_id="s"))
     assert harness.last(request)["text"] == ""
     assert harness.ask(ask())["turn"] == 2
+
+
+@pytest.mark.parametrize("command", [Cancel(session_id="s"), Close(session_id="s")])
+def test_a_turn_whose_text_cannot_be_told_ends_all_the_same(
+    command: Cancel | Close, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ends it is answered, and so is who waits for it; the session goes on."""
+
+    def fail(reply: ReplyText) -> str:
+        raise ValueError("no such id")
+
+    running = harness.submit(ask())
+    harness.steps(3)
+    monkeypatch.setattr(ReplyText, "finish", fail)
+    answer = harness.ask(command)
+    assert answer.get("cancelled", answer.get("closed")) is True
+    assert code(harness.last(running)) == "internal"
+    monkeypatch.undo()
+    if isinstance(command, Cancel):
+        assert harness.ask(ask())["turn"] == 1
+    assert not any(session.busy for session in harness.engine.table)
 
 
 def test_cancel_without_a_turn_says_so(harness: Harness) -> None:
