@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,11 +14,12 @@ import pytest
 from tests.support.mortal_engine import MortalEngine
 from tests.support.worker import eventually
 from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.process import link as link_module
 from ts_stateful.process.fork_server import ForkServer
 from ts_stateful.process.in_flight import InFlight, Outstanding
 from ts_stateful.process.link import EngineLink
 from ts_stateful.process.spec import EngineSpec
-from ts_stateful.process.supervisor import Timeouts
+from ts_stateful.process.supervisor import Supervisor, Timeouts
 from ts_stateful.protocol import Prompt
 
 
@@ -90,6 +93,27 @@ def test_two_poisons_do_not_protect_each_other(link: EngineLink, events: dict[st
         link.submit(ask(name))
     eventually(lambda: len(events) == 3)
     assert [events[name].status for name in ("poison-1", "a", "poison-2")] == [500, 200, 500]
+
+
+def test_an_engine_that_cannot_be_started_for_once_is_tried_again(
+    link: EngineLink, events: dict[str, Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died of the same shortage of memory."""
+    refused = [OSError(errno.ENOMEM, "Cannot allocate memory")]
+    connect = Supervisor.connect
+
+    def start(supervisor: Supervisor) -> socket.socket:
+        if refused:
+            raise refused.pop()
+        return connect(supervisor)
+
+    monkeypatch.setattr(link_module, "_BACK_OFF_S", (0.0,))
+    monkeypatch.setattr(Supervisor, "connect", start)
+    for name in ("poison", "a"):
+        link.submit(ask(name))
+    eventually(lambda: len(events) == 2)
+    assert not refused
+    assert events["a"].status == 200
 
 
 def test_what_is_outstanding_goes_out_in_order_and_a_suspect_alone() -> None:

@@ -284,7 +284,7 @@ class EngineLink:
                 return
             try:
                 self.connect()
-            except EngineDied as error:
+            except (EngineDied, OSError) as error:  # there may be no memory for a process
                 logger.error("the engine does not start: %s", error)
                 continue
             logger.info("the engine is back")
