@@ -38,6 +38,7 @@ class Driver:
     def __init__(self, model: Model, config: Config, store: Store | None = None) -> None:
         self.begun_at: dict[str, float] = {}
         self.answers: dict[str, dict[str, Any]] = {}
+        self._refusal = ""  # the last one that nobody was told of
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(_THREADS)
         media = config.handler.media
@@ -67,8 +68,15 @@ class Driver:
         return self.answers[request]
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Has the engine take what threads have for it, and steps while it has something to compute."""
+        """Has the engine take what threads have for it, and steps while it has something to compute.
+
+        Raises:
+            RuntimeError: a request was refused.
+        """
         while not done():
+            if self._refusal:
+                refusal, self._refusal = self._refusal, ""
+                raise RuntimeError(refusal)
             if self.engine.busy and self._posted.empty():
                 self.engine.step()
             else:
@@ -80,8 +88,9 @@ class Driver:
         if event.kind is EventKind.LAST:
             answer = msgspec.json.decode(event.body)
             if "error" in answer:
-                raise RuntimeError(answer["error"]["message"])
-            self.answers[event.request_id] = answer
+                self._refusal = answer["error"]["message"]
+            else:
+                self.answers[event.request_id] = answer
 
     def __enter__(self) -> Driver:
         return self

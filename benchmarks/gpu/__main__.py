@@ -80,10 +80,13 @@ def _measure_engine(bench: Bench, size: Size, results: Results) -> None:
     for _ in range(size.rounds):
         for rows in size.rows:
             _sample(results, f"engine_step_ms_{rows}", partial(bench.decode_ms, rows, size.steps))
+            bench.clear()
         for name, from_host in (("resident", False), ("host", True)):
             work = partial(bench.first_token_ms, size.num_new, from_host=from_host)
             _sample(results, f"engine_first_ms_{name}", work)
+            bench.clear()
         _sample(results, "restore_ms", bench.restore_ms)
+        bench.clear()
 
 
 def _measure_baselines(text: LlamaForCausalLM, size: Size, results: Results) -> None:
@@ -102,8 +105,8 @@ def _measure_baselines(text: LlamaForCausalLM, size: Size, results: Results) -> 
 def _sample(results: Results, name: str, work: Callable[[], float]) -> None:
     try:
         results.setdefault(name, []).append(work())
-    except (RuntimeError, ValueError) as error:
-        logging.warning("%s: %s", name, error)
+    except Exception as error:  # the library may raise anything; the other samples count
+        logging.warning("%s: %s: %s", name, type(error).__name__, error)
 
 
 def report(size: Size, results: Results, about: dict[str, Any]) -> str:
