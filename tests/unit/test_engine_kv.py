@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 from collections.abc import Callable
 
 import pytest
@@ -98,6 +100,19 @@ def test_a_cache_that_gets_no_memory_is_what_it_was(
     assert torch.equal(kv.addresses, before[3])
     grow(kv)
     assert all(map(torch.equal, (part[:, :10] for part in kv.states), copies))
+
+
+def test_a_kernel_that_gives_no_memory_is_out_of_memory(
+    kv: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As every allocator says it, so that room is made, or states are computed again."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(MemoryError, match="Cannot allocate"):
+        kv.reserve(100_000)
 
 
 def test_a_snapshot_waits_for_states_on_their_way(

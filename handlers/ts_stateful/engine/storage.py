@@ -16,7 +16,11 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """`num_elements` of uninitialised memory; `tensor` is all of it, in one dimension."""
+    """`num_elements` of uninitialised memory; `tensor` is all of it, in one dimension.
+
+    Raises:
+        torch.OutOfMemoryError, MemoryError: there is not so much.
+    """
 
     def __init__(
         self, num_elements: int, dtype: torch.dtype, device: torch.device, pin: bool = False
@@ -28,7 +32,10 @@ class Memory:
             return
         # NORESERVE: what is never written must not count where the kernel keeps books of promises.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._map = mmap.mmap(-1, num_elements * dtype.itemsize, flags=flags)
+        try:
+            self._map = mmap.mmap(-1, num_elements * dtype.itemsize, flags=flags)
+        except OSError as error:
+            raise MemoryError(f"KV states: {error.strerror}") from error
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             self._map.madvise(mmap.MADV_NOHUGEPAGE)  # one written token would back 2 MB a head
         self.tensor = torch.frombuffer(self._map, dtype=dtype)
