@@ -22,6 +22,7 @@ from ts_stateful.protocol import (
     Step,
 )
 from ts_stateful.state.passes import Passes
+from ts_stateful.state.pool import Pool
 
 COUNTER = {
     "inputs": [{"name": "number", "datatype": "INT64", "shape": [1], "raw": "text"}],
@@ -209,6 +210,27 @@ def test_more_sequences_than_slots_lose_nothing() -> None:
     info = [harness.ask(Info(session_id=name)) for name in names]
     assert [answer["residency"] for answer in info].count("device") == 3
     assert all(answer["turns"] == 3 for answer in info)
+
+
+@pytest.mark.parametrize("moved", ["keep", "restore"])
+def test_a_step_whose_states_find_no_memory_fails_alone(
+    moved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way they go; all sequences stand where they stood."""
+
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    harness = counter(max_slots=2)
+    for name in "abc":
+        harness.ask(add(1, name))
+    monkeypatch.setattr(Pool, moved, refuse)
+    asked = [harness.submit(add(1, name)) for name in "ac"]
+    harness.run()
+    assert harness.code(asked[0]) == "out_of_memory"
+    assert total(harness.answer(asked[1])) == 2
+    monkeypatch.undo()
+    assert [total(harness.ask(add(1, name))) for name in "abc"] == [2, 2, 3]
 
 
 def test_host_memory_has_a_bound_too() -> None:

@@ -6,8 +6,11 @@ of requests or answers.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from itertools import islice
+
+import torch
 
 from ts_stateful.config import StateConfig
 from ts_stateful.sessions.session import Session
@@ -47,10 +50,11 @@ class Line:
         self._jobs.pop(session.session_id, None)
 
     def next_jobs(self) -> list[Job]:
-        """The jobs of the next pass, each with a slot; they stay in line until they are removed."""
+        """The jobs of the next pass; they stay in line until they are removed. Without memory some have no slot."""
         most = min(self._max_rows, self._pool.max_slots)
         jobs = list(islice(self._alike(), most))
-        self._give_slots(jobs)
+        with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
+            self._give_slots(jobs)
         return jobs
 
     def _alike(self) -> Iterable[Job]:

@@ -67,11 +67,15 @@ class SequenceState:
         return self._slot
 
     def to_device(self) -> None:
-        """Takes a slot, of which there must be one, and puts the states there."""
+        """Takes a slot, of which there must be one, and puts the states there; if that fails, they stay where they are."""
         assert self._slot is None
         self._slot = self._pool.take()
         if self._kept is not None:
-            self._pool.restore(self._slot, self._kept)
+            try:
+                self._pool.restore(self._slot, self._kept)
+            except BaseException:
+                self._leave_slot()
+                raise
             self._kept = None
 
     def to_host(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ts_stateful.config import StateConfig
-from ts_stateful.errors import SessionNotFound, StatefulError
+from ts_stateful.errors import OutOfMemory, SessionNotFound, StatefulError
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.state.commits import Answered
@@ -58,8 +58,12 @@ class Steps:
             self._advance(job.session)
 
     def next_jobs(self) -> list[Job]:
-        """The jobs of the next pass, each with a slot."""
-        return self._line.next_jobs()
+        """The jobs of the next pass, each with a slot; those for which there is no memory fail."""
+        jobs = self._line.next_jobs()
+        stuck = [job for job in jobs if not job.session.state.has_slot]
+        for job in stuck:
+            self.fail(job, OutOfMemory("the device has no memory left for this step"))
+        return [job for job in jobs if job not in stuck] if stuck else jobs
 
     def finish(self, jobs: Sequence[Job], stepped: Stepped) -> None:
         """A pass has run: each step is answered, and its sequence goes on from there, when it is written down."""
