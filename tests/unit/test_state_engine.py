@@ -199,6 +199,17 @@ def test_numbered_steps_behind_a_failed_one_are_refused() -> None:
     assert [harness.code(request_id) for request_id in asked] == ["internal", "turn_gap"]
 
 
+def test_however_many_steps_wait_behind_a_failed_one() -> None:
+    """None of them costs more than its own refusal."""
+    harness = counter(max_sequence_job_queue_size=1000)
+    harness.ask(add(1, turn=1))
+    numbers = [(BAD, 2), *((1, turn) for turn in range(3, 1000))]
+    asked = [harness.submit(add(number, turn=turn)) for number, turn in numbers]
+    harness.run()
+    assert {harness.code(request_id) for request_id in asked[1:]} == {"turn_gap"}
+    assert total(harness.ask(add(1, turn=2))) == 2
+
+
 def test_more_sequences_than_slots_lose_nothing() -> None:
     """The states of those that do not run wait in host memory."""
     harness = counter(max_slots=3)

@@ -97,13 +97,8 @@ class Steps:
             self.lose(session, error)
             self._durability.release(session.session_id, error)
             return
-        self._leave(job)
-        for request_id in job.request_ids:
-            self._outbox.refuse(request_id, error, session.session_id)
-        if job.opens and not session.state.num_steps:
-            # Those that wait were meant to follow this one: alone they would be answered wrongly.
-            self.refuse_all(session, SessionNotFound("the sequence could not be begun"))
-            self._table.forget(session)
+        self._refuse(job, error)
+        self._advance(session)
 
     def adopt(self, session: _Session, *, in_use: bool) -> None:
         """Takes in a sequence from the store; what it has to do comes before the requests that wait for it."""
@@ -125,6 +120,16 @@ class Steps:
                 self._outbox.refuse(request_id, error, session.session_id)
         session.work.clear()
 
+    def _refuse(self, job: Job, error: StatefulError) -> None:
+        session = job.session
+        self._leave(job)
+        for request_id in job.request_ids:
+            self._outbox.refuse(request_id, error, session.session_id)
+        if job.opens and not session.state.num_steps:
+            # Those that wait were meant to follow this one: alone they would be answered wrongly.
+            self.refuse_all(session, SessionNotFound("the sequence could not be begun"))
+            self._table.forget(session)
+
     def _written(self, job: Job, answered: Answered, error: StatefulError | None) -> None:
         session = job.session
         if not session.work or session.work[0] is not job:
@@ -138,6 +143,7 @@ class Steps:
         session = job.session
         session.state.last_answer = answered.repeatable
         self._leave(job)
+        self._advance(session)
         if job.step.end:
             self._end(session)
         self._outbox.send(job.request_ids, session.session_id, answered)
@@ -146,6 +152,7 @@ class Steps:
         """A step was run again for its states."""
         job.session.state.last_answer = answered.repeatable
         self._leave(job)
+        self._advance(job.session)
         if not job.session.work:
             self._durability.release(job.session.session_id)
 
@@ -166,21 +173,25 @@ class Steps:
         self._advance(following)
 
     def _leave(self, job: Job) -> None:
-        session = job.session
-        left = session.work.popleft()
+        left = job.session.work.popleft()
         assert left is job
-        self._line.remove(session)
-        if session.work:
-            self._advance(session)
+        self._line.remove(job.session)
 
     def _advance(self, session: _Session) -> None:
-        """The first job of a session waits for the next pass, unless it does not fit behind the last one."""
-        job, state = session.work[0], session.state
+        """The first job of a session that fits behind the last one waits for the next pass; those before it do not fit."""
+        while session.work and not self._fits(session.work[0]):
+            pass
+
+    def _fits(self, job: Job) -> bool:
+        state = job.session.state
         if job.step.start and state.num_steps:
             state.begin_anew()
-            self._table.renew(session)
-        job.come_next()
-        self._line.add(job)
+            self._table.renew(job.session)
         number = state.num_steps + 1
         if job.step.turn not in (None, number):
-            self.fail(job, gap(job.step.turn, number))
+            self._table.touch(job.session)
+            self._refuse(job, gap(job.step.turn, number))
+            return False
+        job.come_next()
+        self._line.add(job)
+        return True
