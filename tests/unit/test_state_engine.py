@@ -108,6 +108,15 @@ def test_start_begins_anew_behind_what_waits() -> None:
     assert total(harness.ask(add(1))) == 11
 
 
+def test_the_first_number_behind_the_end_is_that_of_the_next_sequence() -> None:
+    """Also where it is sent before the end is answered."""
+    harness = counter()
+    harness.ask(add(1, turn=1))
+    asked = [harness.submit(add(1, turn=2, end=True)), harness.submit(add(5, turn=1))]
+    harness.run()
+    assert [total(harness.answer(request_id)) for request_id in asked] == [2, 5]
+
+
 def test_what_is_sent_behind_the_end_is_the_next_sequence() -> None:
     """Also when it was sent before the end was answered."""
     harness = counter()

@@ -143,9 +143,10 @@ class Steps:
         session = job.session
         session.state.last_answer = answered.repeatable
         self._leave(job)
-        self._advance(session)
         if job.step.end:
             self._end(session)
+        else:
+            self._advance(session)
         self._outbox.send(job.request_ids, session.session_id, answered)
 
     def _repeated(self, job: Job, answered: Answered) -> None:
