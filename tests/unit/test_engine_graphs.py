@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.support.plain_capturer import PlainCapturer
 from tests.support.table_kernels import TableKernels
 from tests.support.tiny import MODELS
 from ts_stateful.engine.forward import Forward
+from ts_stateful.engine.graphs import _no_waiting
 from ts_stateful.engine.kv import KVCache
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.spans import Span
@@ -157,6 +159,24 @@ def test_what_cannot_be_replayed_is_launched(
     (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert reason in record.getMessage()
     assert decode(forward, prefilled(forward, 4)).shape[0] == 1
+
+
+def test_a_warning_of_the_search_for_what_waits_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch gives one with the first use, behind which the mode must not stay."""
+    modes: list[object] = ["default"]
+
+    def set_mode(mode: object) -> None:
+        modes.append(mode)
+        if mode == "error":
+            warnings.warn("a prototype", stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[0])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with _no_waiting():
+        modes.append("work")
+    assert modes == ["default", "error", "work", "default"]
 
 
 def test_graphs_that_gain_nothing_are_not_used() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
@@ -211,8 +212,11 @@ class CudaCapturer:
 def _no_waiting() -> Iterator[None]:
     """Makes whatever waits for the device raise an error."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            # That it does not find everything; as an error it would come when the mode is set already.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
