@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import mmap
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from ts_stateful.engine import kv as kv_module
 from ts_stateful.engine.kv import KVCache, KVLayout, LayerShape
+from ts_stateful.engine.storage import Memory
 
 HOST = torch.device("cpu")
 LAYOUT = KVLayout((LayerShape(2, 4, 3), LayerShape(1, 4, 4)), torch.float32)
@@ -113,6 +115,20 @@ def test_a_kernel_that_gives_no_memory_is_out_of_memory(
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises(MemoryError, match="Cannot allocate"):
         kv.reserve(100_000)
+
+
+def test_to_forget_takes_no_memory(kv: KVCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is done where there is none."""
+    taken = []
+
+    def memory(num_elements: int, *args: Any) -> Memory:
+        taken.append(num_elements)
+        return Memory(num_elements, *args)
+
+    monkeypatch.setattr(kv_module, "Memory", memory)
+    kv.clear(HOST)
+    assert taken == [0]
+    assert (kv.num_bytes, kv.capacity) == (0, 0)
 
 
 def test_a_snapshot_waits_for_states_on_their_way(

@@ -170,6 +170,21 @@ def test_a_program_that_does_something_else_is_refused(
         proved(function, tmp_path)
 
 
+def test_half_precision_may_differ_by_as_much_as_it_does(tmp_path: Path) -> None:
+    """A kernel for one row computes it in another way than one for two."""
+
+    def coarse(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return x * (1 + 0.01 * (len(x) - 1)), h
+
+    with pytest.raises(ConfigError, match="depends on another"):
+        proved(coarse, tmp_path)
+    halves = {
+        "inputs": [{"name": "x", "shape": [3], "datatype": "FP16"}],
+        "outputs": [{"name": "y", "shape": [3], "datatype": "FP16"}],
+    }
+    proved(coarse, tmp_path, **halves)
+
+
 def test_padding_must_not_be_seen(tmp_path: Path) -> None:
     """A model that cannot tell padding from data must not be padded."""
     inputs = [{"name": "x", "shape": [-1, 3], "ragged": "pad", "padding": 1}]

@@ -20,6 +20,7 @@ from ts_stateful.engine.audience import Audience
 from ts_stateful.engine.commands import Commands
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.durability import make_durable
+from ts_stateful.engine.memory import is_out_of_memory, limits_of
 from ts_stateful.engine.model import Model
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.prefix import Prefix
@@ -37,14 +38,13 @@ from ts_stateful.figures import Figures
 from ts_stateful.protocol import Open, Prompt
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.sessions.table import Limits, SessionTable
+from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
 
 __all__ = ["Engine"]
 
 # How often the table is looked through, for sessions that were opened since the last time.
 _EXPIRY_S = 1.0
-_FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need the rest
 
 
 class Engine:
@@ -69,7 +69,7 @@ class Engine:
         store: StoreAccess | None = None,
     ) -> None:
         self._shared = SharedCache[ImageInput | Prefix](config.handler.shared_cache_bytes)
-        limits, cost = _limits(model, config, max_sessions), RebuildCost(model)
+        limits, cost = limits_of(model, config, max_sessions), RebuildCost(model)
         self.table: SessionTable[Context] = SessionTable(
             limits, self._shared, clock, on_expired=self._expired, rebuild_cost=cost
         )
@@ -212,7 +212,7 @@ class Engine:
             raise  # the device is poisoned: the process must die, and its supervisor starts another
         except Exception as error:
             clear_frames(error.__traceback__)  # or they would keep what the pass has computed
-            out_of_memory = _is_out_of_memory(error)
+            out_of_memory = is_out_of_memory(error)
             if out_of_memory and self._free_memory():
                 return self._forward(chunks)
             if len(chunks) > 1:
@@ -289,25 +289,3 @@ class Engine:
             spill_failures=spill.num_failed if spill else 0,
             upload_bytes=self._commands.upload_bytes,
         )
-
-
-def _limits(model: Model, config: Config, max_sessions: int | None) -> Limits:
-    frontend, settings = config.frontend, config.handler
-    # Where host memory is the device's, there is no step between.
-    on_cpu = model.device.type == "cpu"
-    device_bytes = settings.device_cache_bytes
-    if device_bytes is None and model.device.type == "cuda":
-        device_bytes = int(_FREE_SHARE * torch.cuda.mem_get_info(model.device)[0])
-    return Limits(
-        max_sessions=max_sessions or frontend.max_sessions,
-        idle_s=frontend.idle_s,
-        lifetime_s=frontend.lifetime_s,
-        device_bytes=device_bytes,
-        host_bytes=0 if on_cpu else settings.host_cache_bytes,
-    )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )

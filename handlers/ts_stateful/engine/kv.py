@@ -184,9 +184,8 @@ class KVCache:
 
     def _replace(self, capacity: int, device: torch.device, pin: bool = False) -> None:
         """Goes on in other memory, with what counts. Until all of it is there, this is the cache that it was."""
-        memory = Memory(
-            max(1, capacity * self._layout.token_elements), self._layout.dtype, device, pin
-        )
+        layout = self._layout
+        memory = Memory(capacity * layout.token_elements, layout.dtype, device, pin)
         keys, values = self._parts(memory.tensor, capacity)
         arrival = None
         if self.length:

@@ -27,13 +27,13 @@ class Memory:
     ) -> None:
         self._map: mmap.mmap | None = None
         self.tensor: Tensor
-        if device.type != "cpu" or pin:
+        if device.type != "cpu" or pin:  # where no elements take no memory
             self.tensor = torch.empty(num_elements, dtype=dtype, device=device, pin_memory=pin)
             return
         # NORESERVE: what is never written must not count where the kernel keeps books of promises.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         try:
-            self._map = mmap.mmap(-1, num_elements * dtype.itemsize, flags=flags)
+            self._map = mmap.mmap(-1, max(1, num_elements) * dtype.itemsize, flags=flags)
         except OSError as error:
             raise MemoryError(f"KV states: {error.strerror}") from error
         if hasattr(mmap, "MADV_NOHUGEPAGE"):

@@ -65,6 +65,7 @@ _SMALL_MODEL = 10_000_000  # parameters
 _WATCH_S = 1.0  # how long it may take to see that it is time to end
 _IDLE_S = 1.0  # without a step, after which memory is given back
 _FLUSH_S = 1.0  # for the last answers to leave
+_RETRY_S = 0.1
 _PULL_S = 1.0  # without a request, after which nobody pulls any more
 
 
@@ -183,7 +184,13 @@ class EngineProcess:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            self._open_channel(listener.accept()[0])
+            try:
+                connection, _ = listener.accept()
+            except OSError as error:  # of files there may be too many for now
+                logger.error("a connection could not be taken: %s", error)
+                time.sleep(_RETRY_S)
+            else:
+                self._open_channel(connection)
 
     def _open_channel(self, connection: socket.socket) -> None:
         channel = Channel(
