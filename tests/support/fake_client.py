@@ -18,11 +18,12 @@ PROFILES = (*TORCHSERVE, "sagemaker")
 
 
 class FakeTime:
-    """A clock and its sleep; `slept` keeps every delay."""
+    """A clock and its sleep; `slept` keeps every delay. With `interrupts`, somebody presses Ctrl-C in the next one."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.slept: list[float] = []
+        self.interrupts = False
 
     def clock(self) -> float:
         """The time, in seconds."""
@@ -32,6 +33,9 @@ class FakeTime:
         """Moves the clock."""
         self.slept.append(delay_s)
         self.now += delay_s
+        if self.interrupts:
+            self.interrupts = False
+            raise KeyboardInterrupt
 
     def policy(self, **changes: Any) -> RetryPolicy:
         """The default policy by this clock, without chance."""

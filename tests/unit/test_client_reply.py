@@ -32,3 +32,17 @@ def test_a_repetition_that_breaks_off_is_resumed(profile: str) -> None:
     with connected(fake, time) as server, server.open() as session:
         assert "".join(session.prompt("Hello")) == reply_to("Hello")
     assert [request["after"] for request in fake.of_kind("continue")[:2]] == [12, 12]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_turn_that_is_given_up_is_not_begun_anew(profile: str) -> None:
+    """After a Ctrl-C before it has arrived: the server knows of no such turn, and is not asked for it once more."""
+    fake, time = FakeSessions(profile=profile), FakeTime()
+    with connected(fake, time) as server, server.open() as session:
+        fake.fail("prompt", Fault())
+        time.interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            session.prompt("Hello").result()
+        assert fake.sessions[session.session_id] == []
+        assert session.ask("Next") == reply_to("Next")
+    assert [request["prompt"] for request in fake.of_kind("prompt")] == ["Hello", "Next"]

@@ -70,6 +70,7 @@ class Reply:
         self._known = 0  # characters that come once more, since the turn was begun anew
         self._events: Generator[TurnAnswer, None, None] | None = None
         self._pulls = False
+        self._given_up = False
         self._over = False
 
     @property
@@ -113,6 +114,7 @@ class Reply:
         if self._over or self.turn is None:
             self._over = True
             return
+        self._given_up = True  # what the server does not know of is not begun now
         with contextlib.suppress(ClientError, StatefulError):
             self.cancel(_CLOSE_TIMEOUT_S)
             self._drop_events()
@@ -163,7 +165,7 @@ class Reply:
             self._over = False
 
     def _goes_on_after(self, error: Exception) -> bool:
-        return (
+        return not self._given_up and (
             self._reopened_after(error)
             or self._begun_anew_after(error)
             or self._uploads_again_after(error)
