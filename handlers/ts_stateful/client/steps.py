@@ -36,7 +36,9 @@ class Steps:
     def __init__(self, calls: Calls, session_id: str, *, num_steps: int) -> None:
         self.session_id = session_id
         self._calls = calls
-        self._num_sent = num_steps
+        self._num_sent = self._num_done = num_steps
+        self._num_missing = 0  # answers to steps that the pipeline has sent
+        self._begun = num_steps > 0  # as far as the server may know
         self._ended = False
         self._pipeline: Pipeline | None = None
         self._ready: deque[StepReply] = deque()  # answers to `send` where there is no stream
@@ -53,8 +55,13 @@ class Steps:
             ClientError: there was no answer.
         """
         command, raw = self._command(inputs, end=end)
-        reply = StepReply(self._calls.call(command, StepAnswer, timeout_s, raw=raw))
-        self._num_sent = reply.turn
+        begun, self._begun = self._begun, True
+        try:
+            reply = StepReply(self._calls.call(command, StepAnswer, timeout_s, raw=raw))
+        except StatefulError:
+            self._begun = begun
+            raise
+        self._num_sent = self._num_done = reply.turn
         self._ended = reply.closed
         return reply
 
@@ -72,19 +79,30 @@ class Steps:
             return
         command, raw = self._command(inputs, end=end)
         self._pipeline.send(command, raw)
+        self._begun = True
         self._num_sent += 1
+        self._num_missing += 1
 
     def receive(self, timeout_s: float | None = None) -> StepReply:
         """The answer to the first step that was sent and not received yet.
 
         Raises:
-            StatefulError: the server refused that step, and with it those sent behind it.
+            StatefulError: the server refused that step, and with it those sent behind it; when their answers have been
+                received too, the sequence stands where it stood.
             ClientError: the stream broke, or said nothing for `timeout_s`.
         """
         if self._pipeline is None:
             return self._ready.popleft()
         timeout_s = self._calls.attempts(timeout_s).deadline.remaining_s()
-        reply = StepReply(parse(self._pipeline.receive(timeout_s), StepAnswer))
+        body = self._pipeline.receive(timeout_s)
+        self._num_missing -= 1
+        try:
+            reply = StepReply(parse(body, StepAnswer))
+        except StatefulError:
+            if not self._num_missing:
+                self._num_sent = self._num_done
+            raise
+        self._num_done = reply.turn
         self._ended = reply.closed
         return reply
 
@@ -97,10 +115,13 @@ class Steps:
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             pipeline.close()
-        if not self._ended and self._num_sent:
-            self._ended = True
-            applied = (SessionClosed, lambda: Closed(self.session_id))
+        if self._ended or not self._begun:
+            return
+        applied = (SessionClosed, lambda: Closed(self.session_id))
+        # Where no step was answered there may be none to end.
+        with contextlib.suppress(*(() if self._num_sent else (SessionError,))):
             self._calls.call(Close(session_id=self.session_id), Closed, applied=applied)
+        self._ended = True
 
     def __enter__(self) -> Steps:
         return self
