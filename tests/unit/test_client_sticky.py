@@ -7,7 +7,7 @@ import pytest
 from tests.support.fake_client import FakeTime, connected
 from tests.support.fake_sessions import FakeSessions, reply_to
 from ts_stateful.client import Server, StickySessions
-from ts_stateful.errors import SessionNotFound
+from ts_stateful.errors import SessionError, SessionNotFound
 
 
 @pytest.fixture(params=["http", "sagemaker"])
@@ -51,3 +51,17 @@ def test_a_session_that_is_gone_keeps_its_name(fake: FakeSessions, time: FakeTim
         client.end_session(name)
     (opened,) = fake.sessions
     assert fake.closed == {opened}
+
+
+def test_a_session_that_has_ended_by_itself_is_forgotten(
+    server: Server, fake: FakeSessions
+) -> None:
+    """A program that runs for long would keep it, and its images, for ever; its id may be open again by then."""
+    client = StickySessions(server)
+    name = client.start_session("conversation-1")
+    del fake.sessions[name]
+    with pytest.raises(SessionError):
+        client.end_session(name)
+    server.open(session_id=name)
+    assert client.invoke("Hello", session_id=name) == reply_to("Hello")
+    assert "info" in fake.kinds()

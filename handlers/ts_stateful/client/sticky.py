@@ -11,6 +11,7 @@ from ts_stateful.client.images import ImageSource
 from ts_stateful.client.reply import Reply
 from ts_stateful.client.server import Server
 from ts_stateful.client.session import PromptOptions, Session
+from ts_stateful.errors import SessionError
 
 __all__ = ["StickySessions"]
 
@@ -53,8 +54,12 @@ class StickySessions:
         return self._session(session_id).prompt(text, **(sampling_params or {}))
 
     def end_session(self, session_id: str) -> None:
-        """Closes a session."""
-        self._session(session_id).close()
+        """Closes a session. One that has ended by itself is forgotten, too."""
+        try:
+            self._session(session_id).close()
+        except SessionError:
+            self._sessions.pop(session_id, None)
+            raise
         del self._sessions[session_id]
 
     def _session(self, session_id: str) -> Session:
