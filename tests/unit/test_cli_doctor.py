@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ from tests.support.fake_sessions import FakeSessions, Fault
 from ts_stateful.cli import main
 from ts_stateful.cli.doctor import attend
 from ts_stateful.cli.evidence import PROBE_SESSION, gather
-from ts_stateful.client.errors import ClientError, ProtocolError, ServerRefused
+from ts_stateful.client.errors import ClientError, DeadlineExceeded, ProtocolError, ServerRefused
 from ts_stateful.errors import (
     EngineUnavailable,
     InternalError,
@@ -104,6 +105,44 @@ def test_a_customized_description_is_named(model_api: bool) -> None:
     assert practice.healthy(repair=True) is model_api
     assert "customized=true" in practice.said
     assert ("register" in practice.model.deeds) is model_api
+
+
+@pytest.mark.parametrize("ends", [DeadlineExceeded("no answer within 10 s"), KeyboardInterrupt()])
+def test_a_model_that_was_scaled_to_none_gets_its_worker_back(
+    monkeypatch: pytest.MonkeyPatch, ends: BaseException
+) -> None:
+    """Also where TorchServe takes long to stop it, or somebody waits no longer."""
+    practice = Practice(FakeModel("async"))
+    practice.model.kill()
+    scale = practice.model.scale
+
+    def slow(num_workers: int) -> None:
+        scale(num_workers)
+        if num_workers == 0:
+            raise ends
+
+    monkeypatch.setattr(practice.model, "scale", slow)
+    with contextlib.suppress(KeyboardInterrupt):
+        practice.healthy(repair=True)
+    assert practice.model.deeds == ["scale 0", "scale 1"]
+
+
+def test_a_model_that_was_unregistered_is_registered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where TorchServe takes long to end it, so that nobody heard of it."""
+    practice = Practice(FakeModel("sequence", model_api=True))
+    assert practice.healthy()
+    practice.model.kill()
+    unregister = practice.management.unregister
+
+    def slow(model: str) -> None:
+        unregister(model)
+        raise DeadlineExceeded("no answer within 10 s")
+
+    monkeypatch.setattr(practice.management, "unregister", slow)
+    practice.healthy(repair=True)
+    assert practice.model.deeds == ["register"]
 
 
 def test_a_model_without_a_worker_gets_one() -> None:

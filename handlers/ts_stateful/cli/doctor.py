@@ -21,7 +21,12 @@ from ts_stateful.cli.numbers import positive
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client.addresses import http_transport, parse_address
 from ts_stateful.client.documents import MAX_BODY_BYTES
-from ts_stateful.client.errors import ClientError, ServerRefused
+from ts_stateful.client.errors import (
+    ClientError,
+    DeadlineExceeded,
+    ServerRefused,
+    ServerUnreachable,
+)
 from ts_stateful.client.management import Description, Management
 from ts_stateful.client.transport import Transport
 
@@ -173,6 +178,8 @@ def _registered_anew(
             raise
         say("repair: TorchServe registers no models while it runs (enable_model_api is not set)")
         return False
+    except (DeadlineExceeded, ServerUnreachable):
+        pass  # it may be doing it all the same, and then nobody would have the model
     say(f"repair: {model} is unregistered, and registered again from {url}")
     management.register(model, url, description.startup_timeout + _STARTS_S)
     return True
@@ -180,8 +187,11 @@ def _registered_anew(
 
 def _scale(management: Management, description: Description, say: Callable[[str], None]) -> None:
     say(f"repair: {description.model_name} is scaled to no worker, and back to one")
-    management.scale(description.model_name, 0, _STARTS_S)
-    management.scale(description.model_name, 1, description.startup_timeout + _STARTS_S)
+    try:
+        with contextlib.suppress(DeadlineExceeded):  # it goes on with that
+            management.scale(description.model_name, 0, _STARTS_S)
+    finally:  # whoever waits no longer must not leave a model without a worker
+        management.scale(description.model_name, 1, description.startup_timeout + _STARTS_S)
 
 
 def _print(evidence: Evidence, diagnosis: Diagnosis, say: Callable[[str], None]) -> None:
