@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
 import boto3
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 __all__ = ["Call", "Endpoint", "Failed", "calls_to_make", "main", "parser"]
 
@@ -167,7 +167,7 @@ class Endpoint:
         return True
 
     def _wait_for_model(self, timeout_s: float) -> None:
-        # TorchServe is healthy before its model is loaded: requests wait, and may run out of SageMaker's time.
+        # TorchServe is healthy before its model is loaded: requests wait, and may run out of SageMaker's time, or boto3's.
         deadline = self._clock() + timeout_s
         while True:
             try:
@@ -176,7 +176,7 @@ class Endpoint:
                     ContentType="application/json",
                     Body=b'{"type": "hello"}',
                 )
-            except ClientError as error:
+            except (ClientError, HTTPClientError) as error:
                 if self._clock() > deadline:
                     raise self._failure(f"the model does not answer: {error}") from error
                 self._sleep(_POLL_S)
