@@ -136,21 +136,16 @@ class TorchServe:
     def stop(self) -> None:
         """Has engines finish what they have begun, and stops everything; may be called at any time, and again."""
         process, self._process = self._process, None
-        if process is not None:
-            try:
-                self._terminate(process)
-            finally:
-                # Whatever is left of the group: the command, Java, workers. Engines are in sessions of their own.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                self._end_engines()
-        if self._pump is not None:
-            self._pump.join(timeout=5)
-            self._pump = None
-        if self._home is not None:
-            shutil.rmtree(self._home, ignore_errors=True)
-            self._home = None
+        try:
+            if process is not None:
+                self._end(process)
+        finally:
+            if self._pump is not None:
+                self._pump.join(timeout=5)
+                self._pump = None
+            if self._home is not None:
+                shutil.rmtree(self._home, ignore_errors=True)
+                self._home = None
 
     def log_tail(self) -> str:
         """The last lines that the server printed, and those of its engines' logs."""
@@ -229,9 +224,11 @@ class TorchServe:
                 self._tail.append(line)
                 self._load_failed = self._load_failed or any(text in line for text in _LOAD_FAILED)
                 for sink in (file, self._echo):
-                    if sink is not None:
-                        sink.write(line)
-                        sink.flush()
+                    # Neither a full disk nor a reader that has gone may stop the server, which waits for this one to read.
+                    with contextlib.suppress(OSError):
+                        if sink is not None:
+                            sink.write(line)
+                            sink.flush()
 
     def _wait_ready(self) -> None:
         assert self._process is not None
@@ -248,6 +245,16 @@ class TorchServe:
     def _failure(self, reason: str) -> ServerFailed:
         time.sleep(0.5)  # the rest of a traceback may still be on its way
         return ServerFailed(f"{reason}; the end of its log:\n{self.log_tail()}")
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        try:
+            self._terminate(process)
+        finally:
+            # Whatever is left of the group: the command, Java, workers. Engines are in sessions of their own.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            self._end_engines()
 
     def _terminate(self, process: subprocess.Popen[str]) -> None:
         """Asks Java itself to end; the command that started it waits for that and ends too."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import socket
 import stat
+import tempfile
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -94,7 +98,7 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
             server.start()
 
 
-def _server(tmp_path: Path, java: str) -> TorchServe:
+def _server(tmp_path: Path, java: str, echo: TextIO | None = None) -> TorchServe:
     home = _program(tmp_path / "home" / "bin" / "java", java).parent.parent
     (tmp_path / "chat.mar").touch()
     for name in ("config.properties", "log4j2.xml"):
@@ -104,6 +108,7 @@ def _server(tmp_path: Path, java: str) -> TorchServe:
         config=tmp_path / "config.properties",
         log_config=tmp_path / "log4j2.xml",
         log_file=tmp_path / "logs" / "server.log",
+        echo=echo,
         environ={"JAVA_HOME": str(home)},
         start_timeout_s=20,
     )
@@ -151,3 +156,36 @@ def test_serve_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     for word in ("--http-port", "8080", "--grpc-port", "7070", "ready", "archive.sh"):
         assert word in told
+
+
+def test_who_does_not_wait_for_the_end_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C while engines finish: the private folder, in which models are unpacked, goes all the same."""
+    server = _server(tmp_path, f"{_VERSION}\nsleep 60")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "is_ready", interrupt)
+    monkeypatch.setattr(server, "_terminate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    assert list(tmp_path.glob("ts-*")) == []
+
+
+class _Full(io.StringIO):
+    """A file on a disk that is full."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    """Its reader has gone, or the disk is full: what the server prints is read on, and its failure is seen."""
+    script = f"{_VERSION}\necho one\nsleep 0.2\necho 'Load model failed: chat'\nsleep 60"
+    server = _server(tmp_path, script, echo=_Full())
+    with pytest.raises(ServerFailed, match="could not be loaded"):
+        server.start()
+    assert "Load model failed" in (tmp_path / "logs" / "server.log").read_text()
