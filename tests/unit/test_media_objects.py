@@ -99,14 +99,15 @@ def test_an_object_that_is_not_there_is_named(client: Any, make_fetcher: MakeFet
 class Told:
     """A client that fails, or has a body that is longer than it says."""
 
-    def __init__(self, error: Exception | None = None, body: Any = None) -> None:
+    def __init__(self, error: Exception | None = None, body: Any = None, **length: int) -> None:
         self.error = error
         self.body = body
+        self.length = length
 
     def get_object(self, **_: str) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
-        return {"Body": self.body, "ContentLength": 1}
+        return {"Body": self.body, **self.length}
 
 
 def test_an_object_that_takes_too_long_is_given_up(client: Any, make_fetcher: MakeFetcher) -> None:
@@ -155,8 +156,9 @@ def test_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, cli
     reader.close()
 
 
-def test_more_than_was_announced_is_not_read(client: Any) -> None:
-    """Reading stops behind the limit."""
+@pytest.mark.parametrize("length", [{"ContentLength": 1}, {}], ids=["announced", "in chunks"])
+def test_more_than_was_announced_is_not_read(client: Any, length: dict[str, Any]) -> None:
+    """Reading stops behind the limit, also of what comes without a length."""
 
     class Body:
         asked = 0
@@ -173,7 +175,7 @@ def test_more_than_was_announced_is_not_read(client: Any) -> None:
 
     body = Body()
     with pytest.raises(MediaTooLarge):
-        reading(Told(body=body)).read(Object(BUCKET, "cat.png"), FIELD)
+        reading(Told(body=body, **length)).read(Object(BUCKET, "cat.png"), FIELD)
     assert body.asked == 11
 
 

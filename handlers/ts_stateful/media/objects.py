@@ -68,7 +68,7 @@ class ObjectReader:
         try:
             answer = self._client.get_object(Bucket=source.bucket, Key=source.key)
             with answer["Body"] as body:
-                check_size(answer["ContentLength"], self._max_bytes, field)
+                check_size(answer.get("ContentLength", 0), self._max_bytes, field)
                 data: bytes = body.read(self._max_bytes + 1)
         except self._aws.ClientError as error:
             raise _refused(str(error.response.get("Error", {}).get("Code", "")), field) from None
