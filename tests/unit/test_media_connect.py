@@ -30,7 +30,7 @@ from tests.support.web import (
     refusal,
 )
 from ts_stateful.errors import MediaInvalid
-from ts_stateful.media.connect import resolve
+from ts_stateful.media.connect import Deadline, DeadlineStream, resolve
 
 
 def test_addresses_are_tried_in_turn(site: Site, make_fetcher: MakeFetcher) -> None:
@@ -241,3 +241,12 @@ def test_a_server_that_drips_over_tls_is_cut_off(
         },
     )
     assert refusal(fetcher, "https://images.example.com/", MediaInvalid) == TIMED_OUT
+
+
+def test_a_connection_that_took_all_the_time_is_closed(site: Site) -> None:
+    """Before TLS has begun nobody else knows of its socket."""
+    plain = httpcore.SyncBackend().connect_tcp("127.0.0.1", site.server_port)
+    stream = DeadlineStream(plain, Deadline(StepClock(step_s=4), 3))
+    with pytest.raises(httpcore.TimeoutException):
+        stream.start_tls(ssl.create_default_context(), "localhost")
+    assert plain.get_extra_info("socket").fileno() == -1

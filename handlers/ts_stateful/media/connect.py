@@ -85,7 +85,11 @@ class DeadlineStream(httpcore.NetworkStream):
         timeout: float | None = None,
     ) -> DeadlineStream:
         """This connection with TLS on top; this object must not be used any more."""
-        remaining_s = self._deadline.remaining_s()
+        try:
+            remaining_s = self._deadline.remaining_s()
+        except httpcore.TimeoutException:
+            self.close()  # as every stream does whose TLS fails; whoever asked knows of the new one alone
+            raise
         stream = self._stream.start_tls(ssl_context, server_hostname, remaining_s)
         return DeadlineStream(stream, self._deadline)
 
