@@ -18,16 +18,17 @@ EXPIRES = "; Expires=2001-09-09T01:46:40Z"  # 1,000,000,000
 
 
 class Service:
-    """An endpoint with two containers, and boto3's client of it."""
+    """An endpoint with two containers, and boto3's client of it. Nobody hears what it says once `deaf` is set."""
 
     def __init__(self, limits: Limits) -> None:
         self.time = FakeTime()
         self.containers = [FakeContainer(), FakeContainer()]
         self.said: list[str] = []
+        self.deaf = False
         self._stack = contextlib.ExitStack()
         urls = self._stack.enter_context(serving(*(one.app for one in self.containers)))
         self.router = Router([Instance(url) for url in urls], self.time.clock)
-        app = make_app(ENDPOINT, self.router, limits, self.said.append)
+        app = make_app(ENDPOINT, self.router, limits, self._say)
         (self.url,) = self._stack.enter_context(serving(app))
         self.boto = boto_client(self.url, read_timeout=30)
         self._stack.callback(self.boto.close)
@@ -50,6 +51,11 @@ class Service:
         before = [len(one.seen) for one in self.containers]
         self.invoke("NEW_SESSION", {"opens": name + EXPIRES})
         return next(i for i, one in enumerate(self.containers) if len(one.seen) > before[i])
+
+    def _say(self, line: str) -> None:
+        self.said.append(line)
+        if self.deaf:
+            raise BrokenPipeError
 
     def _closed(self, answer: dict[str, Any]) -> dict[str, Any]:
         self._stack.callback(answer["Body"].close)

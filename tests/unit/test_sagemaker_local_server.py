@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from tests.support.sagemaker_service import EXPIRES, Service
 from ts_stateful.sagemaker_local.server import Limits
 
 SHORT = Limits(model_s=0.2)
+_PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -275,6 +277,24 @@ def test_an_instance_that_is_not_healthy_gets_nothing(start: Callable[[Limits], 
     assert len(second.seen) == 1
 
 
+def test_instances_leave_and_return_where_nobody_listens(
+    start: Callable[[Limits], Service],
+) -> None:
+    """Whoever read what is printed may have gone: requests go to the other instance, and health is watched on."""
+    service = start(Limits(ping_s=0.01))
+    service.deaf = True
+    service.containers[0].sick_pings = 1_000_000
+    _wait_for(lambda: len(service.said) == 1)
+    service.containers[0].sick_pings = 0
+    _wait_for(lambda: len(service.said) == 2)
+    assert service.open("abc") == 0
+    with serving(FakeContainer().app) as (gone,):
+        pass
+    service.router.instances[0].url = gone
+    service.invoke("abc")
+    assert len(service.containers[1].seen) == 1
+
+
 def test_a_ping_that_is_missed_moves_nobody(start: Callable[[Limits], Service]) -> None:
     """Two in a row, as of a machine that is busy, change nothing."""
     service = start(Limits(ping_s=0.01))
@@ -285,6 +305,7 @@ def test_a_ping_that_is_missed_moves_nobody(start: Callable[[Limits], Service]) 
 
 
 def _wait_for(happened: Callable[[], bool]) -> None:
-    pause = threading.Event()
+    pause, deadline = threading.Event(), time.monotonic() + _PATIENCE_S
     while not happened():
+        assert time.monotonic() < deadline
         pause.wait(0.01)

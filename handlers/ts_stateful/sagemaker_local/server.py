@@ -211,7 +211,8 @@ class _Endpoint:
     def _set_health(self, instance: Instance, *, in_service: bool) -> None:
         if instance.in_service != in_service:
             instance.in_service = in_service
-            self._say(f"{instance.url} {'returns to' if in_service else 'leaves'} service")
+            with contextlib.suppress(OSError):  # whoever read what is printed may have gone
+                self._say(f"{instance.url} {'returns to' if in_service else 'leaves'} service")
 
 
 async def _body(request: web.Request) -> bytes:
