@@ -37,6 +37,7 @@ class Api:
         self.asked: list[tuple[str, str | None]] = []
         self.status = 200
         self.answer: Any = {}
+        self.encoding = ""
 
 
 @pytest.fixture
@@ -55,8 +56,11 @@ def management(api: Api) -> Iterator[Management]:
 
         def _answer(self) -> None:
             api.asked.append((f"{self.command} {self.path}", self.headers["Authorization"]))
-            body = json.dumps(api.answer).encode()
+            raw = isinstance(api.answer, bytes)
+            body = api.answer if raw else json.dumps(api.answer).encode()
             self.send_response(api.status)
+            if api.encoding:
+                self.send_header("Content-Encoding", api.encoding)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -118,3 +122,11 @@ def test_what_goes_wrong_is_typed(management: Management, api: Api) -> None:
     nobody.close()
     with pytest.raises(ValueError, match="HTTP"):
         Management("grpc://127.0.0.1:7071")
+
+
+@pytest.mark.parametrize(("answer", "encoding"), [(b'["\xff"]', ""), (b"no gzip", "gzip")])
+def test_garbage_is_typed(management: Management, api: Api, answer: bytes, encoding: str) -> None:
+    """Of whoever answers at that port."""
+    api.answer, api.encoding = answer, encoding
+    with pytest.raises(ProtocolError):
+        management.models()

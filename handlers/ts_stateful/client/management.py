@@ -126,12 +126,9 @@ class Management:
         timeout = httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s))
         with self._errors(timeout_s):
             response = self._http.request(method, path, params=params, timeout=timeout)
-        if not response.is_success:
-            raise refusal(response.status_code, response.content)
-        try:
-            return msgspec.json.decode(response.content)
-        except msgspec.DecodeError:
-            raise ProtocolError(f"{self.url} is not TorchServe's management API") from None
+            if response.is_success:
+                return msgspec.json.decode(response.content)
+        raise refusal(response.status_code, response.content)
 
     @contextlib.contextmanager
     def _errors(self, timeout_s: float) -> Iterator[None]:
@@ -143,6 +140,8 @@ class Management:
             raise DeadlineExceeded(f"{self.url}: no answer within {timeout_s:g} s") from None
         except httpx.TransportError as error:
             raise ServerUnreachable(f"{self.url}: {error or type(error).__name__}") from None
+        except (httpx.DecodingError, msgspec.DecodeError, UnicodeDecodeError):
+            raise ProtocolError(f"{self.url} is not TorchServe's management API") from None
 
 
 def _converted(answer: Any, kind: type[_Answer]) -> _Answer:
