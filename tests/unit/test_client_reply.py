@@ -46,3 +46,21 @@ def test_a_turn_that_is_given_up_is_not_begun_anew(profile: str) -> None:
         assert fake.sessions[session.session_id] == []
         assert session.ask("Next") == reply_to("Next")
     assert [request["prompt"] for request in fake.of_kind("prompt")] == ["Hello", "Next"]
+
+
+def test_a_second_interrupt_leaves_the_session_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever does not wait for the cancelling either has given the turn up: the next one is not numbered behind it."""
+    fake, time = FakeSessions(profile="http"), FakeTime()
+    with connected(fake, time) as server, server.open() as session:
+        fake.fail("prompt", Fault())
+        time.interrupts = True
+        reply = session.prompt("Hello")
+
+        def interrupt(_timeout_s: float) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(reply, "cancel", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            reply.result()
+        assert list(reply) == []
+        assert session.ask("Next") == reply_to("Next")

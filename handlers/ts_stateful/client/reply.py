@@ -115,14 +115,16 @@ class Reply:
             self._over = True
             return
         self._given_up = True  # what the server does not know of is not begun now
-        with contextlib.suppress(ClientError, StatefulError):
-            self.cancel(_CLOSE_TIMEOUT_S)
-            self._drop_events()
-            self._pulls = True
-            self._attempts = self._calls.attempts(_CLOSE_TIMEOUT_S)
-            while self.finish_reason is None:
-                self._advance()
-        self._end()
+        try:
+            with contextlib.suppress(ClientError, StatefulError):
+                self.cancel(_CLOSE_TIMEOUT_S)
+                self._drop_events()
+                self._pulls = True
+                self._attempts = self._calls.attempts(_CLOSE_TIMEOUT_S)
+                while self.finish_reason is None:
+                    self._advance()
+        finally:  # also behind another Ctrl-C
+            self._end()
 
     def __enter__(self) -> Reply:
         return self
