@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import grpc
@@ -18,8 +21,10 @@ from ts_stateful.client import (
     DeadlineExceeded,
     ProtocolError,
     RequestTooLarge,
+    RetryPolicy,
     ServerRefused,
     ServerUnreachable,
+    Session,
     calls_grpc,
     connect,
 )
@@ -302,3 +307,28 @@ def test_a_refusal_inside_a_stream_is_read() -> None:
 class _Responses(list[inference_pb2.PredictionResponse]):
     def cancel(self) -> None:
         """Of no effect on a call that has ended."""
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+def test_a_server_that_drips_is_left_at_the_deadline(kind: str) -> None:
+    """What comes all the time and says nothing, as a proxy's comments do, does not make a request last."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n"
+            until = time.monotonic() + 10
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(head.encode())
+                while time.monotonic() < until:
+                    connection.sendall(b": still here\n\n")
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with connect(url, policy=RetryPolicy(max_retries=0)) as server:
+            session = Session(server._calls, "s", opened=None, num_turns=0)
+            stream = kind.startswith("text")
+            with pytest.raises(DeadlineExceeded):
+                session.prompt("Hello", stream=stream, timeout_s=0.3).result()
+        thread.join()

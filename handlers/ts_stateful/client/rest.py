@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 
 import httpx
 
@@ -58,12 +59,16 @@ class HttpTransport:
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
     ) -> bytes:
         """The answer's body; see `Transport.call`."""
+        ends_at = time.monotonic() + timeout_s
         request = self._request(command, timeout_s, timeout_s, raw)
-        with self._errors(DeadlineExceeded(f"no answer within {timeout_s:g} s")):
-            response = self._http.send(request)
+        late = DeadlineExceeded(f"no answer within {timeout_s:g} s")
+        with self._errors(late):
+            response = self._http.send(request, stream=True)
+            with contextlib.closing(response):
+                body = b"".join(_until(ends_at, response.iter_bytes(), late))
         if not response.is_success:
-            raise refusal(response.status_code, response.content)
-        return response.content
+            raise refusal(response.status_code, body)
+        return body
 
     def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
         """The data of the events as they come; see `Transport.stream`.
@@ -73,6 +78,8 @@ class HttpTransport:
         silence: ClientError = StreamStalled(f"no event for {stall_s:g} s")
         if timeout_s <= stall_s:
             silence = DeadlineExceeded(f"no event within {timeout_s:g} s")
+        ends_at = time.monotonic() + timeout_s
+        late = DeadlineExceeded(f"no end within {timeout_s:g} s")
         request = self._request(command, timeout_s, min(stall_s, timeout_s))
         with self._errors(silence):
             response = self._http.send(request, stream=True)
@@ -82,9 +89,8 @@ class HttpTransport:
                     body = response.read()
                 raise refusal(response.status_code, body)
             with self._errors(silence):
-                yield from documents(
-                    response.headers.get("Content-Type", ""), response.iter_bytes()
-                )
+                chunks = _until(ends_at, response.iter_bytes(), late)
+                yield from documents(response.headers.get("Content-Type", ""), chunks)
 
     def close(self) -> None:
         """Closes all connections."""
@@ -126,6 +132,14 @@ class HttpTransport:
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise ServerUnreachable(f"{self._url}: {reason}") from None
+
+
+def _until(ends_at: float, chunks: Iterable[bytes], late: ClientError) -> Iterator[bytes]:
+    """The chunks as they come; httpx's own timeouts are for each of them, and one may say nothing, as a comment does."""
+    for chunk in chunks:
+        if time.monotonic() > ends_at:
+            raise late
+        yield chunk
 
 
 def encode_form(document: bytes, raw: Mapping[str, bytes]) -> tuple[bytes, str]:
