@@ -224,6 +224,18 @@ def test_a_failed_stream_is_resumed(service: Service, server: Server, kind: str)
     assert json.loads(service.seen[2][2])["after"] == 4
 
 
+@pytest.mark.parametrize("at", [0, 20, -1])
+def test_a_damaged_stream_is_resumed(service: Service, server: Server, at: int) -> None:
+    """Its checksums say so: in its head, in what it carries, or in the checksum itself."""
+    service.says(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
+    damaged = bytearray(payload_part(_events({"text": "two "})))
+    damaged[at] ^= 1
+    _streams(service, payload_part(_events({"text": "one "})), bytes(damaged))
+    service.says(200, {**LAST, "next": 5, "more": False})
+    assert server.open(session_id="abc").prompt("Hello").result() == "one \u00e4"
+    assert json.loads(service.seen[2][2])["after"] == 4
+
+
 def test_the_limit_of_the_service_holds_whatever_the_server_takes(
     fake: FakeSessions, time: FakeTime
 ) -> None:

@@ -35,6 +35,7 @@ try:
     from botocore import UNSIGNED
     from botocore import exceptions as aws
     from botocore.config import Config
+    from botocore.eventstream import ParserError
     from urllib3 import exceptions as sockets
 except ImportError as missing:
     raise ImportError(
@@ -180,7 +181,7 @@ class SageMakerTransport:
         """boto3's errors as this package's; `silence` is what a service means that says nothing."""
         try:
             yield
-        except aws.EventStreamError as error:
+        except (aws.EventStreamError, ParserError) as error:
             raise ServerUnreachable(str(error)) from None
         except aws.ClientError as error:
             raise self._refusal(command, error.response) from None
