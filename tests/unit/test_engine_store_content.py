@@ -86,7 +86,7 @@ def test_without_texts_nothing_that_was_said_is_written(model: Model, store: Mem
     fork = Fork(session_id="s", new_session_id="f")
     first.ask(fork, opens=True)
     for session_id in ("s", "f"):
-        opened, turns, _ = history(read(store, session_id))
+        opened, turns, _ = history(read(store, session_id).entries)
         assert [turn.number for turn in turns] == [1]
         kept: tuple[Opened | Turn, ...] = (opened, *turns)
         assert not any(entry.messages or entry.images for entry in kept)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
-from tests.unit.test_store_records import ENTRIES, OPENED
+from tests.support.logs import write_log
+from tests.unit.test_store_records import ENTRIES, OPENED, turn
 from ts_stateful.errors import (
     SessionClosed,
     SessionError,
     SessionExpired,
     SessionNotFound,
 )
-from ts_stateful.store.holding import adopt, end, has_entry
-from ts_stateful.store.log import append, read
+from ts_stateful.store.holding import adopt, end, has_more
+from ts_stateful.store.log import Known, Log, append, read
 from ts_stateful.store.memory import MemoryStore
 from ts_stateful.store.records import Closed, Entry
 
@@ -56,28 +57,29 @@ class InterruptedStore(MemoryStore):
 def store() -> InterruptedStore:
     """One with a session `s`."""
     store = InterruptedStore()
-    for position, entry in enumerate(LOG):
-        append(store, "s", position, entry)
+    write_log(store, "s", LOG)
     return store
 
 
 def taken(store: MemoryStore, session_id: str = "s") -> list[Entry]:
-    return adopt(store, session_id, list, writer="new", now=2.0)
+    return adopt(store, session_id, lambda log: log.entries, writer="new", now=2.0)
+
+
+def known(store: MemoryStore, session_id: str = "s") -> Known:
+    return read(store, session_id).known
 
 
 def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
     """Closed, expired, or never there; also where its removal was interrupted."""
     assert taken(store) == LOG
-    end(store, "s", Closed(at=5.0), len(LOG))
+    end(store, "s", Closed(at=5.0), known(store))
     with pytest.raises(SessionClosed):
         taken(store)
     assert store.list("adopted") == []
-    append(store, "s", 0, OPENED)  # another one of that id
-    end(store, "s", EXPIRED, 1)
+    end(store, "s", EXPIRED, write_log(store, "s", [OPENED]))  # another one of that id
     with pytest.raises(SessionExpired):
         taken(store)
-    append(store, "left", 0, OPENED)
-    append(store, "left", 1, EXPIRED)
+    write_log(store, "left", [OPENED, EXPIRED])
     with pytest.raises(SessionExpired):
         taken(store, "left")
     with pytest.raises(SessionNotFound):
@@ -87,25 +89,39 @@ def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
 def test_what_cannot_be_used_is_not_adopted(store: InterruptedStore) -> None:
     """It expires where it was."""
 
-    def refuse(entries: Sequence[Entry]) -> None:
+    def refuse(log: Log) -> None:
         raise SessionNotFound("made by another model")
 
     with pytest.raises(SessionNotFound, match="another model"):
         adopt(store, "s", refuse, writer="new", now=2.0)
-    end(store, "s", EXPIRED, len(LOG))
+    end(store, "s", EXPIRED, known(store))
     assert not store.list("sessions")
+
+
+def test_another_session_of_its_id_does_not_expire(store: InterruptedStore) -> None:
+    """Whoever held the first one has not heard of its end, nor of the second one."""
+    before = known(store)
+    end(store, "s", Closed(at=5.0), before)
+    another: list[Entry] = [OPENED, turn(1, writer="another")]
+    write_log(store, "s", another)
+    end(store, "s", EXPIRED, before)
+    assert taken(store) == another
+    assert has_more(store, "s", before)
 
 
 @pytest.mark.parametrize("num_entries", [0, 1])
 def test_what_has_gone_on_has_not_expired(store: InterruptedStore, num_entries: int) -> None:
     """Whoever knows less of it, or nothing, leaves it alone; a close is meant."""
-    end(store, "s", EXPIRED, num_entries)
+    less = write_log(MemoryStore(), "s", LOG[:num_entries])
+    end(store, "s", EXPIRED, less)
     assert taken(store) == LOG
-    end(store, "s", Closed(at=5.0), num_entries)
-    assert not has_entry(store, "s", 0)
+    assert has_more(store, "s", less)
+    assert not has_more(store, "s", known(store))
+    end(store, "s", Closed(at=5.0), less)
+    assert read(store, "s") == ([], Known())
 
 
-@pytest.mark.parametrize("when", range(12))
+@pytest.mark.parametrize("when", range(14))
 @pytest.mark.parametrize("interrupted", ["adopt", "end"])
 def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, when: int) -> None:
     """Whenever one adopts a session and another one lets it expire: it is adopted and there, or has expired and is not."""
@@ -118,8 +134,10 @@ def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, wh
         except SessionError as error:
             over.append(error)
 
+    before = known(store)
+
     def expire() -> None:
-        end(store, "s", EXPIRED, len(LOG))
+        end(store, "s", EXPIRED, before)
 
     both: dict[str, Callable[[], None]] = {"adopt": take, "end": expire}
     inner = both.pop("end" if interrupted == "adopt" else "adopt")
@@ -130,8 +148,8 @@ def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, wh
         inner()
     assert len(adopted) + len(over) == 1
     if adopted:
-        assert read(store, "s") == adopted[0] == LOG
-        assert append(store, "s", len(LOG), ENTRIES[2])
+        assert read(store, "s").entries == adopted[0] == LOG
+        assert append(store, "s", before, ENTRIES[2])
     else:
         assert isinstance(over[0], SessionExpired)
-        assert read(store, "s") == []
+        assert read(store, "s").entries == []

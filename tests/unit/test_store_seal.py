@@ -10,7 +10,7 @@ from tests.support.store_behaviour import StoreBehaviour
 from tests.unit.test_store_records import OPENED
 from ts_stateful.config import ConfigError
 from ts_stateful.store.base import Store, StoreCorrupt
-from ts_stateful.store.log import append, read
+from ts_stateful.store.log import Known, append, read
 from ts_stateful.store.memory import MemoryStore
 from ts_stateful.store.seal import SealedStore, read_keys
 
@@ -84,9 +84,9 @@ def test_no_change_passes(behind: MemoryStore) -> None:
 def test_an_answer_that_was_lost_is_made_good_behind_a_seal(behind: MemoryStore) -> None:
     """The same entry is sealed to other bytes each time; what counts is the entry."""
     store = SealedStore(behind, [NEW])
-    assert append(store, "a", 0, OPENED)
-    assert append(store, "a", 0, OPENED)
-    assert read(store, "a") == [OPENED]
+    assert append(store, "a", Known(), OPENED)
+    assert append(store, "a", Known(), OPENED)
+    assert read(store, "a").entries == [OPENED]
 
 
 def test_keys_come_from_the_environment() -> None:

@@ -26,6 +26,7 @@ from ts_stateful.sessions.session import Delta, Message, Session, Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.store import holding, records
 from ts_stateful.store.base import Store
+from ts_stateful.store.log import Known, Log
 
 __all__ = ["Chronicle", "Recovered"]
 
@@ -35,10 +36,10 @@ _Part = tuple[records.Entry, list[ImageInput]]
 
 
 class Recovered(NamedTuple):
-    """A session that was made again from the store, and how many entries its log has."""
+    """A session that was made again from the store, and its log there."""
 
     session: Session[Context]
-    num_entries: int
+    known: Known
 
 
 class Chronicle:
@@ -110,14 +111,14 @@ class Chronicle:
             parts.append((self._turn(turn, None), list(islice(images, turn.delta.num_images))))
         return self._write(session, parts)
 
-    def end(self, session_id: str, reason: Literal["closed", "expired"], num_entries: int) -> None:
+    def end(self, session_id: str, reason: Literal["closed", "expired"], known: Known) -> None:
         """Removes a session that has ended here, unless it is used elsewhere. On a thread of the store; see `holding`."""
         closed = records.Closed(self._utc(), self._writer, reason)
-        holding.end(self._store, session_id, closed, num_entries)
+        holding.end(self._store, session_id, closed, known)
 
-    def has_entry(self, session_id: str, position: int) -> bool:
-        """Whether the session's log has so many entries, and one more. On a thread of the store."""
-        return holding.has_entry(self._store, session_id, position)
+    def has_more(self, session_id: str, known: Known) -> bool:
+        """Whether the session has gone on behind what is known of its log, or has ended. On a thread of the store."""
+        return holding.has_more(self._store, session_id, known)
 
     def load(self, session_id: str, *, in_use: bool = False) -> Recovered:
         """The session as its last committed turn left it; one that was `in_use` was not idle since. On a thread of the store.
@@ -129,10 +130,8 @@ class Chronicle:
         make = partial(self._recovered, session_id, in_use)
         return holding.adopt(self._store, session_id, make, writer=self._writer, now=self._utc())
 
-    def _recovered(
-        self, session_id: str, in_use: bool, entries: Sequence[records.Entry]
-    ) -> Recovered:
-        opened, turns, _ = records.history(entries)
+    def _recovered(self, session_id: str, in_use: bool, log: Log) -> Recovered:
+        opened, turns, _ = records.history(log.entries)
         context = Context(self._opening(opened), self._model.new_kv())
         context.adopted = True
         session = Session(
@@ -141,7 +140,7 @@ class Chronicle:
             opened_at=self._engine_time(opened.created_at),
             expires_at=self._engine_time(opened.expires_at),
             idle_s=self._idle_s,
-            last_used=self._clock() if in_use else self._engine_time(_time_of(entries[-1])),
+            last_used=self._clock() if in_use else self._engine_time(_time_of(log.entries[-1])),
             metadata=opened.metadata,
             origin=opened.origin,
         )
@@ -154,7 +153,7 @@ class Chronicle:
             context.commit(turn.delta)
             context.images += self._images(record.images)
             session.turns.append(turn)
-        return Recovered(session, len(entries))
+        return Recovered(session, log.known)
 
     def _check_usable(self, opened: records.Opened, turns: Sequence[records.Turn]) -> None:
         """Raises `SessionNotFound` where nobody but another engine can go on with the session."""

@@ -130,7 +130,7 @@ class Durability:
             if self.spill is not None:
                 self.spill.ended(session)
 
-        known = self._journal.num_entries(session)
+        known = self._journal.known(session)
         self._journal.run(partial(self._chronicle.end, session.session_id, reason, known), told)
 
     def look_behind(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
@@ -140,10 +140,10 @@ class Durability:
         """
         if self._journal is None or self._chronicle is None:
             return False
-        known = self._journal.num_entries(session)
+        known = self._journal.known(session)
         # A store that does not answer tells nothing.
         self._journal.run(
-            partial(self._chronicle.has_entry, session.session_id, known),
+            partial(self._chronicle.has_more, session.session_id, known),
             lambda outcome: then(outcome is True),
         )
         return True
@@ -185,7 +185,7 @@ class Durability:
                 self._table.adopt(outcome.session, in_use=in_use)
             except StatefulError as error:
                 return error
-            self._journal.adopted(outcome.session, outcome.num_entries)
+            self._journal.adopted(outcome.session, outcome.known)
             return None
         if isinstance(outcome, StatefulError):
             return outcome

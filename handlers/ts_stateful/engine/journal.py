@@ -19,7 +19,7 @@ from ts_stateful.sessions.session import Session
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import StoreError
 from ts_stateful.store.calls import Line, StoreCalls
-from ts_stateful.store.log import append, forget
+from ts_stateful.store.log import Known, append, forget
 from ts_stateful.store.records import Entry
 
 __all__ = ["Done", "Journal", "Write"]
@@ -42,7 +42,7 @@ class Write(NamedTuple):
 class _Log:
     """The log of one session, as far as this process has written it."""
 
-    position: int = 0
+    known: Known = field(default_factory=Known)
     unmade: list[Write] = field(default_factory=list)  # committed here, but not in the store:
     unwritten: list[Entry] = field(default_factory=list)  # first these entries, then those writes
     line: Line = field(default_factory=Line)
@@ -73,7 +73,7 @@ class Journal:
         def written(outcome: Any) -> None:
             part = "session" if write.opens else "turn"
             reason = self._calls.reason(outcome, "session", part)
-            if isinstance(reason, SessionMoved) and write.opens and not log.position:
+            if isinstance(reason, SessionMoved) and write.opens and not log.known.num_entries:
                 reason = SessionExists("a session of this id is open already", field="session_id")
             then(reason)
 
@@ -81,19 +81,19 @@ class Journal:
             log.line, partial(self._append, session.session_id, log, write), written
         )
 
-    def adopted(self, session: Session[Any], position: int) -> None:
-        """The session was read from the store, where its log has so many entries."""
-        self._logs[session] = _Log(position)
+    def adopted(self, session: Session[Any], known: Known) -> None:
+        """The session was read from the store, where its log has these entries."""
+        self._logs[session] = _Log(known)
 
     def is_saved(self, session: Session[Any]) -> bool:
         """Whether everything that was committed is in the store."""
         log = self._logs.get(session)
         return log is not None and not (log.unwritten or log.unmade)
 
-    def num_entries(self, session: Session[Any]) -> int:
-        """How many of the session's entries this process knows to be in the store."""
+    def known(self, session: Session[Any]) -> Known:
+        """The session's log, as far as this process knows what is in the store."""
         log = self._logs.get(session)
-        return 0 if log is None else log.position
+        return Known() if log is None else log.known
 
     def run(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Does something with the store on one of its threads; `then` gets what came of it, also if that is an exception."""
@@ -104,7 +104,7 @@ class Journal:
         if log.has_moved:
             return False
         log.unmade.append(write)
-        position = log.position
+        known = log.known
         try:
             while log.unwritten or log.unmade:
                 if not self._flush(session_id, log, write.ttl_s):
@@ -117,18 +117,21 @@ class Journal:
             if self._calls.policy == "required":  # it is undone
                 log.unwritten.clear()
                 log.unmade.clear()
-                if write.opens and log.position:  # it has begun the log, of which nobody was told
+                if (
+                    write.opens and log.known.num_entries
+                ):  # it has begun the log, of which nobody was told
                     with contextlib.suppress(StoreError):
                         forget(self._calls.store, session_id)
                 # Where a part of it is in the store, the next write finds that, and the session is taken from there again.
-                log.position = position
+                log.known = known
             raise
         return True
 
     def _flush(self, session_id: str, log: _Log, ttl_s: float) -> bool:
         while log.unwritten:
-            if not append(self._calls.store, session_id, log.position, log.unwritten[0], ttl_s):
+            known = append(self._calls.store, session_id, log.known, log.unwritten[0], ttl_s)
+            if known is None:
                 return False
-            log.position += 1
+            log.known = known
             del log.unwritten[0]
         return True

@@ -10,12 +10,12 @@ session that is used somewhere is not removed because it is idle somewhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from ts_stateful.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
 from ts_stateful.store.base import Store
-from ts_stateful.store.log import append, forget, num_entries, read
+from ts_stateful.store.log import Known, Log, append, forget, num_entries, read
 from ts_stateful.store.records import (
     Closed,
     Entry,
@@ -25,7 +25,7 @@ from ts_stateful.store.records import (
     history,
 )
 
-__all__ = ["adopt", "end", "has_entry"]
+__all__ = ["adopt", "end", "has_more"]
 
 Made = TypeVar("Made")
 
@@ -35,12 +35,12 @@ _REMEMBER_S = 3600.0  # how long it is known how a session has ended
 def adopt(
     store: Store,
     session_id: str,
-    make: Callable[[Sequence[Entry]], Made],
+    make: Callable[[Log], Made],
     *,
     writer: str,
     now: float,
 ) -> Made:
-    """What `make` makes of the entries of a session, which stay from now on when it expires where it comes from.
+    """What `make` makes of the log of a session, which stays from now on when it expires where it comes from.
 
     `now` is of Unix time. Where `make` fails, nobody has adopted the session.
 
@@ -49,28 +49,29 @@ def adopt(
         StoreError: as the store says.
     """
     while True:
-        entries = read(store, session_id)
-        if not entries:
+        log = read(store, session_id)
+        if not log.entries:
             raise _gone(store.get(_ended_key(session_id)))
-        opened, _, closed = history(entries)
+        opened, _, closed = history(log.entries)
         if closed:
-            raise _over(entries[-1])
-        made = make(entries)
+            raise _over(log.entries[-1])
+        made = make(log)
         ttl_s = max(1.0, opened.expires_at - now)
-        store.create(_mark(session_id, len(entries)), writer.encode(), ttl_s)
-        if num_entries(store, session_id) == len(entries):
+        store.create(_mark(session_id, log.known.num_entries), writer.encode(), ttl_s)
+        if num_entries(store, session_id) == log.known.num_entries:
             return made
 
 
-def has_entry(store: Store, session_id: str, position: int) -> bool:
-    """Whether the session's log has so many entries, and one more."""
-    return store.get(entry_key(session_id, position)) is not None
+def has_more(store: Store, session_id: str, known: Known) -> bool:
+    """Whether the session's log has an entry behind those that are known, or is that of another one by now."""
+    position = entry_key(session_id, known.num_entries)
+    return store.get(position) is not None or not known.is_in(store, session_id)
 
 
-def end(store: Store, session_id: str, closed: Closed, known: int) -> None:
+def end(store: Store, session_id: str, closed: Closed, known: Known) -> None:
     """Removes a session that has ended, with `closed` as the reason; for an hour it is known how.
 
-    One that has expired behind `known` entries stays if somebody else holds it, where it has not expired.
+    One that has expired behind the entries that are known stays if somebody else holds it, where it has not expired.
     """
     if closed.reason == "expired" and not _take_last(store, session_id, closed, known):
         return
@@ -82,21 +83,21 @@ def end(store: Store, session_id: str, closed: Closed, known: int) -> None:
     forget(store, session_id)
 
 
-def _take_last(store: Store, session_id: str, closed: Closed, known: int) -> bool:
+def _take_last(store: Store, session_id: str, closed: Closed, known: Known) -> bool:
     """Whether nobody else holds the session, nor can from now on."""
-    mark = _mark(session_id, known)
-    if not known or store.get(mark) is not None:
+    mark = _mark(session_id, known.num_entries)
+    if not known.num_entries or store.get(mark) is not None:
         return False
-    if not append(store, session_id, known, closed, _REMEMBER_S):
+    if append(store, session_id, known, closed, _REMEMBER_S) is None:
         return False
     if store.get(mark) is None:
         return True
-    store.delete(entry_key(session_id, known))
+    store.delete(entry_key(session_id, known.num_entries))
     return False
 
 
-def _mark(session_id: str, known: int) -> str:
-    return f"{_adopted(session_id)}/{known:08d}"
+def _mark(session_id: str, count: int) -> str:
+    return f"{_adopted(session_id)}/{count:08d}"
 
 
 def _adopted(session_id: str) -> str:
