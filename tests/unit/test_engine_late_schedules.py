@@ -180,7 +180,16 @@ class LateSchedules(RuleBasedStateMachine):
     @rule(data=st.data())
     def disconnect(self, data: st.DataObject) -> None:
         """A client goes away, also one that has its answer."""
-        asked = data.draw(st.sampled_from(self.asked[-4:]))
+        self._drop(data.draw(st.sampled_from(self.asked[-4:])))
+
+    @rule(engine=ENGINES, name=NAMES)
+    def disconnect_all(self, engine: int, name: str) -> None:
+        """All of a session go away."""
+        for asked in self.asked:
+            if asked.engine == engine and asked.command.session_id == name:
+                self._drop(asked)
+
+    def _drop(self, asked: Asked) -> None:
         self.dropped.add(asked.request)
         self.engines[asked.engine].engine.drop(asked.request)
 
