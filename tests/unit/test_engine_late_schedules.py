@@ -89,10 +89,11 @@ class LateSchedules(RuleBasedStateMachine):
     @initialize(
         sees=st.booleans(),
         budget=st.sampled_from([None, 200, 500]),
+        host=st.sampled_from([0, 150]),
         spills=st.booleans(),
         policy=st.sampled_from(["required", "best_effort"]),
     )
-    def start(self, sees: bool, budget: int | None, spills: bool, policy: Any) -> None:
+    def start(self, sees: bool, budget: int | None, host: int, spills: bool, policy: Any) -> None:
         """Also with room for a few sessions only."""
         self.model = seeing() if sees else blind()
         self.sees = sees
@@ -100,6 +101,7 @@ class LateSchedules(RuleBasedStateMachine):
         handler: dict[str, Any] = {"deviceCacheBytes": budget * token_bytes} if budget else {}
         handler["store"] = {"kvSpill": spills, "kvSpillBytes": 300 * token_bytes}
         self.store = FailingStore(lambda: self.engines[0].clock.now)
+        self.host_bytes = host * token_bytes
         self.settings = {"maxNumSequence": 3, "handler": handler}
         self.policy = policy
         self.num_engines = 0
@@ -117,6 +119,8 @@ class LateSchedules(RuleBasedStateMachine):
             policy=self.policy,
             first_id=100_000 * self.num_engines,
         )
+        table = harness.engine.table
+        table._limits = table._limits._replace(host_bytes=self.host_bytes)  # as on a GPU
         harness.pictures |= {name: noise(seed) for seed, name in enumerate(PICTURES)}
         return harness
 
@@ -325,7 +329,7 @@ class LateSchedules(RuleBasedStateMachine):
         for harness in self.engines:
             figures = harness.engine.figures()
             assert (figures.sessions_open, figures.turns_in_progress) == (0, 0)
-            assert figures.device_bytes == figures.shared_bytes
+            assert (figures.device_bytes, figures.host_bytes) == (figures.shared_bytes, 0)
             spill = harness.engine._durability.spill
             assert not harness.engine._durability._wanted
             if spill is not None:
