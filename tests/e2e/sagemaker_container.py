@@ -30,7 +30,7 @@ from ts_stateful.ports import HOST, Ports
 __all__ = ["Container", "image_environment", "missing"]
 
 DEPLOY = ROOT / "deploy" / "sagemaker"
-_START_S = 60.0
+_START_S = 180.0
 _STOP_S = 30.0
 _NAMESPACES = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"]
 _NAMESPACES.append("--kill-child")  # whatever becomes of us

@@ -147,7 +147,8 @@ def outlive(nodes: Nodes, disturb: Callable[[], None]) -> None:
         calm = list(pool.map(talk, sessions))
         for session in sessions:
             session.rewind(0)
-        eventually(nodes.are_shared)
+        # Some may have moved: where a busy node was late with an answer, HAProxy takes it for lost.
+        eventually(lambda: all(nodes.sessions()))
         everybody = Barrier(NUM_SESSIONS + 1)
         talking = [pool.submit(talk, session, everybody) for session in sessions]
         everybody.wait(DEADLINE_S)
