@@ -343,5 +343,5 @@ class LateSchedules(RuleBasedStateMachine):
 
 # Without the phase that explains a failure, whose tracing costs more than the engine.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
-LateSchedules.TestCase.settings = settings(max_examples=30, stateful_step_count=60, phases=PHASES)
+LateSchedules.TestCase.settings = settings(max_examples=20, stateful_step_count=50, phases=PHASES)
 TestLateSchedules = pytest.mark.timeout(600)(LateSchedules.TestCase)
