@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.harness import Harness
@@ -16,17 +17,25 @@ __all__ = ["FailingStore", "ask", "code", "expire"]
 class FailingStore(MemoryStore):
     """A store that can be out of order."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self.fails = False
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         self._check()
         return super().create(key, data, ttl_s)
 
+    def get(self, key: str) -> bytes | None:
+        self._check()
+        return super().get(key)
+
     def list(self, prefix: str) -> Sequence[str]:
         self._check()
         return super().list(prefix)
+
+    def delete(self, prefix: str) -> None:
+        self._check()
+        super().delete(prefix)
 
     def _check(self) -> None:
         if self.fails:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,14 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.harness import Harness, stock_reply
 from tests.support.pictures import noise
+from tests.support.store_engines import FailingStore
 from tests.support.tiny import llama, llava
 from ts_stateful.engine.context import Context
 from ts_stateful.engine.model import Model
 from ts_stateful.events import EventKind
 from ts_stateful.protocol import Cancel, Close, Fork, Image, Info, Open, Prompt, Rewind
 from ts_stateful.sessions.session import Session
-from ts_stateful.store.base import StoreUnavailable
-from ts_stateful.store.memory import MemoryStore
 
 NAMES = st.sampled_from(["a", "b", "c"])
 ENGINES = st.integers(0, 1)
@@ -38,34 +36,6 @@ class Asked(NamedTuple):
     request: str
     command: Any
     fields: dict[str, Any]
-
-
-class FailingStore(MemoryStore):
-    """Takes and gives nothing while it is `down`."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(clock)
-        self.down = False
-
-    def _check(self) -> None:
-        if self.down:
-            raise StoreUnavailable("the store is down", "wait")
-
-    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
-        self._check()
-        return super().create(key, data, ttl_s)
-
-    def get(self, key: str) -> bytes | None:
-        self._check()
-        return super().get(key)
-
-    def list(self, prefix: str) -> Sequence[str]:
-        self._check()
-        return super().list(prefix)
-
-    def delete(self, prefix: str) -> None:
-        self._check()
-        super().delete(prefix)
 
 
 @cache
@@ -237,7 +207,7 @@ class LateSchedules(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         """The store goes down, or comes back."""
-        self.store.down = not self.store.down
+        self.store.fails = not self.store.fails
 
     @rule(engine=ENGINES)
     def kill(self, engine: int) -> None:
@@ -273,7 +243,7 @@ class LateSchedules(RuleBasedStateMachine):
         """Everybody has an answer, every session is what stock code makes of it, and nothing is left when all have ended."""
         if not hasattr(self, "engines"):
             return
-        self.store.down = False
+        self.store.fails = False
         self._finish()
         for asked in self.asked:
             if asked.request not in self.dropped:

@@ -175,12 +175,17 @@ def test_it_is_known_before_what_an_image_takes(make: Callable[[], Model]) -> No
     assert vision.unseen(images) == {}
 
 
-def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
-    """The device's budget is kept in every step, for what is still to be seen as well."""
+def budget_for_one_image(model: Model) -> tuple[int, int]:
+    """Bytes of the KV states of a session with an image, and those that hold two sessions, but one image."""
     probe = Harness(model)
     probe.open("s", [noise(1)])
     kv, image = (probe.engine.table.get("s").state.device_bytes, images_of(probe, "s")[0].num_bytes)
-    budget = 2 * kv + image + image // 2
+    return kv, 2 * kv + image + image // 2
+
+
+def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
+    """The device's budget is kept in every step, for what is still to be seen as well."""
+    _, budget = budget_for_one_image(model)
     harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
     harness.open("old", [noise(2)])
     harness.pictures["new"] = noise(3)
@@ -195,10 +200,7 @@ def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
 
 def test_room_for_an_image_is_kept_until_it_is_seen(model: Model) -> None:
     """Nobody else gets it: who comes in the meantime is told to come again, instead of exceeding the budget."""
-    probe = Harness(model)
-    probe.open("s", [noise(1)])
-    kv, image = (probe.engine.table.get("s").state.device_bytes, images_of(probe, "s")[0].num_bytes)
-    budget = 2 * kv + image + image // 2
+    kv, budget = budget_for_one_image(model)
     harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
     harness.pictures |= {"first": noise(2), "second": noise(3)}
     requests = [

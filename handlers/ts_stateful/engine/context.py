@@ -149,8 +149,10 @@ class Context:
     @property
     def device_bytes(self) -> int:
         """Bytes of KV states on the device, or of the room that is kept for them and for embeddings that are not there yet."""
-        unseen = [size for image, size in self.unseen.items() if image.features is None]
-        return max(self.reserved, 0 if self._kv_on_host else self.kv.num_bytes) + sum(unseen)
+        num_bytes = max(self.reserved, 0 if self._kv_on_host else self.kv.num_bytes)
+        if not self.unseen:  # as in nearly all of the sessions, which are added up for every turn
+            return num_bytes
+        return num_bytes + sum(s for image, s in self.unseen.items() if image.features is None)
 
     @property
     def host_bytes(self) -> int:
