@@ -49,9 +49,10 @@ class Nodes:
         self._servers[0].stop()
 
     def start_one(self) -> None:
-        """It is back."""
+        """It is back, and HAProxy has seen that, which takes a check in which all is well."""
         self._servers[0].start()
         self._speakers.insert(0, Speaker(self._servers[0]))
+        eventually(lambda: self.proxy.uses(1))
 
     def kill_one(self) -> None:
         """Every process of the first node at once, as when its machine is lost."""
@@ -139,7 +140,10 @@ def talk(session: Session, everybody: Barrier | None = None) -> list[str]:
 def outlive(nodes: Nodes, disturb: Callable[[], None]) -> None:
     """Sixteen streams over HTTP and gRPC, disturbed in the middle of them: all say what they would have said."""
     with ExitStack() as stack, ThreadPoolExecutor(NUM_SESSIONS) as pool:
-        servers = [stack.enter_context(connect(url)) for url in nodes.proxy]
+        servers = [
+            stack.enter_context(connect(url))
+            for url in (nodes.proxy.http_url, nodes.proxy.grpc_url)
+        ]
         sessions = [
             stack.enter_context(servers[number % 2].open(images=[SCENE]))
             for number in range(NUM_SESSIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,10 +22,16 @@ CONFIG = Path(__file__).resolve().parent.parent.parent / "deploy" / "haproxy" / 
 
 
 class Proxy(NamedTuple):
-    """Where it listens, as `ts_stateful.client.connect` takes it."""
+    """Where it listens, as `ts_stateful.client.connect` takes it, and what it has said."""
 
     http_url: str
     grpc_url: str
+    log: Path
+
+    def uses(self, number: int) -> bool:
+        """Whether a node gets requests: it says so each time that a node goes or is back."""
+        told = re.findall(rf"http_nodes/node{number} is (UP|DOWN)", self.log.read_text())
+        return not told or told[-1] == "UP"
 
 
 def haproxy_binary() -> str | None:
@@ -63,7 +70,7 @@ def haproxy(binary: str, nodes: Sequence[Ports], log: Path) -> Iterator[Proxy]:
     ):
         try:
             _wait_listening(process, mine.http)
-            yield Proxy(f"http://{HOST}:{mine.http}", f"grpc://{HOST}:{mine.grpc}")
+            yield Proxy(f"http://{HOST}:{mine.http}", f"grpc://{HOST}:{mine.grpc}", log)
         finally:
             process.kill()
 
