@@ -14,6 +14,7 @@ Imports neither torch nor anything of the server.
 from ts_stateful.client.documents import MAX_BODY_BYTES
 from ts_stateful.client.errors import (
     ClientError,
+    ConnectionClosed,
     DeadlineExceeded,
     ProtocolError,
     RequestTooLarge,
@@ -32,6 +33,7 @@ from ts_stateful.client.sticky import StickySessions
 __all__ = [
     "MAX_BODY_BYTES",
     "ClientError",
+    "ConnectionClosed",
     "DeadlineExceeded",
     "ImageSource",
     "PromptOptions",

@@ -5,6 +5,7 @@ Owns the classes for transport and protocol failures. The errors that a server a
     ClientError
     ├── ServerUnreachable      no connection, or it broke                      (retryable)
     │   └── StreamStalled      connected, but silent for longer than allowed   (retryable)
+    ├── ConnectionClosed       by the caller
     ├── DeadlineExceeded       no answer within the deadline
     ├── RequestTooLarge        more bytes than the server's transport takes; nothing was sent
     ├── ServerRefused          TorchServe itself or a proxy answered           (retryable if overloaded or "worker died")
@@ -17,6 +18,7 @@ from ts_stateful.errors import StatefulError
 
 __all__ = [
     "ClientError",
+    "ConnectionClosed",
     "DeadlineExceeded",
     "ProtocolError",
     "RequestTooLarge",
@@ -45,6 +47,10 @@ class ServerUnreachable(ClientError):
 
 class StreamStalled(ServerUnreachable):
     """The connection stands, but nothing has come for longer than the stall time."""
+
+
+class ConnectionClosed(ClientError):
+    """The caller has closed the connection: before the call, or while it was waiting for an answer."""
 
 
 class DeadlineExceeded(ClientError):

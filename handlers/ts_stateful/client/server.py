@@ -198,7 +198,7 @@ class Server:
         return Session(self._calls, session_id, opened=None, num_turns=None)
 
     def close(self) -> None:
-        """Closes the connection. Sessions stay open until they are closed or expire."""
+        """Closes the connection, for all threads. Sessions stay open until they are closed or expire."""
         self._calls.transport.close()
 
     def __enter__(self) -> Server:

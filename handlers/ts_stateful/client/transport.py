@@ -51,4 +51,4 @@ class Transport(Protocol):
         """
 
     def close(self) -> None:
-        """Closes the connection; streams in progress break."""
+        """Closes the connection; what is in progress fails, over HTTP when something comes or nothing has for too long."""

@@ -1,0 +1,44 @@
+"""What becomes of calls on a connection that its owner closes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support.fake_client import PROFILES, TORCHSERVE, FakeTime, connected
+from tests.support.fake_sessions import FakeSessions, Fault
+from tests.support.worker import eventually
+from ts_stateful.client import ConnectionClosed
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_closed_connection_says_so(profile: str) -> None:
+    """Whatever is asked of it, and whatever its library would raise; nothing is tried again."""
+    fake, time = FakeSessions(profile=profile), FakeTime()
+    with connected(fake, time) as server:
+        session = server.open()
+        reply = session.prompt("Hello", stream=True)
+        pieces = iter(reply)
+        first = next(pieces)
+        server.close()
+        for act in (server.open, session.info, lambda: session.ask("Hello"), session.close):
+            with pytest.raises(ConnectionClosed, match="is closed"):
+                act()
+        reply.close()
+        assert reply.text == first
+    assert not time.slept
+
+
+@pytest.mark.parametrize("profile", TORCHSERVE)
+def test_a_call_in_progress_ends_with_the_connection(profile: str) -> None:
+    """A thread that waits for an answer gets the same error when another one closes the connection."""
+    fake = FakeSessions(profile=profile)
+    with connected(fake, FakeTime(), stall_s=0.5) as server, ThreadPoolExecutor(1) as pool:
+        session = server.open()
+        fake.fail("prompt", *[Fault(stalls=True)] * 100)
+        waiting = pool.submit(session.ask, "Hello")
+        eventually(lambda: "prompt" in fake.kinds())
+        server.close()
+        with pytest.raises(ConnectionClosed):
+            waiting.result()
