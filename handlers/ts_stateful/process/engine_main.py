@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +44,7 @@ from ts_stateful.process.spec import EngineSpec, forget_groups
 from ts_stateful.process_names import ENGINE, take_name
 from ts_stateful.protocol import Fork
 from ts_stateful.store.access import store_of
+from ts_stateful.threads import started_pool
 
 if TYPE_CHECKING:
     from ts_stateful.engine.engine import Engine
@@ -102,7 +102,7 @@ class EngineProcess:
             config,
             emit=self._announcements.emit,
             load_images=MediaLoader(media, Fetcher(media)).load,
-            executor=ThreadPoolExecutor(media.workers, "media"),
+            executor=started_pool(media.workers, "media"),
             post=self._inbox.put,
             max_sessions=self._spec.max_sessions,
             store=store_of(config.handler.store, self._store_folder),

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ts_stateful.config import StoreConfig
 from ts_stateful.store.base import Store, StoreError
 from ts_stateful.store.open import open_store, redacted
+from ts_stateful.threads import started_pool
 
 __all__ = ["StoreAccess", "store_of"]
 
@@ -49,7 +50,7 @@ def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
     threading.Thread(target=_sweep, args=(store,), name="store-sweep", daemon=True).start()
     if settings.content == "none":
         logger.warning("handler.store.content is none: sessions end with their engine")
-    executor = ThreadPoolExecutor(_THREADS, "store")
+    executor = started_pool(_THREADS, "store")
     return StoreAccess(store, settings.policy, executor, settings.content)
 
 
