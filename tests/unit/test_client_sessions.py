@@ -279,3 +279,15 @@ def test_a_session_is_opened_again_once_in_a_turn(server: Server, fake: FakeSess
     with pytest.raises(SessionNotFound), server.open() as other:
         other.ask("three")
     assert other.num_reopened == 0
+
+
+def test_replies_to_a_lost_session_share_the_new_one(server: Server, fake: FakeSessions) -> None:
+    """Also those that were made before it was opened again."""
+    session = server.open(reopen=True)
+    first, second = session.prompt("Hello"), session.prompt("Next")
+    fake.sessions.clear()
+    assert first.result() == reply_to("Hello")
+    assert second.result() == reply_to("Next")
+    assert (second.turn, second.session_id) == (2, session.session_id)
+    assert session.num_reopened == 1
+    assert session.ask("Again") == reply_to("Again")

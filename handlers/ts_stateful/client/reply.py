@@ -51,7 +51,7 @@ class Reply:
         command: Prompt,
         timeout_s: float | None,
         carrier: Carrier,
-        reopen: Callable[[float], str] | None = None,
+        reopen: Callable[[str, float], str] | None = None,
     ) -> None:
         self.turn: int | None = None
         self.finish_reason: str | None = None
@@ -64,7 +64,7 @@ class Reply:
         self._attempts = calls.attempts(timeout_s)
         self._timeout_s = timeout_s
         self._carrier = carrier
-        self._reopen = reopen  # within so many seconds; the id of the session that takes the place of one that has ended
+        self._reopen = reopen  # gives the id of what takes the place of the session that has ended, within so many seconds
         self._pieces: list[str] = []
         self._num_chars = 0
         self._known = 0  # characters that come once more, since the turn was begun anew
@@ -179,7 +179,7 @@ class Reply:
         if self._reopen is None or self._num_chars or not gone:
             return False
         reopen, self._reopen = self._reopen, None
-        session_id = reopen(self._attempts.deadline.remaining_s())
+        session_id = reopen(self.session_id, self._attempts.deadline.remaining_s())
         self._command = msgspec.structs.replace(self._command, session_id=session_id)
         self.turn = self._turns.take(self._attempts.deadline.remaining_s())
         self._pulls = False

@@ -211,8 +211,12 @@ class Session:
         )
         self._closed = True
 
-    def _opened_again(self, timeout_s: float) -> str:
+    def _opened_again(self, lost_id: str, timeout_s: float) -> str:
+        """The id of the session that takes the place of the one that has ended; there is one for all replies to that."""
         assert self._reopen is not None
+        if lost_id != self.session_id:
+            self._turns.forget()  # the reply had a number of the old one's
+            return self.session_id
         self.opened = self._reopen(timeout_s)
         self.session_id = self.opened.session_id
         self.num_reopened += 1
