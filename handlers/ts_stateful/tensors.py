@@ -95,6 +95,8 @@ def read_raw(declared: Input, body: bytes) -> Elements:
             raise InvalidRequest(
                 f"elements of {declared.datatype.value} are {dtype.itemsize} bytes each", field=name
             )
+        if dtype.kind == "b" and max(body, default=0) > 1:
+            raise InvalidRequest("a BOOL is a byte of 0 or 1", field=name)
         array = np.frombuffer(body, dtype.newbyteorder("<")).astype(dtype)
     else:
         raise InvalidRequest("takes no raw bytes; send it as JSON", field=name)

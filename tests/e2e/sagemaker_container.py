@@ -24,8 +24,9 @@ import httpx
 import psutil
 
 from tests.e2e.server import ROOT, log_path
+from tests.support.ports import free_ports
 from ts_stateful.java import java_environment
-from ts_stateful.ports import HOST, Ports
+from ts_stateful.ports import HOST
 
 __all__ = ["Container", "image_environment", "missing"]
 
@@ -119,7 +120,7 @@ class Container:
         return self.log.read_text()
 
     def _start(self) -> None:
-        ports = Ports().filled()
+        ports = free_ports()
         self.url = f"http://{HOST}:{ports.http}"
         settings = self._home / "config.properties"
         parts = [

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import tensor
 
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
+from tests.support.ports import free_ports
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.torchserve import TorchServe
 
@@ -46,6 +47,7 @@ class StateModels:
             config=ROOT / "config.properties",
             log_config=ROOT / "log4j2.xml",
             name="counter",
+            ports=free_ports(),
             log_file=log,
             environ={"TS_ENABLE_MODEL_API": "true"},
             start_timeout_s=START_TIMEOUT_S,

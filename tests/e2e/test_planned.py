@@ -12,6 +12,7 @@ import yaml
 
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
 from tests.e2e.speak import DIALOGUE, Speaker, error_of
+from tests.support.ports import free_ports
 from ts_stateful.torchserve import TorchServe
 
 Speak = Callable[[TorchServe], Speaker]
@@ -45,6 +46,7 @@ def planned(
         pack(folder / "archive", "--config", str(config)),
         config=ROOT / "config.properties",
         log_config=ROOT / "log4j2.xml",
+        ports=free_ports(),
         log_file=log,
         start_timeout_s=START_TIMEOUT_S,
     ) as server:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.ports import free_ports
 from ts_stateful.ports import HOST, Ports
 
 __all__ = ["CONFIG", "NO_HAPROXY", "Proxy", "check", "haproxy", "haproxy_binary"]
@@ -53,7 +54,7 @@ def check(binary: str, config: Path, **environ: str) -> subprocess.CompletedProc
 @contextlib.contextmanager
 def haproxy(binary: str, nodes: Sequence[Ports], log: Path) -> Iterator[Proxy]:
     """In front of two nodes, listening."""
-    mine = Ports().filled()
+    mine = free_ports()
     environ = {"TS_HTTP": f"{HOST}:{mine.http}", "TS_GRPC": f"{HOST}:{mine.grpc}"}
     for number, ports in enumerate(nodes, start=1):
         environ[f"TS_NODE_{number}"] = f"{HOST}:{ports.http}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.ports import free_port
 
 __all__ = ["NO_REDIS", "redis_binary", "redis_server"]
 
@@ -26,9 +27,7 @@ def redis_binary() -> str | None:
 @contextlib.contextmanager
 def redis_server(binary: str, *options: str) -> Iterator[str]:
     """The URL of a server that keeps nothing on a disk."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", *options]
     with (
         tempfile.TemporaryDirectory() as folder,

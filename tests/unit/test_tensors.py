@@ -99,6 +99,7 @@ def test_every_input_is_there_once() -> None:
         ({"raw": "pcm16", "shape": [-1]}, struct.pack("<2h", -32768, 16384), [-1, 0.5]),
         ({"raw": "pcm16", "shape": [2], "datatype": "INT16"}, b"\1\0\2\0", [1, 2]),
         ({"raw": "bytes", "shape": [-1], "datatype": "FP64"}, struct.pack("<d", 0.1), [0.1]),
+        ({"raw": "bytes", "shape": [-1], "datatype": "BOOL"}, b"\0\1", [False, True]),
     ],
 )
 def test_raw_bodies(fields: dict[str, Any], body: bytes, expected: list[float]) -> None:
@@ -123,6 +124,7 @@ def test_raw_bodies(fields: dict[str, Any], body: bytes, expected: list[float]) 
         ({"raw": "pcm16", "shape": [-1]}, b""),
         ({"raw": "pcm16", "shape": [3]}, b"1234"),
         ({"raw": "bytes", "shape": [-1]}, b"12345"),
+        ({"raw": "bytes", "shape": [-1], "datatype": "BOOL"}, b"\0\1\2"),
         ({"shape": [-1]}, b"1234"),
     ],
 )
