@@ -128,7 +128,7 @@ class _Servicer(InferenceAPIsServiceServicer):
         self, request: PredictionsRequest, context: Any, *, pull: bool
     ) -> Iterator[PredictionResponse]:
         self._fake.headers.append(dict(context.invocation_metadata()))
-        if request.model_name != "chat":
+        if request.model_name != "chat" or self._fake.is_unregistered():
             name = "org.pytorch.serve.archive.model.ModelNotFoundException"
             context.abort(
                 grpc.StatusCode.INTERNAL, f"Model not found: {request.model_name}\n{name}"
@@ -187,7 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.fake.headers.append({name.lower(): value for name, value in self.headers.items()})
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if not self.path.endswith(("/predictions/chat", "/invocations")):
+        known = self.path.endswith(("/predictions/chat", "/invocations"))
+        if not known or self.fake.is_unregistered():
             missing = {"code": 404, "type": "ModelNotFoundException", "message": "Model not found"}
             self._whole(json.dumps(missing).encode(), 404)
             return

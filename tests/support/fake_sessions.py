@@ -88,6 +88,7 @@ class FakeSessions:
 
     profile: str = "continuous"
     quiet: int = 0  # `continue`s that find nothing new, before each that does
+    unregistered: int = 0  # requests for which there is no model
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -106,6 +107,13 @@ class FakeSessions:
         """The fault that a request meets."""
         with self.lock:
             return self.faults[kind].popleft() if self.faults[kind] else None
+
+    def is_unregistered(self) -> bool:
+        """Whether there is no model for a request."""
+        with self.lock:
+            missing = self.unregistered > 0
+            self.unregistered -= missing
+            return missing
 
     def kinds(self) -> list[str]:
         """The types of the requests that arrived, in order."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ts_stateful.client.closing import ClosingTransport
+from ts_stateful.client.connection import Connection
 from ts_stateful.client.documents import parse, seconds_to_send
 from ts_stateful.client.errors import ClientError, DeadlineExceeded, StreamStalled
 from ts_stateful.client.retry import Attempts, Deadline, RetryPolicy
@@ -33,7 +33,7 @@ class Calls:
     def __init__(self, transport: Transport, timeout_s: float, policy: RetryPolicy) -> None:
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
-        self.transport: Transport = ClosingTransport(transport)
+        self.transport: Transport = Connection(transport)
         self.policy = policy
         self._timeout_s = timeout_s
 

@@ -1,4 +1,4 @@
-"""What becomes of calls on a connection that its owner closes."""
+"""What becomes of calls on a connection that its owner closes, and of those to a model that is registered anew."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.fake_client import PROFILES, TORCHSERVE, FakeTime, connected
-from tests.support.fake_sessions import FakeSessions, Fault
+from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from tests.support.worker import eventually
-from ts_stateful.client import ConnectionClosed
+from ts_stateful.client import ConnectionClosed, ServerRefused
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -42,3 +42,30 @@ def test_a_call_in_progress_ends_with_the_connection(profile: str) -> None:
         server.close()
         with pytest.raises(ConnectionClosed):
             waiting.result()
+
+
+@pytest.mark.parametrize("profile", TORCHSERVE)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_is_registered_anew_is_waited_for(profile: str, stream: bool) -> None:
+    """As it was there before; also in the middle of a reply."""
+    fake = FakeSessions(profile=profile)
+    with connected(fake, FakeTime()) as server, server.open() as session:
+        fake.unregistered = 3
+        assert session.prompt("Hello", stream=stream).result() == reply_to("Hello")
+        pieces = iter(session.prompt("Next", stream=stream))
+        first = next(pieces)
+        fake.unregistered = 3
+        assert first + "".join(pieces) == reply_to("Next")
+        fake.unregistered = 0
+
+
+@pytest.mark.parametrize("profile", TORCHSERVE)
+def test_a_model_that_does_not_come_back_is_told(profile: str) -> None:
+    """After as many attempts as for everything else."""
+    fake, time = FakeSessions(profile=profile), FakeTime()
+    with connected(fake, time) as server:
+        session = server.open()
+        fake.unregistered = 1000
+        with pytest.raises(ServerRefused, match="Model not found"):
+            session.ask("Hello")
+    assert len(time.slept) == 6

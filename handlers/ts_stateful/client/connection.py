@@ -1,7 +1,7 @@
-"""A transport that says so once it has been closed.
+"""A transport with a memory: whether it has been closed, and whether its model was ever there.
 
-Owns that alone: what a library makes of a call on something closed, or of a call in whose middle it is closed, differs from
-library to library and names none of this package's objects.
+Owns what these mean for errors. What a library makes of a call on something closed differs from library to library; and a
+model that TorchServe does not know was misspelled, or is about to be registered again.
 """
 
 from __future__ import annotations
@@ -9,37 +9,43 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from ts_stateful.client.errors import ConnectionClosed
+from ts_stateful.client.errors import ConnectionClosed, ServerRefused
 from ts_stateful.client.transport import Events, Pipeline, Transport
 from ts_stateful.protocol import Command, Prompt
 
-__all__ = ["ClosingTransport"]
+__all__ = ["Connection"]
 
 
-class ClosingTransport:
-    """See `Transport`. Once it is closed every call raises `ConnectionClosed`, also one in progress in another thread."""
+class Connection:
+    """A `Transport`, by way of another one.
+
+    Once it is closed every call raises `ConnectionClosed`, also one in progress in another thread. A model that has answered
+    and then is not found is one that somebody registers anew, as `ts-stateful doctor --repair` does: that error is retryable.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self.max_body_bytes = transport.max_body_bytes
         self._transport = transport
-        self._closed = False
+        self._closed = self._answered = False
 
     def call(
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
     ) -> bytes:
         """See `Transport.call`."""
-        with self._unless_closed():
-            return self._transport.call(command, timeout_s, raw)
+        with self._remembered():
+            body = self._transport.call(command, timeout_s, raw)
+        self._answered = True
+        return body
 
     def pipeline(self, session_id: str, timeout_s: float) -> Pipeline | None:
         """See `Transport.pipeline`."""
-        with self._unless_closed():
+        with self._remembered():
             return self._transport.pipeline(session_id, timeout_s)
 
     def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
         """See `Transport.stream`."""
         with (
-            self._unless_closed(),
+            self._remembered(),
             contextlib.closing(self._transport.stream(command, timeout_s, stall_s)) as events,
         ):
             yield from events
@@ -50,15 +56,17 @@ class ClosingTransport:
         self._transport.close()
 
     @contextlib.contextmanager
-    def _unless_closed(self) -> Iterator[None]:
-        error = ConnectionClosed(
+    def _remembered(self) -> Iterator[None]:
+        closed = ConnectionClosed(
             "the connection is closed: by `Server.close`, or by the end of its `with` block"
         )
         if self._closed:
-            raise error
+            raise closed
         try:
             yield
-        except Exception:
+        except Exception as error:
             if self._closed:
-                raise error from None
+                raise closed from None
+            if isinstance(error, ServerRefused) and error.kind == "ModelNotFoundException":
+                error.retryable = self._answered
             raise
