@@ -32,6 +32,7 @@ from ts_stateful.ports import HOST, Ports
 __all__ = ["ServerFailed", "TorchServe"]
 
 _POLL_S = 0.1
+_ANSWER_S = 30.0  # of a busy JVM, whose answers take milliseconds otherwise
 _STOP_S = 20.0  # after SIGTERM; then SIGKILL
 _ENGINES_STOP_S = 60.0  # longer than they take for what they have begun; then SIGKILL
 _TAIL_LINES = 60
@@ -287,7 +288,7 @@ class TorchServe:
 
 def _get_json(port: int, path: str) -> Any:
     """What a GET on loopback answers; never through a proxy that the environment names."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=5)
+    connection = http.client.HTTPConnection(HOST, port, timeout=_ANSWER_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -19,7 +19,7 @@ from ts_stateful.config_check.finding import error, warning
 from ts_stateful.config_check.modes import check_modes
 from ts_stateful.errors import EngineUnavailable, StatefulError, StoreFailed, TooManySessions
 
-__all__ = ["RESTART", "Diagnosis", "Repair", "diagnose"]
+__all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "in_words"]
 
 _DOCTOR = "`ts-stateful doctor --repair`"
 RESTART = "restart TorchServe; sessions that are in a store go on behind it"
@@ -35,10 +35,11 @@ class Repair(enum.Enum):
 
 
 class Diagnosis(NamedTuple):
-    """What is wrong, errors first, and what may put it right."""
+    """What is wrong, errors first, and what may put it right. `may_be_busy`: it may also have more to do than it can."""
 
     findings: list[Finding]
     repair: Repair = Repair.NONE
+    may_be_busy: bool = False
 
     @property
     def is_healthy(self) -> bool:
@@ -61,7 +62,27 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         findings += [*others, *_engine(evidence), *_settings(evidence), *_session(evidence)]
     if repair is Repair.SCALE and isinstance(evidence.description, Description):
         repair = Repair.REGISTER if evidence.description.stateful else repair
-    return Diagnosis(sorted(findings, key=lambda finding: finding.severity != "error"), repair)
+    findings.sort(key=lambda finding: finding.severity != "error")
+    return Diagnosis(findings, repair, may_be_busy=_is_silent(evidence))
+
+
+def _is_silent(evidence: Evidence) -> bool:
+    """Whether there is nothing to see but that no answer comes."""
+    description = evidence.description
+    has_worker = (
+        isinstance(description, Description) and bool(description.workers) and description.is_ready
+    )
+    return has_worker and evidence.worker is not None
+
+
+def in_words(evidence: Evidence, diagnosis: Diagnosis) -> Iterator[str]:
+    """The lines that say it."""
+    for finding in diagnosis.findings:
+        yield f"{finding.severity}: {finding.key}: {finding.message}"
+        yield f"  cure: {finding.cure}"
+    hello = evidence.hello
+    if diagnosis.is_healthy and isinstance(hello, HelloAnswer):
+        yield f"ok: {evidence.model} answers: {hello.profile} profile, version {hello.version}"
 
 
 def _management(evidence: Evidence) -> Iterator[Finding]:
@@ -76,7 +97,7 @@ def _management(evidence: Evidence) -> Iterator[Finding]:
             f"nobody listens, neither for requests ({evidence.worker.message}) nor for management ({refused.message})",
             "start it; if it listens elsewhere, say where: --url and --management-url",
         )
-    elif _kind(refused) == "ModelNotFoundException":
+    elif evidence.is_unregistered:
         others = ", ".join(evidence.models) or "none"
         yield error(
             "model",

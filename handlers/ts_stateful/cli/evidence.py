@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ts_stateful.answers import Closed, HelloAnswer, Opened, SessionInfo
 from ts_stateful.client.documents import parse
-from ts_stateful.client.errors import ClientError, DeadlineExceeded
+from ts_stateful.client.errors import ClientError, DeadlineExceeded, ServerRefused
 from ts_stateful.client.management import Description, Management
 from ts_stateful.client.transport import Transport
 from ts_stateful.errors import InvalidRequest, SessionError, StatefulError
@@ -47,9 +47,24 @@ class Evidence:
     session: Failure | None = None  # why none can be opened
     is_saved: bool | None = None  # whether the store has what was opened
 
+    @property
+    def is_unregistered(self) -> bool:
+        """Whether TorchServe has no such model."""
+        refused = self.description
+        return isinstance(refused, ServerRefused) and refused.kind == "ModelNotFoundException"
 
-def gather(model: str, management: Management, transport: Transport, timeout_s: float) -> Evidence:
-    """Asks, in an order in which every question makes sense; each answer may take `timeout_s` seconds."""
+
+def gather(
+    model: str,
+    management: Management,
+    transport: Transport,
+    timeout_s: float,
+    before: Evidence | None = None,
+) -> Evidence:
+    """Asks, in an order in which every question makes sense; each answer may take `timeout_s` seconds.
+
+    Where nothing was answered `before` either, no more ids are spent on it: each holds a place until it has idled.
+    """
     probe = _Probe(transport, timeout_s)
     description = _tried(lambda: management.describe(model))
     models: tuple[str, ...] = ()
@@ -61,7 +76,9 @@ def gather(model: str, management: Management, transport: Transport, timeout_s: 
     worker = probe.worker(PROBE_SESSION)
     if worker is not None:
         new_ids = None
-        if isinstance(description, Description) and isinstance(worker, DeadlineExceeded):
+        if before is not None and isinstance(before.worker, DeadlineExceeded):
+            new_ids = before.new_ids
+        elif isinstance(description, Description) and isinstance(worker, DeadlineExceeded):
             asks = description.stateful and description.is_ready
             new_ids = any(probe.worker(None) is None for _ in range(_NEW_IDS)) if asks else None
         return seen(worker=worker, new_ids=new_ids)

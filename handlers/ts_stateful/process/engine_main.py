@@ -66,7 +66,7 @@ _WATCH_S = 1.0  # how long it may take to see that it is time to end
 _IDLE_S = 1.0  # without a step, after which memory is given back
 _FLUSH_S = 1.0  # for the last answers to leave
 _RETRY_S = 0.1
-_PULL_S = 1.0  # without a request, after which nobody pulls any more
+_QUIET_S = 1.0  # without a request or an answer, after which none is under way any more
 
 
 class EngineProcess:
@@ -80,7 +80,7 @@ class EngineProcess:
         self._announcements = Announcements(self._deliver)
         self._worked_at: float | None = None  # since memory was given back
         self._leaving = Leaving(successor=True)
-        self._asked_at = 0.0
+        self._spoke_at = 0.0  # with a worker
         archive = None if spec.shared else Path(spec.model_dir)  # of one registration of several
         self.lifespan = Lifespan(config.engine, spec.frontend_pid, archive=archive)
         self._engine = self._load(config)
@@ -166,9 +166,9 @@ class EngineProcess:
     def _is_busy(self) -> bool:
         if any(session.busy for session in self._engine.table):
             return True
-        # Who pulls a turn asks for its end, which no other engine will tell.
-        pulled = self._channels and not self._leaving.successor
-        return bool(pulled) and time.monotonic() - self._asked_at < _PULL_S
+        # TorchServe is stopped next: who pulls has yet to ask for a turn's end, and what is pushed has yet to pass through.
+        is_last = self._channels and not self._leaving.successor
+        return bool(is_last) and time.monotonic() - self._spoke_at < _QUIET_S
 
     def _drain(self) -> None:
         """Does what has come in; waits for it only if the engine has nothing to do."""
@@ -203,7 +203,7 @@ class EngineProcess:
 
     def _take(self, channel: Channel, message: Any) -> None:
         if isinstance(message, Submit):
-            self._asked_at = time.monotonic()
+            self._spoke_at = time.monotonic()
             self._owners[message.request_id] = channel
             self._tell_others(channel, message)
             self._engine.submit(message)
@@ -248,11 +248,11 @@ class EngineProcess:
 
     def _deliver(self, event: Event) -> None:
         last = event.kind is EventKind.OVER or (event.kind is EventKind.LAST and not event.more)
-        owner = (
-            self._owners.pop(event.request_id, None) if last else self._owners.get(event.request_id)
-        )
+        owners, name = self._owners, event.request_id
+        owner = owners.pop(name, None) if last else owners.get(name)
         if owner is not None:
             owner.send(event)
+            self._spoke_at = time.monotonic()
 
 
 def _set_threads(count: int, num_parameters: int) -> None:
