@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,16 +13,38 @@ from typing import Any
 
 import yaml
 
+from tests.support.ports import free_ports
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
-__all__ = ["ROOT", "SHAPES_MODEL", "START_TIMEOUT_S", "log_path", "pack", "profile_server"]
+__all__ = [
+    "ENDLESS",
+    "ROOT",
+    "SHAPES_MODEL",
+    "START_TIMEOUT_S",
+    "WINDOW",
+    "log_path",
+    "pack",
+    "profile_server",
+]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 SHAPES_MODEL = ROOT / "examples" / "shapes" / "model"
 # On a busy machine; within the time limit of the first test that asks for a server.
 START_TIMEOUT_S = 240.0
+# Tokens that fit into a session of a server with `endless` turns, and a prompt whose turn fills it: no machine comes to its end
+# while a test looks at it.
+WINDOW = 100_000
+ENDLESS: Mapping[str, Any] = {
+    "prompt": "What color is the circle?",
+    "max_new_tokens": WINDOW,
+    "ignore_eos": True,
+}
+
+# Seconds for a worker or an engine to be back, on a machine that is busy with other tests.
+_PATIENT = {"engineLingerSec": 240, "restartDeadlineSec": 180}
+_RESPONSE_TIMEOUT_S = 240
 
 
 def pack(output: Path, *arguments: str, model: Path | str | None = SHAPES_MODEL) -> Path:
@@ -47,6 +71,7 @@ def profile_server(
     folder: Path,
     *,
     name: str | None = None,
+    endless: bool = False,
     handler: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     **keys: Any,
@@ -56,22 +81,36 @@ def profile_server(
     Args:
         folder: an empty folder for the archive.
         name: of the log; the profile's where several tests share the server.
+        endless: whether sessions have room for `ENDLESS`.
         handler: settings under `handler` that differ from the repository's model-config.yaml.
         environ: variables for TorchServe on top of the tests' own.
         keys: settings beside `handler` that differ.
     """
     document = yaml.safe_load((ROOT / "model-config.yaml").read_text())
-    document = {**document, **keys, "handler": {**document["handler"], **(handler or {})}}
+    settings = {**document["handler"], **_PATIENT, **(handler or {})}
+    document |= {"responseTimeout": _RESPONSE_TIMEOUT_S, **keys, "handler": settings}
     config = folder / "model-config.yaml"
     config.write_text(yaml.safe_dump(document))
-    archive = pack(folder / "archive", "--profile", profile.value, "--config", str(config))
+    options = ["--profile", profile.value, "--config", str(config)]
+    model = _endless_model(folder / "model") if endless else SHAPES_MODEL
+    archive = pack(folder / "archive", *options, model=model)
     log = log_path(name or profile.value)
     log.unlink(missing_ok=True)
     return TorchServe(
         archive,
+        ports=free_ports(),
         config=ROOT / "config.properties",
         log_config=ROOT / "log4j2.xml",
         log_file=log,
         environ=environ,
         start_timeout_s=START_TIMEOUT_S,
     )
+
+
+def _endless_model(folder: Path) -> Path:
+    """The model with a wider window, of which its weights know nothing."""
+    shutil.copytree(SHAPES_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = WINDOW
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.e2e.server import WINDOW
 from tests.e2e.speak import DEADLINE_S, HEADER, SCENE_BASE64, Speaker, error_of
 from tests.support.hostile import DEEP, JSON
 
@@ -223,7 +224,7 @@ def test_a_prompt_beyond_the_window_changes_nothing(speaker: Speaker, session: s
     """413 with what is left, over HTTP and as a stream."""
     before = speaker.ask({"type": "info"}, session=session)["tokens"]
     for stream in (False, True):
-        document = {"prompt": "circle " * 5000, "stream": stream}
+        document = {"prompt": "circle " * WINDOW, "stream": stream}
         response = speaker.post(document, session=session)
         assert response.status_code == 413
         assert "tokens are left" in response.json()["error"]["message"]

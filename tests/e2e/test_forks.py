@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.e2e.server import ENDLESS
 from tests.e2e.speak import HEADER, SCENE, Speaker, error_of
 from ts_stateful.client import Session, connect
 from ts_stateful.errors import SessionExists, TurnGap
@@ -112,8 +113,7 @@ def test_a_session_is_forked_in_the_middle_of_a_turn(
     speaker = speak(request.getfixturevalue(f"{profile}_server"))
     session = speaker.open()
     speaker.ask({"prompt": "Which shape is yellow?"}, session=session)
-    document = {"prompt": "What color is the circle?", "max_new_tokens": 3000, "ignore_eos": True}
-    events = speaker.events({**document, "stream": True}, session=session)
+    events = speaker.events({**ENDLESS, "stream": True}, session=session)
     next(events)
     fork = speaker.ask({"type": "fork"}, session=session)
     assert fork["turn"] == 1

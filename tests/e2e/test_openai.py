@@ -13,6 +13,7 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion
 
+from tests.e2e.server import WINDOW
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, HEADER, SCENE, Speaker
 from ts_stateful.torchserve import TorchServe
 
@@ -141,7 +142,7 @@ def test_errors_are_those_that_the_client_knows(client: OpenAI) -> None:
             create(**{name: value})
         assert refused.value.param == name
     with pytest.raises(openai.BadRequestError) as long:
-        create(messages=[said("user", "color " * 20_000)])
+        create(messages=[said("user", "color " * WINDOW)])
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError) as unknown:
         create(extra_headers={HEADER: "nobody"})

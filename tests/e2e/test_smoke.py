@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import httpx
 
+from tests.e2e.speak import DEADLINE_S
 from ts_stateful.torchserve import TorchServe
 
 
 def test_the_server_is_healthy(continuous_server: TorchServe) -> None:
     """/ping answers 200 and says so."""
-    answer = httpx.get(f"{continuous_server.http_url}/ping")
+    answer = httpx.get(f"{continuous_server.http_url}/ping", timeout=DEADLINE_S)
     assert answer.status_code == 200
     assert answer.json() == {"status": "Healthy"}
 
@@ -17,7 +18,9 @@ def test_the_server_is_healthy(continuous_server: TorchServe) -> None:
 def test_hello_names_the_profile(continuous_server: TorchServe) -> None:
     """`hello` passes through the handler and tells the profile."""
     answer = httpx.post(
-        f"{continuous_server.http_url}/predictions/chat", json={"type": "hello"}, timeout=60
+        f"{continuous_server.http_url}/predictions/chat",
+        json={"type": "hello"},
+        timeout=DEADLINE_S,
     )
     assert answer.status_code == 200, answer.text
     assert answer.json()["profile"] == "continuous"
@@ -26,7 +29,7 @@ def test_hello_names_the_profile(continuous_server: TorchServe) -> None:
 def test_a_customized_description_has_the_figures(async_server: TorchServe) -> None:
     """In the async profile, where it can be asked for: of all engines together and of each."""
     url = f"{async_server.management_url}/models/chat?customized=true"
-    (described,) = httpx.get(url, timeout=60).json()
+    (described,) = httpx.get(url, timeout=DEADLINE_S).json()
     figures = described["customizedMetadata"]
     assert figures["sessions_max"] == 256
     (engine,) = figures["engines"]
