@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from ts_stateful.config import load_config
 from ts_stateful.events import Event, EventKind, Submit
@@ -17,7 +16,7 @@ from ts_stateful.process.dispatch import Dispatcher
 from ts_stateful.process.fork_server import ForkServer
 from ts_stateful.protocol import Request
 
-__all__ = ["Worker", "eventually", "gone"]
+__all__ = ["Worker", "eventually"]
 
 # The longest that anything may take on a slow machine; nothing waits for it to pass.
 WAIT_S = 90
@@ -29,11 +28,6 @@ def eventually(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def gone(pid: int) -> bool:
-    """Whether there is no such process any more."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 class Worker:
@@ -110,3 +104,10 @@ class Worker:
     def engine_pid(self, index: int = 0) -> int:
         """The process of one engine; 0 while it restarts."""
         return int(self.describe()["engines"][index]["pid"] or 0)
+
+    def kill(self, number: int, index: int = 0) -> int:
+        """Sends a signal to one engine, which has to run; its process."""
+        pid = self.engine_pid(index)
+        assert pid, "there is no engine"  # 0 would be all processes of the tests
+        os.kill(pid, number)
+        return pid

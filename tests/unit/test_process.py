@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.support.pictures import noise, png, png_base64
-from tests.support.worker import Worker, eventually, gone
+from tests.support.worker import Worker, eventually
 from ts_stateful.events import EventKind
+from ts_stateful.process.fork_server import has_ended
 from ts_stateful.process.spec import runtime_folder
 from ts_stateful.process.supervisor import EngineDied
 from ts_stateful.protocol import Continue, Fork, Image, Info, Open, Prompt
@@ -79,10 +80,9 @@ def test_a_killed_engine_is_back_with_its_sessions(worker: Worker) -> None:
     pulled = worker.ask(Prompt(session_id="pulled", **common), pull=True)
     text = pulled["text"]
     for _ in range(2):
-        first = worker.engine_pid()
         worker.wait(requests[0], EventKind.PART)
         text += worker.ask(Continue(session_id="pulled", turn=1, after=len(text)))["text"]
-        os.kill(first, signal.SIGKILL)
+        first = worker.kill(signal.SIGKILL)
         eventually(lambda first=first: worker.engine_pid() not in (0, first))  # type: ignore[misc]
     more = True
     while more:
@@ -96,7 +96,7 @@ def test_a_killed_engine_is_back_with_its_sessions(worker: Worker) -> None:
 def test_what_was_opened_is_opened_once(worker: Worker) -> None:
     """However often the engine dies while it is asked."""
     requests = [worker.submit(Open(session_id=f"s{index}"), opens=True) for index in range(4)]
-    os.kill(worker.engine_pid(), signal.SIGKILL)
+    worker.kill(signal.SIGKILL)
     for index, request in enumerate(requests):
         assert worker.wait(request)["session_id"] == f"s{index}"
         assert worker.ask(Info(session_id=f"s{index}"))["turns"] == 0
@@ -105,8 +105,7 @@ def test_what_was_opened_is_opened_once(worker: Worker) -> None:
 def test_a_hung_engine_is_killed_and_replaced(start: Start) -> None:
     """No sign of life within `heartbeatSec` counts as death."""
     worker = start(heartbeatSec=2.5)
-    pid = worker.engine_pid()
-    os.kill(pid, signal.SIGSTOP)
+    pid = worker.kill(signal.SIGSTOP)
     assert worker.ask(Open(session_id="s"), opens=True)["session_id"] == "s"
     assert worker.engine_pid() != pid
 
@@ -138,7 +137,7 @@ def test_an_engine_ends_when_torchserve_does(
     frontend.kill()
     frontend.wait()
     worker.dispatcher.close()
-    eventually(lambda: gone(pid))
+    eventually(lambda: has_ended(pid))
     assert [path.name for path in runtime.glob("*/*")] == ["store"]
 
 
@@ -147,7 +146,7 @@ def test_an_engine_without_a_worker_waits_and_ends(start: Start) -> None:
     worker = start(engineLingerSec=1)
     pid = worker.engine_pid()
     worker.dispatcher.close()
-    eventually(lambda: gone(pid))
+    eventually(lambda: has_ended(pid))
 
 
 def test_a_model_that_cannot_be_loaded_is_named(start: Start, tmp_path: Path) -> None:

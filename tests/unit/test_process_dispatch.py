@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import pytest
 from tests.support.worker import Worker, eventually
 from ts_stateful.config import ConfigError, load_config
 from ts_stateful.errors import SessionExists
-from ts_stateful.events import EventKind
 from ts_stateful.process.dispatch import devices
 from ts_stateful.protocol import Close, Fork, Hello, Info, Open, Prompt
 
@@ -101,7 +99,7 @@ def test_the_death_of_an_engine_is_its_own(start: Start, model_dir: Path, tmp_pa
     worker = started()
     opened(worker, "a", "b")
     (model_dir / "model").rename(model_dir / "gone")
-    os.kill(worker.engine_pid(0), signal.SIGKILL)
+    worker.kill(signal.SIGKILL)
     eventually(lambda: [e["up"] for e in worker.describe()["engines"]] == [False, True])
     prompt = Prompt(session_id="b", prompt="Hi", max_new_tokens=1)
     assert worker.ask(prompt)["turn"] == 1
@@ -170,12 +168,10 @@ def test_engines_of_one_gpu_need_a_budget(monkeypatch: pytest.MonkeyPatch) -> No
 def test_figures_tell_what_is_in_flight(worker: Worker) -> None:
     """From the request on to the end of its turn, which of a pulled one is later than its answer."""
     opened(worker, "s")
-    turn = Prompt(session_id="s", prompt="Hi", stream=True, max_new_tokens=400, ignore_eos=True)
+    turn = Prompt(session_id="s", prompt="Hi", stream=True, max_new_tokens=900, ignore_eos=True)
     request = worker.submit(turn, pull=True)
     assert worker.describe()["requests_in_flight"] == 1
     assert worker.wait(request)["more"] is True
-    in_flight = worker.describe()["requests_in_flight"]
-    over = any(event.kind is EventKind.OVER for event in worker.events[request])
-    assert in_flight == 1 or over  # by now, on a machine that has let this test wait
+    assert worker.describe()["requests_in_flight"] == 1
     worker.ask(Close(session_id="s"))
     eventually(lambda: worker.describe()["requests_in_flight"] == 0)

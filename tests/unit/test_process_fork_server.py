@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import psutil
 import pytest
 import yaml
 
-from tests.support.worker import Worker, eventually, gone
+from tests.support.worker import Worker, eventually
 from ts_stateful.drain import is_engine
-from ts_stateful.process.fork_server import ForkedEngine, ForkServer
+from ts_stateful.process.fork_server import ForkedEngine, ForkServer, has_ended
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.supervisor import Supervisor
 from ts_stateful.protocol import Open
@@ -51,11 +51,12 @@ def forked(fork_server: ForkServer, spec: EngineSpec) -> ForkedEngine:
 
 def engines(spec: EngineSpec) -> list[psutil.Process]:
     """Those of a spec, which hold its lock."""
-    lock = str(spec.path("lock"))
-    family = psutil.Process().children(recursive=True)
-    return [
-        one for one in family if is_engine(one) and lock in [file.path for file in one.open_files()]
-    ]
+    lock, found = str(spec.path("lock")), []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # those of other tests may end meanwhile
+            if is_engine(one) and lock in [file.path for file in one.open_files()]:
+                found.append(one)
+    return found
 
 
 def counter(repository: Path) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def test_an_engine_outlives_its_fork_server(start: Start, repository: Path) -> N
     pid = worker.engine_pid()
     parent = psutil.Process(pid).ppid()
     os.kill(parent, signal.SIGKILL)
-    eventually(lambda: gone(parent))
+    eventually(lambda: has_ended(parent))
     worker.ask(Open(session_id="s"), opens=True)
     assert worker.engine_pid() == pid
     os.kill(pid, signal.SIGKILL)
@@ -123,6 +124,24 @@ def test_a_fork_server_that_hangs_is_replaced(repository: Path, tmp_path: Path) 
         (successor,) = engines(spec)
         assert successor != engine
         supervisor.lost()
+
+
+def test_a_fork_server_does_not_die_of_a_spec_that_is_gone(tmp_path: Path) -> None:
+    """It may hear of an engine when that has ended and removed its folder; the next one is forked all the same."""
+    gone, there = (spec_of(tmp_path / name, {"handler": {"modle": "x"}}) for name in ("a", "b"))
+    for spec in (gone, there):
+        Path(spec.folder).mkdir()
+    with closing(ForkServer()) as fork_server, (tmp_path / "log").open("ab") as log:
+        before = set(psutil.Process().children())
+        fork_server.prepare(gone, log)
+        (process,) = set(psutil.Process().children()) - before
+        process.suspend()
+        gone.path("json").unlink()
+        engine = forked(fork_server, there)
+        process.resume()
+        eventually(engine.has_ended)
+        assert engine.status == 1
+        assert "modle" in there.path("log").read_text()
 
 
 def test_an_engine_that_was_not_forked_is_not_waited_for(tmp_path: Path) -> None:

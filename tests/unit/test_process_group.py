@@ -65,7 +65,8 @@ def test_a_session_is_one_conversation_through_both(pair: Pair) -> None:
     assert reply["turn"] == 2
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert first.ask(Continue(session_id="s", turn=2))["text"] == reply["text"]
-    running = second.submit(Prompt(session_id="s", stream=True, **LONG))
+    longer = {**LONG, "max_new_tokens": 900}  # or it might be over before it is cancelled
+    running = second.submit(Prompt(session_id="s", stream=True, **longer))
     second.wait(running, EventKind.PART)
     assert first.ask(Cancel(session_id="s"))["cancelled"] is True
     assert second.wait(running)["finish_reason"] == "cancelled"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.worker import Worker, eventually, gone
+from tests.support.worker import Worker, eventually
 from ts_stateful.events import EventKind, Submit
-from ts_stateful.process.fork_server import ForkServer
+from ts_stateful.process.fork_server import ForkServer, has_ended
 from ts_stateful.process.in_flight import InFlight, Outstanding
 from ts_stateful.protocol import Continue, Hello, Info, Open, Prompt
 
@@ -62,7 +62,7 @@ def test_a_turn_outlives_its_torchserve(
     worker.dispatcher.close()
     frontend.kill()
     frontend.wait()
-    eventually(lambda: gone(pid))
+    eventually(lambda: has_ended(pid))
     other = Worker(model_dir, os.getpid(), fork_server=fork_server, store=store, engineLingerSec=1)
     with closing(other.dispatcher):
         other.dispatcher.start()
@@ -73,8 +73,7 @@ def test_a_turn_outlives_its_torchserve(
 def test_an_engine_that_is_told_to_end_has_a_successor(worker: Worker) -> None:
     """What runs ends there; what comes in the meantime waits for the next one, in order. Nobody gets an error."""
     request = begin(worker)
-    pid = worker.engine_pid()
-    os.kill(pid, signal.SIGTERM)
+    pid = worker.kill(signal.SIGTERM)
     later = [worker.submit(Prompt(session_id="s", **TURN)) for _ in range(2)]
     opened = worker.submit(Open(session_id="t"), opens=True)
     assert worker.wait(request)["turn"] == 1
@@ -118,26 +117,26 @@ def test_a_new_worker_is_told_as_well(worker: Worker, start: Start) -> None:
     os.kill(pid, signal.SIGTERM)
     successor = start()
     assert successor.ask(Prompt(session_id="s", **TURN))["turn"] == 2
-    eventually(lambda: gone(pid))
+    eventually(lambda: has_ended(pid))
 
 
 def test_what_does_not_end_in_time_goes_on_at_the_successor(start: Start) -> None:
     """After `drainSec`, behind the last token that was told."""
     worker = start(drainSec=0)
     request = begin(worker)
-    os.kill(worker.engine_pid(), signal.SIGTERM)
+    worker.kill(signal.SIGTERM)
     assert worker.wait(request)["usage"]["completion_tokens"] == 300
     assert worker.ask(Info(session_id="s"))["turns"] == 1
 
 
 def test_before_torchserve_stops_nothing_new_is_taken(worker: Worker) -> None:
     """It is refused as `engine_unavailable`, retryable, also for a balancer's `hello`; what runs ends as it would have."""
-    request = begin(worker)
     pid = worker.engine_pid()
+    request = begin(worker)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         os.kill(pid, number)
     assert worker.wait(request)["finish_reason"] == "length"
-    eventually(lambda: gone(pid))
+    eventually(lambda: has_ended(pid))
     for command in (Prompt(session_id="s", **TURN), Open(session_id="t"), Hello()):
         error = worker.ask(command, opens=isinstance(command, Open))["error"]
         assert (error["code"], error["status"]) == ("engine_unavailable", 503)

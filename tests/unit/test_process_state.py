@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +67,7 @@ def test_only_an_ended_sequence_begins_anew_behind_a_crash(worker: Worker) -> No
     """One whose states were lost says so until somebody says START."""
     assert step(worker, 1, "ended", end=True) == 1
     assert step(worker, 1, "open") == 1
-    os.kill(worker.engine_pid(), signal.SIGKILL)
+    worker.kill(signal.SIGKILL)
     assert step(worker, 5, "ended") == 5
     assert step(worker, 5, "open") == "session_not_found"
     assert step(worker, 7, "open", start=True) == 7

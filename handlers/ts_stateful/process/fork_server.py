@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import msgspec
 import psutil
 
 from ts_stateful.process.spec import EngineSpec
@@ -185,7 +186,10 @@ class _Server:
 
     def _prepare(self, spec_path: Path) -> bool:
         """Imports what an engine needs, if it is to be forked with it; returns whether it is."""
-        on_cpu = EngineSpec.load(spec_path).device == "cpu"
+        try:
+            on_cpu = EngineSpec.load(spec_path).device == "cpu"
+        except (OSError, msgspec.MsgspecError):
+            return False  # gone with its TorchServe; an engine tells that itself
         if on_cpu:
             from ts_stateful.process.engine_main import preload  # noqa: PLC0415 - not in a worker
 
