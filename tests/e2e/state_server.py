@@ -22,8 +22,9 @@ MODELS = ROOT / "tests" / "support" / "state_models"
 EXAMPLES = ROOT / "examples"
 BALANCE = 1000  # what the account of every sequence of `ledger` begins with; it comes from a file
 
-# The frontend of TorchServe itself forgets a sequence that is idle, and has only two places for sequences.
-_NARROW: dict[str, Any] = {"batchSize": 3, "maxNumSequence": 2, "sequenceMaxIdleMSec": 2000}
+# The frontend of TorchServe itself has only two places for sequences. It forgets one that was idle for longer than a busy
+# machine takes from one step to the next.
+_NARROW: dict[str, Any] = {"batchSize": 3, "maxNumSequence": 2, "sequenceMaxIdleMSec": 10_000}
 # Every id that was ever used keeps a place in TorchServe's sequence batch until it is idle for long enough.
 _WIDE: dict[str, Any] = {"batchSize": 193, "maxNumSequence": 192}
 
@@ -117,7 +118,8 @@ class StateModels:
 
     def worker_pid(self, name: str) -> int:
         """The process of TorchServe's worker for one model."""
-        answer = httpx.get(f"{self.server.management_url}/models/{name}", trust_env=False)
+        url = f"{self.server.management_url}/models/{name}"
+        answer = httpx.get(url, timeout=START_TIMEOUT_S, trust_env=False)
         ((worker,),) = [description["workers"] for description in answer.json()]
         return int(worker["pid"])
 

@@ -18,6 +18,8 @@ from ts_stateful.pb.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_stateful.torchserve import TorchServe
 
+_STREAM_S = 240.0  # for all steps of one, in which engines may be killed
+
 __all__ = [
     "END",
     "START",
@@ -167,7 +169,7 @@ class StreamLine(_GrpcLine):
         self._requests: queue.SimpleQueue[PredictionsRequest | None] = queue.SimpleQueue()
         self._num_unanswered = 0
         self._responses: Iterator[PredictionResponse] = self._stub.StreamPredictions2(
-            iter(self._requests.get, None), timeout=DEADLINE_S
+            iter(self._requests.get, None), timeout=_STREAM_S
         )
 
     def send(self, data: Document | bytes, **inputs: bytes) -> None:
