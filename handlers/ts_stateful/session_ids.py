@@ -20,7 +20,8 @@ __all__ = [
 
 NEW_SESSION = "NEW_SESSION"
 MAX_ID_LENGTH = 226  # SageMaker's 256 characters less "; Expires=YYYY-MM-DDTHH:MM:SSZ"
-_ID_PATTERN = re.compile(rf"[A-Za-z0-9\-_.]{{1,{MAX_ID_LENGTH}}}")
+# Ids become names of files and keys of stores, where `.` and `..` mean something else.
+_ID_PATTERN = re.compile(rf"(?!\.\Z|.*\.\.)[A-Za-z0-9\-_.]{{1,{MAX_ID_LENGTH}}}")
 
 
 def new_session_id() -> str:
@@ -32,11 +33,12 @@ def check_session_id(session_id: str, field: str = "session_id") -> str:
     """Returns the id.
 
     Raises:
-        InvalidRequest: it is not 1 to 226 characters of `A-Z a-z 0-9 - _ .`
+        InvalidRequest: it is not 1 to 226 characters of `A-Z a-z 0-9 - _ .`, or is `.`, or has `..` in it
     """
     if not _ID_PATTERN.fullmatch(session_id):
         raise InvalidRequest(
-            f"a session id is 1 to {MAX_ID_LENGTH} characters of A-Z a-z 0-9 - _ .", field=field
+            f"a session id is 1 to {MAX_ID_LENGTH} characters of A-Z a-z 0-9 - _ . but not `.`, and has no `..` in it",
+            field=field,
         )
     return session_id
 
