@@ -240,7 +240,9 @@ def parse_request(document: dict[str, Any]) -> Request:
 
 
 def _refuse_non_finite(document: dict[str, Any]) -> None:
-    # A body that the transport has decoded already may carry the NaN and Infinity that strict parsing refuses.
-    for key, value in document.items():
+    # A number like 1e400 is JSON, and infinite where it has become a float. What is told of a session must not be lost either.
+    metadata = document.get("metadata")
+    nested = metadata.values() if isinstance(metadata, dict) else ()
+    for field, value in (*document.items(), *(("metadata[...]", value) for value in nested)):
         if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidRequest("must be a finite number", field=key)
+            raise InvalidRequest("must be a finite number", field=field)

@@ -68,6 +68,7 @@ def test_a_rewind_says_where_to() -> None:
         ({"type": "fork", "metadata": {str(n): n for n in range(33)}}, "metadata"),
         ({"type": "open", "metadata": {"n": 2**63}}, "metadata[...]"),
         ({"type": "open", "metadata": {"n": -(10**30)}}, "metadata[...]"),
+        ({"type": "open", "metadata": {"n": float("inf")}}, "metadata[...]"),
         ({"type": "fork", "images": []}, "images"),
         ({"type": "fork", "new_session_id": 1}, "new_session_id"),
         ({"type": "rewind", "to_turn": -1}, "to_turn"),
