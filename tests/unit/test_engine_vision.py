@@ -278,7 +278,7 @@ def test_a_refused_open_holds_no_image(model: Model, runs: list[None]) -> None:
     """Not even one that was refused because its image is too long."""
     harness = Harness(dataclasses.replace(model, context_tokens=3))
     refused = harness.open("s", [noise(1)])
-    assert refused["error"]["code"] == "context_too_long"
+    assert (refused["error"]["code"], refused["error"]["field"]) == ("context_too_long", "images")
     assert held(harness) == 0
     assert runs == []
 

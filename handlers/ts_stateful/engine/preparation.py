@@ -77,10 +77,11 @@ def check_window(sequence: Sequence, window: int) -> None:
     generates = isinstance(sequence.command, Prompt)
     if need + generates > window:
         left = max(0, window - len(sequence.context.log) - 1)
+        opening = "images" if sequence.images else "system"
         raise ContextTooLong(
             f"history, prompt and images are {need} tokens and the context window is {window}; "
             f"{left} tokens are left for a prompt",
-            field="prompt" if generates else "images",
+            field="prompt" if generates else opening,
         )
     if isinstance(sequence.command, Prompt):
         sequence.max_new_tokens = min(sequence.command.max_new_tokens, window - need)

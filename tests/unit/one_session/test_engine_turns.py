@@ -18,7 +18,7 @@ from ts_stateful.engine.sampler import sample
 from ts_stateful.engine.scheduler import Chunk
 from ts_stateful.engine.sequence import Sequence
 from ts_stateful.events import EventKind
-from ts_stateful.protocol import Image, Info, Prompt
+from ts_stateful.protocol import Image, Info, Open, Prompt
 
 
 def test_a_stream_is_the_same_text_in_pieces(harness: Harness) -> None:
@@ -173,6 +173,13 @@ def test_a_prompt_beyond_the_window_is_refused_untouched(harness: Harness) -> No
     assert "tokens are left" in answer["error"]["message"]
     assert harness.ask(Info(session_id="s"))["tokens"] == before["tokens"]
     assert harness.ask(ask())["turn"] == 2
+
+
+def test_a_system_prompt_beyond_the_window_is_named(model: Model) -> None:
+    """It is what the client can change; an image would be named as that."""
+    harness = Harness(dataclasses.replace(model, context_tokens=60))
+    refused = harness.ask(Open(session_id="s", system="word " * 60), opens=True)
+    assert (code(refused), refused["error"]["field"]) == ("context_too_long", "system")
 
 
 def test_generation_stops_at_the_end_of_the_window(model: Model) -> None:
