@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_dispatcher import ScriptedDispatcher
+from tests.support.fake_dispatcher import ID, START, ScriptedDispatcher
 from tests.support.fake_torchserve import HTTP
 from ts_stateful.config import Profile
 from ts_stateful.events import Event, Submit
@@ -53,6 +53,18 @@ def test_a_description_is_asked_of_the_dispatcher() -> None:
     row = dispatcher.intake(Profile.ASYNC).take("r", {}, {"describe": "True", "Host": "x"})
     assert row.kind is RowKind.DESCRIBE
     assert json.loads(inbox.take("r")[0].body) == {"described": True}
+
+
+def test_an_id_is_minted_once() -> None:
+    """A client that sends it back means its session, also with a start header of its own."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    intake = dispatcher.intake(Profile.SEQUENCE, minting=True)
+    headers = {**HTTP, ID: "ts-seq-0b9fd3a0", START: "true"}
+    intake.take("a", body({"prompt": "hi"}), headers)
+    intake.take("b", body({"prompt": "and"}), headers)
+    opened, asked = dispatcher.submitted["a"], dispatcher.submitted["b"]
+    assert (opened.opens, asked.opens) == (True, False)
+    assert opened.command.session_id == asked.command.session_id == "ts-seq-0b9fd3a0"
 
 
 def test_what_needs_no_engine_is_answered_at_once() -> None:

@@ -120,6 +120,24 @@ def test_a_form_encoded_body_is_refused_with_the_cure() -> None:
             parse(data)
 
 
+@pytest.mark.parametrize("content_type", ["text/plain", "image/png", "application/xml; x=y"])
+def test_a_body_that_is_said_to_be_something_else_is_refused(content_type: str) -> None:
+    """Even if JSON is in it."""
+    with pytest.raises(InvalidRequest, match="Content-Type: application/json") as refusal:
+        http({"prompt": "hi"}, **{"Content-Type": content_type})
+    assert field_of(refusal) == "content-type"
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["Application/JSON; charset=utf-8", "application/octet-stream", "application/x+json", ""],
+)
+def test_a_body_may_be_said_to_be_nothing_in_particular(content_type: str) -> None:
+    """As clients do that were told no type."""
+    document = {"type": "info", "session_id": "a"}
+    assert http(document, **{"Content-Type": content_type}).command == Info(session_id="a")
+
+
 def test_parts_of_a_form_are_images_in_their_order() -> None:
     """The part `data` is the JSON; the names of the others do not matter."""
     data = {"z": bytearray(b"1"), "data": b'{"prompt": "hi"}', "body": b"2", "host": "3"}
@@ -195,7 +213,9 @@ def test_header_and_body_have_to_agree() -> None:
         http({"prompt": "hi", "session_id": "b"}, **{ID: "a"})
 
 
-@pytest.mark.parametrize("session_id", ["a;b", "a/../b", "a\r\nb", "é", " ", "a" * 227])
+@pytest.mark.parametrize(
+    "session_id", ["a;b", "a/../b", "a\r\nb", "é", " ", "a" * 227, ".", "..", "a..b"]
+)
 def test_an_id_of_a_wrong_form_is_refused(session_id: str) -> None:
     """In the header and in the body; such an id could end in a response header."""
     with pytest.raises(InvalidRequest):

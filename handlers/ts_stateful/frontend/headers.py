@@ -6,7 +6,7 @@ Owns the names of the headers and what may stand in them: never a client's or th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -143,6 +143,12 @@ class RowHeaders:
             names_session=any(value != minted_id for value in ids),
             path=paths[0] if paths and isinstance(paths[0], str) else "",
         )
+
+    def sent_back(self) -> RowHeaders:
+        """What they say if `minted_id` was made before: a client sends it, and with it a start header of its own."""
+        assert self.minted_id is not None
+        ids = (self.minted_id, *self.session_ids)
+        return replace(self, session_ids=ids, minted_id=None, names_session=True)
 
     def session_id(self) -> str | None:
         """The id that the client sent.

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from lru import LRU
+
 from ts_stateful.answers import encode
 from ts_stateful.defects import defect
 from ts_stateful.errors import StatefulError
@@ -25,6 +27,7 @@ __all__ = ["Dispatching", "Intake"]
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_MAX_MINTED = 4096  # ids, those that came last: more than one TorchServe has sequences
 
 
 class Dispatching(Protocol):
@@ -61,11 +64,12 @@ class Intake:
         self._parser = parser
         self._names = names
         self._minting = minting
+        self._minted: LRU[str, None] = LRU(_MAX_MINTED)
         self._clock = clock
 
     def take(self, request_id: str, data: Mapping[str, Any], headers: Mapping[str, Any]) -> Row:
         """Takes a new request; its events, one of them the last, go to the mailbox."""
-        read = RowHeaders.read(headers, self._names, minting=self._minting)
+        read = self._read(headers)
         kind = RowKind.HTTP if read.is_http else RowKind.GRPC
         row = Row(
             request_id,
@@ -108,6 +112,15 @@ class Intake:
         self._mailbox.forget(row.request_id)
         self._dispatcher.drop(row.request_id)
         logger.info("request %s: dropped, its client is gone", _short(row.request_id))
+
+    def _read(self, headers: Mapping[str, Any]) -> RowHeaders:
+        read = RowHeaders.read(headers, self._names, minting=self._minting)
+        if read.minted_id is None:
+            return read
+        if read.minted_id in self._minted:
+            return read.sent_back()
+        self._minted[read.minted_id] = None
+        return read
 
     def _submit(self, row: Row, data: Mapping[str, Any], headers: RowHeaders) -> None:
         if headers.is_describe:

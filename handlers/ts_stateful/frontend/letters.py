@@ -16,16 +16,24 @@ from ts_stateful.strict_json import parse_json
 __all__ = ["check_inputs", "document_of", "read_content", "split"]
 
 _CURL_HINT = "send the JSON as the body, with -H 'Content-Type: application/json'"
+# The second says nothing of what the bytes are; clients that were told no type say it, or nothing.
+_TYPES = ("application/json", "application/octet-stream", "multipart/form-data")
 
 
 def read_content(
-    data: Mapping[str, Any], *, is_http: bool, other_inputs: frozenset[str] = frozenset()
+    data: Mapping[str, Any],
+    *,
+    is_http: bool,
+    content_type: str = "",
+    other_inputs: frozenset[str] = frozenset(),
 ) -> Content:
     """The JSON and the files of a request; over gRPC `other_inputs` are passed over.
 
     Raises:
-        InvalidRequest: there is no JSON object, or something that does not belong there.
+        InvalidRequest: there is no JSON object, it is said to be something else, or there is what does not belong there.
     """
+    if content_type and content_type not in _TYPES and not content_type.endswith("+json"):
+        raise InvalidRequest(f"not a content type of JSON; {_CURL_HINT}", field="content-type")
     key, others = split(data)
     if not is_http:
         check_inputs(others, other_inputs)

@@ -71,7 +71,13 @@ class RequestParser:
             return self._parse_step(self._steps, request_id, data, headers)
         others = self._other_inputs
         letter = Letter(
-            headers, lambda: read_content(data, is_http=headers.is_http, other_inputs=others)
+            headers,
+            lambda: read_content(
+                data,
+                is_http=headers.is_http,
+                content_type=headers.content_type,
+                other_inputs=others,
+            ),
         )
         dialect = self._dialects.of(letter)
         speak(dialect.voice)
