@@ -17,7 +17,7 @@ import pytest
 from tests.support.worker import Worker, eventually
 from ts_stateful.config import ConfigError, Profile, load_config
 from ts_stateful.events import EventKind
-from ts_stateful.process.group import Membership, content_digest, terms_of
+from ts_stateful.process.group import Membership, terms_of
 from ts_stateful.protocol import Cancel, Close, Continue, Fork, Hello, Info, Open, Prompt
 
 Start = Callable[..., Worker]
@@ -175,25 +175,3 @@ def test_what_only_the_frontend_reads_may_differ(tmp_path: Path) -> None:
     )
     assert one == two
     assert one["handler.store.policy"] == "required"
-
-
-def test_archives_are_compared_by_what_is_in_them(tmp_path: Path) -> None:
-    """Not by their names, their configuration or when they were packed; a weight that differs is found."""
-
-    def unpacked(name: str, weight: bytes = b"\0", code: str = "pass") -> Path:
-        folder = tmp_path / name
-        (folder / "MAR-INF").mkdir(parents=True)
-        manifest = {"createdOn": name, "model": {"configFile": f"{name}.yaml"}}
-        (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-        (folder / f"{name}.yaml").write_text(name)
-        (folder / "model").mkdir()
-        (folder / "model" / "weights").write_bytes(weight * 5_000_000)
-        (folder / "handler.py").write_text(code)
-        (folder / "__pycache__").mkdir()
-        (folder / "__pycache__" / name).touch()
-        return folder
-
-    one = content_digest(unpacked("one"))
-    assert content_digest(unpacked("two")) == one
-    assert content_digest(unpacked("three", weight=b"\1")) != one
-    assert content_digest(unpacked("four", code="...")) != one

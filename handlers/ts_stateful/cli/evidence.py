@@ -51,7 +51,7 @@ class Evidence:
     def is_unregistered(self) -> bool:
         """Whether TorchServe has no such model."""
         refused = self.description
-        return isinstance(refused, ServerRefused) and refused.kind == "ModelNotFoundException"
+        return isinstance(refused, ServerRefused) and refused.is_without_model
 
 
 def gather(

@@ -67,6 +67,6 @@ class Connection:
         except Exception as error:
             if self._closed:
                 raise closed from None
-            if isinstance(error, ServerRefused) and error.kind == "ModelNotFoundException":
+            if isinstance(error, ServerRefused) and error.is_without_model:
                 error.retryable = self._answered
             raise

@@ -75,6 +75,11 @@ class ServerRefused(ClientError):
         # TorchServe's own words for a worker that it starts again: the sessions outlive it.
         self.retryable = status in (429, 502, 503, 504) or "Worker died" in message
 
+    @property
+    def is_without_model(self) -> bool:
+        """Whether TorchServe has no such model; while one is unregistered it has the model, and no version of it."""
+        return self.kind in ("ModelNotFoundException", "ModelVersionNotFoundException")
+
 
 class ProtocolError(ClientError):
     """The answer is not one that the protocol has; the server is another one, or a newer one."""

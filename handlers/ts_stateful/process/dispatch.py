@@ -24,6 +24,7 @@ from ts_stateful.config import Config, ConfigError, EngineConfig
 from ts_stateful.errors import SessionExists
 from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.figures import Figures
+from ts_stateful.process.archive import identity_of
 from ts_stateful.process.fork_server import ForkServer
 from ts_stateful.process.group import join
 from ts_stateful.process.link import EngineLink
@@ -69,7 +70,7 @@ class Dispatcher:
         self._fork_server = ForkServer()
         frontend_pid = frontend_pid or os.getppid()
         self._membership = joined = join(config, model_dir, frontend_pid)
-        own = (model_name, str(model_dir), dict(document))
+        own = (model_name, identity_of(model_dir, config.engine.model), dict(document))
         folder = runtime_folder(frontend_pid, *(joined.identity if joined else own))
         names = devices(config.engine)[: self._max_sessions]
         specs = [

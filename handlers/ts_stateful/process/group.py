@@ -7,7 +7,6 @@ as its worker lives, which the kernel takes back whatever becomes of the worker:
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import IO, Any
 import msgspec
 
 from ts_stateful.config import Config, ConfigError
+from ts_stateful.process.archive import content_digest
 from ts_stateful.process.spec import group_file
 
-__all__ = ["Membership", "content_digest", "join", "terms_of"]
+__all__ = ["Membership", "join", "terms_of"]
 
 _FILES = "files of the archive"
-_WHOLE_BYTES = 1 << 20  # a larger file is known by samples
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def join(config: Config, model_dir: Path, frontend_pid: int) -> Membership | None:
@@ -94,43 +92,6 @@ class Membership:
     def leave(self) -> None:
         """Lets others make the terms."""
         self._file.close()
-
-
-def content_digest(folder: Path) -> str:
-    """What an archive has in it, whatever it is called, wherever and whenever it was unpacked.
-
-    Large files count by their size and samples, as they are weights: others differ everywhere. The configuration is compared
-    key by key, so it does not count, and neither does what the archiver writes about the archive.
-    """
-    digest = hashlib.sha256()
-    ignored = {"MAR-INF", "__pycache__", _config_file(folder)}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if ignored & set(name.parts) or not path.is_file():
-            continue
-        digest.update(f"{name} {path.stat().st_size};".encode())
-        for sample in _samples(path):
-            digest.update(sample)
-    return digest.hexdigest()[:16]
-
-
-def _config_file(folder: Path) -> str:
-    try:
-        manifest = json.loads((folder / "MAR-INF" / "MANIFEST.json").read_text(encoding="utf-8"))
-        return str(manifest["model"]["configFile"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "model-config.yaml"
-
-
-def _samples(path: Path) -> Iterator[bytes]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size <= _WHOLE_BYTES:
-            yield file.read()
-            return
-        for index in range(_SAMPLES):
-            file.seek((size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
-            yield file.read(_SAMPLE_BYTES)
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
