@@ -16,8 +16,10 @@ import pytest
 
 from tests.e2e.server import profile_server
 from tests.e2e.speak import SCENE, eventually
-from ts_stateful.client import RetryPolicy, ServerUnreachable, Session, connect
+from ts_stateful.client import ClientError, RetryPolicy, Session, connect
 from ts_stateful.config import Profile
+from ts_stateful.errors import EngineUnavailable
+from ts_stateful.ports import Ports
 from ts_stateful.torchserve import TorchServe
 
 # `make test PYTEST_ARGS=tests/e2e/test_crashes.py KILLS=100` for more.
@@ -96,7 +98,7 @@ def kill(server: TorchServe, *, worker: bool, while_it_loads: bool) -> None:
             connection.hello()
 
 
-@pytest.mark.timeout(120 + 30 * KILLS)
+@pytest.mark.timeout(240 + 30 * KILLS)
 def test_kills_are_not_noticed(
     server: TorchServe, profile: Profile, sessions: list[Session]
 ) -> None:
@@ -147,31 +149,36 @@ def test_a_restarted_server_has_its_sessions(tmp_path: Path) -> None:
     TorchServe breaks its connections off at once; the engine goes on to the end of the turn, whoever asks for it.
     """
     store = {"url": (tmp_path / "store").as_uri()}
+    long: dict[str, Any] = {**LONG, "max_new_tokens": 2000}
     profile = Profile.CONTINUOUS
-    server = profile_server(profile, tmp_path, name="restart", handler={"store": store})
+    settings = {"store": store, "drainSec": 120}
+    server = profile_server(profile, tmp_path, name="restart", handler=settings)
     hasty = connect(server.grpc_url, policy=RetryPolicy(max_retries=1))
     with server, hasty as connection, ThreadPoolExecutor(1) as pool:
         session = connection.open(images=[SCENE])
         assert session.ask("What color is the circle?") == "red"
-        reply = session.prompt("And the square?", **LONG)
-        cut_off = pool.submit(reply.result)
-        eventually(lambda: bool(reply.text))
-        engines = server.engines()
+        (engine,) = server.engines()
         java = psutil.Process(worker_pid(server)).parent()
         assert java is not None
+        reply = session.prompt("And the square?", **long)
+        cut_off = pool.submit(reply.result)
+        eventually(lambda: bool(reply.text))
+        engine.suspend()  # or it might come to the end of the turn first
         java.terminate()
-        psutil.wait_procs(engines)
-        with pytest.raises(ServerUnreachable):
+        eventually(lambda: not Ports(grpc=server.ports.grpc).taken())
+        engine.resume()
+        with pytest.raises((ClientError, EngineUnavailable)):
             cut_off.result()
+        psutil.wait_procs([engine])
         begun = reply.text
-    server = profile_server(profile, tmp_path, name="restarted", handler={"store": store})
+    server = profile_server(profile, tmp_path, name="restarted", handler=settings)
     with server, connect(server.http_url) as connection, ThreadPoolExecutor(1) as pool:
         session = connection.attach(session.session_id)
         assert session.info().turns == 2
         finished = session.continue_(2)
         assert finished.text.startswith(begun)
         assert finished.usage is not None
-        assert finished.usage.completion_tokens == LONG["max_new_tokens"]
+        assert finished.usage.completion_tokens == long["max_new_tokens"]
         # `make serve` and the containers' entrypoint stop the engine first: those who wait get what is said to its end.
         reply = session.prompt("And the square?", **LONG)
         pieces = iter(reply)

@@ -7,20 +7,22 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Event
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.e2e.server import START_TIMEOUT_S, pack, profile_server
-from tests.e2e.speak import DIALOGUE, SCENE, eventually
+from tests.e2e.server import ENDLESS, START_TIMEOUT_S, pack, profile_server
+from tests.e2e.speak import DEADLINE_S, DIALOGUE, SCENE, eventually
 from ts_stateful.client import Server, Session, connect
 from ts_stateful.client.management import Management
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
+PATIENCE_S = "10"  # of the doctor: longer than a busy machine takes for one answer, and waited for what is dead
 MODELS = {f"chat-{profile.value}": profile for profile in (Profile.SEQUENCE, Profile.ASYNC)}
 
 
@@ -32,6 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
         Profile.CONTINUOUS,
         folder,
         name="group",
+        endless=True,
         handler={"engineGroup": "chat"},
         environ={"TS_ENABLE_MODEL_API": "true"},
         batchSize=17,
@@ -39,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
     )
     for name, profile in MODELS.items():
         config = ["--config", str(folder / "model-config.yaml"), "--profile", profile.value]
-        pack(folder / "archive", "--name", name, *config)
+        pack(folder / "archive", "--name", name, *config, model=folder / "model")
     with server:
         for name in MODELS:
             register(server, name)
@@ -68,11 +71,12 @@ def through(servers: dict[str, Server], session: Session) -> dict[str, Session]:
     return {name: server.attach(session.session_id) for name, server in servers.items()}
 
 
-def worker_pid(server: TorchServe, name: str) -> int:
-    """The process of the worker of one of them."""
-    answer = httpx.get(f"{server.management_url}/models/{name}", trust_env=False)
-    ((worker,),) = [description["workers"] for description in answer.json()]
-    return int(worker["pid"])
+def worker(server: TorchServe, name: str) -> dict[str, Any]:
+    """What TorchServe says of the worker of one of them."""
+    url = f"{server.management_url}/models/{name}"
+    answer = httpx.get(url, timeout=DEADLINE_S, trust_env=False)
+    ((found,),) = [description["workers"] for description in answer.json()]
+    return dict(found)
 
 
 def test_one_session_speaks_every_profile(server: TorchServe, servers: dict[str, Server]) -> None:
@@ -97,7 +101,7 @@ def test_a_pushed_stream_is_gone_on_with_and_cancelled_elsewhere(
     """By `continue` and `cancel` under another name."""
     with servers["chat"].open(images=[SCENE]) as session:
         pushed = servers["chat-sequence"].attach(session.session_id)
-        reply = pushed.prompt("What color is the circle?", max_new_tokens=3000, ignore_eos=True)
+        reply = pushed.prompt(**ENDLESS)
         pieces = iter(reply)
         first = next(pieces)
         part = session.continue_(1)
@@ -116,15 +120,21 @@ def test_when_the_engine_dies_all_go_on(server: TorchServe, servers: dict[str, S
             stack.enter_context(one.open(images=[SCENE])) for one in servers.values() for _ in "ab"
         ]
 
+        begun = Event()
+
         def speak(session: Session) -> str:
-            return "".join(session.prompt("What color is the circle?", **LONG))
+            pieces = iter(session.prompt("What color is the circle?", **LONG))
+            first = next(pieces)
+            begun.set()
+            return first + "".join(pieces)
 
         calm = list(pool.map(speak, sessions))
         for session in sessions:
             session.rewind(0)
         (engine,) = server.engines()
+        begun.clear()
         speaking = [pool.submit(speak, session) for session in sessions]
-        eventually(lambda: any(session.info().running for session in sessions[:2]))
+        assert begun.wait(DEADLINE_S)
         engine.kill()
         assert [future.result() for future in speaking] == calm
     (successor,) = server.engines()
@@ -143,19 +153,21 @@ def test_a_doctor_revives_what_torchserve_has_given_up(
             [*command, *addresses, *options], capture_output=True, text=True, check=False
         )
 
-    assert doctor().returncode == 0, doctor().stdout
+    healthy = doctor("--timeout", "60")
+    assert healthy.returncode == 0, healthy.stdout
     pushed = servers["chat-sequence"]
     with pushed.open(images=[SCENE]) as session:
         for question, expected in DIALOGUE[:2]:
             assert session.ask(question) == expected
         (engine,) = server.engines()
-        psutil.Process(worker_pid(server, "chat-sequence")).kill()
-        eventually(lambda: not psutil.pid_exists(worker_pid(server, "chat-sequence")))
-        found = doctor("--timeout", "2")
+        psutil.Process(int(worker(server, "chat-sequence")["pid"])).kill()
+        eventually(lambda: worker(server, "chat-sequence")["status"] != "READY")
+        eventually(lambda: not psutil.pid_exists(int(worker(server, "chat-sequence")["pid"])))
+        found = doctor("--timeout", PATIENCE_S)
         assert found.returncode == 1
         assert found.stdout.startswith("error: worker: its process is gone")
         assert servers["chat"].hello().profile == "continuous"  # a worker of its own
-        repaired = doctor("--repair", "--timeout", "2")
+        repaired = doctor("--repair", "--timeout", PATIENCE_S)
         assert repaired.returncode == 0, repaired.stdout
         assert "unregistered, and registered again" in repaired.stdout
         for question, expected in DIALOGUE[2:]:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from threading import Barrier
+from threading import Barrier, Event
 
 import httpx
 import psutil
@@ -17,7 +17,7 @@ from tests.e2e.server import log_path, profile_server
 from tests.e2e.speak import DEADLINE_S, HEADER, SCENE, SCENE_BASE64, Speaker, eventually
 from tests.support.haproxy import NO_HAPROXY, Proxy, haproxy, haproxy_binary
 from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
-from ts_stateful.client import Session, connect
+from ts_stateful.client import RetryPolicy, Session, connect
 from ts_stateful.client.session import PromptOptions
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
@@ -124,16 +124,27 @@ def test_a_session_stays_on_its_node(nodes: Nodes) -> None:
     eventually(lambda: nodes.sessions() == [0, 0])
 
 
-def talk(session: Session, everybody: Barrier | None = None) -> list[str]:
-    """What one session is told, and the replies; in the middle of the first one it waits for all others."""
+class Disturbance:
+    """What happens to streams: it begins when `everybody` is in the middle of a reply, and is `over` some time."""
+
+    def __init__(self) -> None:
+        self.everybody = Barrier(NUM_SESSIONS + 1)
+        self.over = Event()
+
+
+def talk(session: Session, disturbance: Disturbance | None = None) -> list[str]:
+    """What one session is told, and the replies, of which the first is disturbed, and the last comes behind that."""
     reply = session.prompt("What color is the circle?", **LONG)
     pieces = iter(reply)
     first = next(pieces)
-    if everybody is not None:
-        everybody.wait(DEADLINE_S)
+    if disturbance is not None:
+        disturbance.everybody.wait(DEADLINE_S)
     replies = [first + "".join(pieces)]
     replies += [session.ask(question) for question in ("And the square?", "Is there a triangle?")]
-    assert session.info().turns == 3
+    if disturbance is not None:
+        assert disturbance.over.wait(DEADLINE_S)
+    replies.append(session.ask("Which shape is yellow?"))
+    assert session.info().turns == 4
     return replies
 
 
@@ -141,7 +152,7 @@ def outlive(nodes: Nodes, disturb: Callable[[], None]) -> None:
     """Sixteen streams over HTTP and gRPC, disturbed in the middle of them: all say what they would have said."""
     with ExitStack() as stack, ThreadPoolExecutor(NUM_SESSIONS) as pool:
         servers = [
-            stack.enter_context(connect(url))
+            stack.enter_context(connect(url, policy=RetryPolicy(max_retries=100)))
             for url in (nodes.proxy.http_url, nodes.proxy.grpc_url)
         ]
         sessions = [
@@ -153,10 +164,11 @@ def outlive(nodes: Nodes, disturb: Callable[[], None]) -> None:
             session.rewind(0)
         # Some may have moved: where a busy node was late with an answer, HAProxy takes it for lost.
         eventually(lambda: all(nodes.sessions()))
-        everybody = Barrier(NUM_SESSIONS + 1)
-        talking = [pool.submit(talk, session, everybody) for session in sessions]
-        everybody.wait(DEADLINE_S)
+        disturbance = Disturbance()
+        talking = [pool.submit(talk, session, disturbance) for session in sessions]
+        disturbance.everybody.wait(DEADLINE_S)
         disturb()
+        disturbance.over.set()
         assert [one.result() for one in talking] == calm
         eventually(lambda: nodes.sessions() == [NUM_SESSIONS])
 

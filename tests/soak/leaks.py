@@ -24,7 +24,8 @@ from ts_stateful.torchserve import TorchServe
 __all__ = ["MORE", "Held", "Snapshot", "leaks", "temporary_folder", "unsettled"]
 
 MEGABYTE: Final = 1_000_000
-_QUIET_S = 60.0  # for the last session to expire, and for the last turn that nobody waits for
+_CORES: Final = os.cpu_count() or 1
+_QUIET_S = 120.0  # for the last session to expire, and for the last turn that nobody waits for
 _POLL_S = 0.5
 _REST_S = 4.0  # in which an engine without work gives memory back, and figures are told
 _ZERO: Final = ("SessionsOpen", "TurnsInProgress", "RequestsInFlight", "UploadBytes", "HostBytes")
@@ -48,9 +49,10 @@ MORE: Final = {
     # Threads of pools start when they are first needed; memory is that of caches and of the allocator.
     "worker": Held(0, 2, 4, 24 * MEGABYTE),
     "engine": Held(0, 12, 12, 48 * MEGABYTE),
-    "TorchServe": Held(0, 24, 48, 0),  # its memory is Java's business
+    # Its pools grow with the connections, up to a few threads for each core; its memory is Java's business.
+    "TorchServe": Held(0, max(24, 4 * _CORES), max(48, 12 * _CORES), 0),
     # The pools of numpy's and scipy's BLAS are there until the first fork ends them, and a new worker's has not forked yet.
-    "fork server": Held(0, 2 * (os.cpu_count() or 1), 4, 8 * MEGABYTE),
+    "fork server": Held(0, 2 * _CORES, 4, 8 * MEGABYTE),
     "other": Held(0, 0, 0, 0),
 }
 """How much more each role may hold than behind the warm-up."""

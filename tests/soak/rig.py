@@ -29,6 +29,7 @@ from ts_stateful.config import Profile
 __all__ = ["Outcome", "soak"]
 
 _TICK_S = 0.5
+_GOING_S = 60.0  # for what is on its way out: a leak stays
 _MAX_SHOWN = 20  # failures, while it runs
 
 
@@ -155,10 +156,15 @@ def _look(outcome: Outcome, shared: Shared, phase: Phase, speaker: Speaker, stor
     tally = outcome.tally
     if found := unsettled(speaker):
         tally.fail("waiting for quiet", "", Wrong(f"the server does not rest: {'; '.join(found)}"))
-    snapshot = outcome.snapshots[phase.name] = Snapshot.take(shared.server, speaker, store)
-    before = outcome.snapshots[PHASES[0].name]
-    num_kills = tally.total("kills")
-    outcome.leaks[phase.name] = leaks(before, snapshot, left=shared.left, num_kills=num_kills)
+    num_kills, deadline = tally.total("kills"), time.monotonic() + _GOING_S
+    while True:
+        snapshot = outcome.snapshots[phase.name] = Snapshot.take(shared.server, speaker, store)
+        before = outcome.snapshots[PHASES[0].name]
+        found = leaks(before, snapshot, left=shared.left, num_kills=num_kills)
+        if not found or time.monotonic() > deadline:
+            break
+        time.sleep(_TICK_S)
+    outcome.leaks[phase.name] = found
     # Nothing is lost, full or down where nothing is killed.
     for name, count in tally.counts("repeated requests").items():
         if name.startswith(phase.name) and not phase.kills:
