@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The same examples in every run, so that a run tells of the change. `--hypothesis-profile=search` looks for new ones.
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("search", deadline=None, max_examples=1000)
+_slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # as machines may be
+settings.register_profile("same", _slow, derandomize=True)
+settings.register_profile("search", _slow, max_examples=1000)
 settings.load_profile("same")
 
 # Read when triton is first imported, as torch does by the way.

@@ -16,6 +16,7 @@ from typing import Any
 from ts_stateful.store.file import FileStore
 
 VALUE = b"value" * 1000
+_LIFE_S = 10_000.0  # longer than any test
 _STEPS = {
     "fcntl.flock",
     "open",
@@ -56,9 +57,9 @@ def _kill_at_each_step(folder: Path, operation: str) -> int:
 
 def _prepared(store: FileStore, operation: str) -> Callable[[], object]:
     if operation == "create":
-        return lambda: store.create("sessions/a/00000000", VALUE, ttl_s=60)
+        return lambda: store.create("sessions/a/00000000", VALUE, ttl_s=_LIFE_S)
     for position in range(4):
-        store.create(f"sessions/a/{position:08d}", VALUE, ttl_s=60)
+        store.create(f"sessions/a/{position:08d}", VALUE, ttl_s=_LIFE_S)
     if operation == "prolong":
         return lambda: store.create("sessions/a/00000000", VALUE)
     if operation == "delete":

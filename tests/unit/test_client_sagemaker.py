@@ -179,7 +179,7 @@ def test_a_turn_that_outlives_the_time_limit_is_joined(fake: FakeSessions, time:
     """The service waits for a minute; the same turn is asked for again, and happens once."""
     fake.fail("prompt", Fault(lost=True, stalls=True))
     with (
-        endpoint_of(fake, limits=Limits(model_s=0.3)) as url,
+        endpoint_of(fake, limits=Limits(model_s=1.5)) as url,
         connect(f"sagemaker://{ENDPOINT}?endpoint_url={url}", policy=time.policy()) as server,
         server.open() as session,
     ):

@@ -132,7 +132,7 @@ def test_a_pull_that_is_not_answered_is_repeated() -> None:
     """A lost `continue` is given up after the stall time, not at the deadline of the turn."""
     fake = FakeSessions()
     fake.fail("continue", Fault(stalls=True))
-    with connected(fake, FakeTime(), stall_s=0.05) as server, server.open() as session:
+    with connected(fake, FakeTime(), stall_s=0.2) as server, server.open() as session:
         assert session.ask("Hello") == reply_to("Hello")
 
 
@@ -315,11 +315,10 @@ def test_a_server_that_drips_is_left_at_the_deadline(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def drip() -> None:
-            connection, _ = listener.accept()
             head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n"
-            until = time.monotonic() + 10
-            with connection, contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), listener.accept()[0] as connection:
                 connection.sendall(head.encode())
+                until = time.monotonic() + 10
                 while time.monotonic() < until:
                     connection.sendall(b": still here\n\n")
 
@@ -331,4 +330,5 @@ def test_a_server_that_drips_is_left_at_the_deadline(kind: str) -> None:
             stream = kind.startswith("text")
             with pytest.raises(DeadlineExceeded):
                 session.prompt("Hello", stream=stream, timeout_s=0.3).result()
+        listener.shutdown(socket.SHUT_RDWR)  # where the time was over before there was a connection
         thread.join()

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.plans import GIB, LLAMA_8B, LLAVA_7B, STATES, document_of, plan_of
@@ -68,7 +68,7 @@ _of_states = st.fixed_dictionaries(
 _asked = st.tuples(_anything, st.one_of(_of_a_model, _of_states, st.just({})))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(_asked, st.data())
 def test_what_is_accepted_passes_and_what_is_refused_says_what_would(
     parts: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject

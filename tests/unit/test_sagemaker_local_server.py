@@ -165,7 +165,7 @@ def test_a_model_that_is_too_slow_is_given_up(start: Callable[[Limits], Service]
 
 def test_a_stream_that_does_not_end_fails_as_an_event(start: Callable[[Limits], Service]) -> None:
     """What came stands, and behind it the reason."""
-    service = start(Limits(stream_s=1.5))
+    service = start(Limits(stream_s=3.0))
     answer = service.stream(body={"parts": ["one"], "silent": True})
     events: list[dict[str, Any]] = []
     with pytest.raises(EventStreamError, match="timed out") as caught:
