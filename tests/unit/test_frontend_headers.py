@@ -34,7 +34,7 @@ def test_other_rows_are_grpc(headers: dict[str, Any]) -> None:
 
 def test_the_session_header_is_found_in_any_case() -> None:
     """Proxies change the case of header names."""
-    assert read({"Ts_Request_Sequence_ID": " a "}).session_id() == "a"
+    assert read({"Ts_Request_Sequence_ID": " a ", "Host": "x"}).session_id() == "a"
 
 
 def test_a_part_of_the_body_cannot_pose_as_a_header() -> None:
@@ -76,6 +76,13 @@ def test_an_id_that_the_frontend_overlooked_wins() -> None:
 def test_other_ids_are_the_clients(headers: dict[str, str], minting: bool) -> None:
     """A minted id that comes back, a forged start header: an id like any other."""
     assert read(headers, minting=minting).session_id() == headers[ID]
+
+
+def test_blanks_around_an_id_are_the_headers_alone() -> None:
+    """What looks like one, and the id of a gRPC message, are the client's, and refused."""
+    assert read({ID: " a\t", "Host": "x"}).session_id() == "a"
+    assert read({ID: "a\xa0", "Host": "x"}).session_id() == "a\xa0"
+    assert read({ID: " a"}).session_id() == " a"
 
 
 def test_a_session_header_that_says_none_yet_was_sent() -> None:

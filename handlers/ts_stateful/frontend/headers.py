@@ -124,7 +124,14 @@ class RowHeaders:
         is_http = any(name in _HTTP_MARKS for name, _ in texts)
         is_prediction = any(name == _PREDICTION_MARK for name, _ in texts)
         is_describe = ("describe", "True") in texts and not is_prediction
-        ids = list(dict.fromkeys(value.strip() for name, value in texts if name in names.ids))
+        # Blanks around a header's value are none of it; the id of a gRPC message is told as a header, but is what it is.
+        ids = list(
+            dict.fromkeys(
+                value.strip(" \t") if is_http else value
+                for name, value in texts
+                if name in names.ids
+            )
+        )
         minted_id = None
         if minting and any(name in names.starts and value == "true" for name, value in texts):
             # A client's header in another case is one that the frontend has overlooked: it then mints an id beside it.
