@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -40,9 +41,11 @@ def _code(names: list[str]) -> set[str]:
 def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The code in the wheel, built from a copy so that no stale build/ lends files to it."""
     copy = tmp_path_factory.mktemp("wheel")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "handlers"):
-        done = _run("cp", "-r", str(repository / name), str(copy), cwd=repository)
-        assert done.returncode == 0, done.stderr
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(repository / name, copy)
+    # Into caches other processes write at any time, by files that do not stay.
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(repository / "handlers", copy / "handlers", ignore=ignored)
     backend = "import setuptools.build_meta as b; print(b.build_wheel('.'))"
     done = _run(sys.executable, "-W", "ignore", "-c", backend, cwd=copy)
     assert done.returncode == 0, done.stderr
