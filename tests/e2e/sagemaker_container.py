@@ -32,7 +32,7 @@ __all__ = ["Container", "image_environment", "missing"]
 
 DEPLOY = ROOT / "deploy" / "sagemaker"
 _START_S = 180.0
-_STOP_S = 30.0
+_STOP_S = 120.0  # on a busy machine; SageMaker waits for 30 s
 _NAMESPACES = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"]
 _NAMESPACES.append("--kill-child")  # whatever becomes of us
 _PREPARE = """

@@ -33,7 +33,7 @@ from ts_stateful.session_ids import new_session_id
 SCENE = ROOT / "examples" / "shapes" / "scene.png"
 QUESTION = "What color is the circle?"
 LONG: PromptOptions = {"max_new_tokens": 300, "ignore_eos": True}
-_GONE_S = 30.0
+_GONE_S = 60.0
 
 
 class Endpoint:
@@ -59,7 +59,7 @@ class Endpoint:
 
     def ping(self) -> dict[str, Any]:
         """What the endpoint says of its instances."""
-        answer: dict[str, Any] = httpx.get(f"{self.url}/ping").json()
+        answer: dict[str, Any] = httpx.get(f"{self.url}/ping", timeout=_GONE_S).json()
         return answer
 
     def sessions(self) -> list[int]:
@@ -79,7 +79,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """Two instances of the shapes model, with one store."""
     folder = tmp_path_factory.mktemp("sagemaker")
     config = yaml.safe_load((ROOT / "model-config.yaml").read_text())
-    config["handler"]["store"] = {"url": (folder / "store").as_uri()}
+    config["handler"]["store"] = {"url": (folder / "store").as_uri(), "timeoutSec": 60}
     (folder / "model-config.yaml").write_text(yaml.safe_dump(config))
     archive = pack(folder / "archive", "--config", str(folder / "model-config.yaml"))
     with Endpoint(archive, log_path("sagemaker").with_suffix("")) as endpoint:
