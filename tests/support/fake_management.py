@@ -36,6 +36,7 @@ class FakeModel:
         self.is_up = True
         self.workers = ["READY"]
         self.stuck = False  # by a customized description
+        self.is_unnoticed = False  # that the worker is dead, which TorchServe calls READY
         self.refuses: ClientError | None = None  # why it answers nothing
         self.deeds: list[str] = []
         self._met: set[str] = set()  # ids that a sequence batch of the frontend polls
@@ -63,7 +64,8 @@ class FakeModel:
     def register(self) -> None:
         """As the management API does: nothing of the frontend's past is left."""
         self.deeds.append("register")
-        self.registered, self.workers, self.stuck = True, ["READY"], False
+        self.registered, self.workers = True, ["READY"]
+        self.stuck = self.is_unnoticed = False
         self._met, self._orphans, self._swallows = set(), set(), False
 
     def ask(self, document: bytes, session_id: str | None) -> bytes:
@@ -77,7 +79,7 @@ class FakeModel:
         if not self.workers:
             raise _refused(503, "ServiceUnavailableException")
         lost = "READY" not in self.workers and self.profile != "async"
-        if lost or self.stuck or self._hangs(session_id):
+        if lost or self.stuck or self.is_unnoticed or self._hangs(session_id):
             raise DeadlineExceeded("no answer within 5 s")
         try:
             request = self.sessions.read(document, session_id)
@@ -159,6 +161,10 @@ class FakeManagement(Management):
                 for index, status in enumerate(self._model.workers)
             ),
         )
+
+    def runs(self, worker: ModelWorker) -> bool | None:
+        """See `Management`."""
+        return worker.status == "READY" and not self._model.is_unnoticed if self.is_local else None
 
     def scale(self, model: str, num_workers: int, timeout_s: float) -> None:
         """See `Management`."""

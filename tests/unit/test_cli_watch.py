@@ -58,6 +58,17 @@ def test_a_lost_worker_is_replaced_when_it_was_seen_twice(profile: str, deeds: l
         assert ward.said[-1] == f"ok: chat answers: {profile} profile, version 0.0"
 
 
+def test_what_torchserve_has_not_noticed_is_seen() -> None:
+    """A worker that is READY and has no process; where TorchServe will start another one by itself, that is waited for."""
+    for profile, looks in (("sequence", 2), ("continuous", 6)):
+        ward = Ward(FakeModel(profile, model_api=True))
+        ward.look()
+        ward.model.is_unnoticed = True
+        assert ward.look(looks - 1) == []
+        assert ward.said[1].startswith("error: worker: its process is gone")
+        assert ward.look() != []
+
+
 def test_who_may_be_busy_is_given_time() -> None:
     """A model that is ready and silent may have much to do; when it answers in between, that was it."""
     ward = Ward(FakeModel(model_api=True))

@@ -37,7 +37,7 @@ class Life:
 def life() -> Life:
     """An engine with a worker."""
     life = Life()
-    life.span.attached()
+    life.span.attached(life.archive)
     return life
 
 
@@ -55,10 +55,30 @@ def test_an_engine_whose_model_was_unregistered_makes_room(tmp_path: Path) -> No
     life.archive.mkdir()
     assert not life.over_after(59)
     life.archive.rmdir()
-    life.span.attached()
+    life.span.attached(life.archive)
     assert not life.over_after(2)
     life.span.alone()
     assert life.over_after(2)
+
+
+def test_a_model_that_is_registered_again_in_time_keeps_its_engine(tmp_path: Path) -> None:
+    """While something runs; then all is as before, in the archive's new place. One that was told to end does so."""
+    for told in (False, True):
+        life, again = Life(tmp_path / "archive"), tmp_path / "again"
+        again.mkdir()
+        life.busy = True
+        assert not life.over_after(2)
+        assert not life.over_after(10)
+        if told:
+            life.span.leave("asked to")
+        life.span.attached(again)
+        assert life.span.is_leaving is told
+        life.busy = False
+        assert life.over_after(1000) is told
+        life.span.alone()
+        assert life.over_after(50) is told
+        again.rmdir()
+        assert life.over_after(2)
 
 
 def test_one_that_is_told_to_end_finishes_what_runs(life: Life) -> None:

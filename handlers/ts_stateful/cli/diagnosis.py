@@ -35,11 +35,11 @@ class Repair(enum.Enum):
 
 
 class Diagnosis(NamedTuple):
-    """What is wrong, errors first, and what may put it right. `may_be_busy`: it may also have more to do than it can."""
+    """What is wrong, errors first, and what may put it right. `may_pass`: by itself, if one waits."""
 
     findings: list[Finding]
     repair: Repair = Repair.NONE
-    may_be_busy: bool = False
+    may_pass: bool = False
 
     @property
     def is_healthy(self) -> bool:
@@ -63,16 +63,17 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if repair is Repair.SCALE and isinstance(evidence.description, Description):
         repair = Repair.REGISTER if evidence.description.stateful else repair
     findings.sort(key=lambda finding: finding.severity != "error")
-    return Diagnosis(findings, repair, may_be_busy=_is_silent(evidence))
+    return Diagnosis(findings, repair, may_pass=_may_pass(evidence))
 
 
-def _is_silent(evidence: Evidence) -> bool:
-    """Whether there is nothing to see but that no answer comes."""
+def _may_pass(evidence: Evidence) -> bool:
+    """Whether it may have much to do, or TorchServe start another worker, as it does in all profiles but one."""
     description = evidence.description
-    has_worker = (
-        isinstance(description, Description) and bool(description.workers) and description.is_ready
-    )
-    return has_worker and evidence.worker is not None
+    if evidence.worker is None or not isinstance(description, Description):
+        return False
+    if description.stateful:
+        return description.is_ready and not evidence.is_gone
+    return bool(description.workers)
 
 
 def in_words(evidence: Evidence, diagnosis: Diagnosis) -> Iterator[str]:
@@ -147,7 +148,7 @@ def _worker(evidence: Evidence, failure: Failure) -> tuple[Finding, Repair]:
             "it is not ready; whether it is being started or gone is not to be seen from here",
             "run this on the machine of TorchServe",
         ), Repair.NONE
-    if not description.is_ready:
+    if not description.is_ready or evidence.is_gone:
         message = "its process is gone, and TorchServe starts no other one (/ping says Healthy for some minutes all the same)"
         return error("worker", message, f"{_DOCTOR}, or {RESTART}"), Repair.SCALE
     if not isinstance(failure, DeadlineExceeded):

@@ -44,9 +44,8 @@ take them up again. It does nothing to a model that is healthy, or is being star
 Registering needs enable_model_api=true in config.properties. It lets everybody who reaches the management port run code, so it
 is off; turn it on where only you do, or restart TorchServe instead.
 
-With --watch it goes on looking, and --repair puts right what it sees twice in a row, or, where the model counts as ready and
-gives no answer, six times: it may have much to do. Have it run beside TorchServe where a profile other than `continuous` is
-served.
+With --watch it goes on looking, and --repair puts right what it sees twice in a row, or six times, where it may pass: a model
+that gives no answer may have much to do. Have it run beside TorchServe where a profile other than `continuous` is served.
 
 examples:
   ts-stateful doctor

@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from ts_stateful.answers import Closed, HelloAnswer, Opened, SessionInfo
@@ -43,6 +42,7 @@ class Evidence:
     models: tuple[str, ...] = ()  # what else is registered, where the model is not
     # Whether a worker that is not ready has a process; None: it is on another machine, where that cannot be seen.
     is_starting: bool | None = False
+    is_gone: bool = False  # no worker has a process, whatever TorchServe says
     hello: HelloAnswer | Failure | None = None
     session: Failure | None = None  # why none can be opened
     is_saved: bool | None = None  # whether the store has what was opened
@@ -71,8 +71,17 @@ def gather(
     if isinstance(description, ClientError):
         with contextlib.suppress(ClientError):
             models = tuple(management.models())
-    is_starting = isinstance(description, Description) and _is_starting(description, management)
-    seen = partial(Evidence, model, description, models=models, is_starting=is_starting)
+    workers = description.workers if isinstance(description, Description) else ()
+    runs = [(worker.status, management.runs(worker)) for worker in workers]
+    seen = partial(
+        Evidence,
+        model,
+        description,
+        models=models,
+        is_starting=any(process for status, process in runs if status != "READY")
+        or (None if any(process is None for _, process in runs) else False),
+        is_gone=bool(runs) and all(process is False for _, process in runs),
+    )
     worker = probe.worker(PROBE_SESSION)
     if worker is not None:
         new_ids = None
@@ -122,18 +131,3 @@ def _tried(ask: Callable[[], _Answer]) -> _Answer | Failure:
         return ask()
     except (ClientError, StatefulError) as error:
         return error
-
-
-def _is_starting(description: Description, management: Management) -> bool | None:
-    if not management.is_local:
-        return None
-    return any(
-        worker.status != "READY" and _is_worker(worker.pid) for worker in description.workers
-    )
-
-
-def _is_worker(pid: int) -> bool:
-    try:
-        return b"model_service_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False

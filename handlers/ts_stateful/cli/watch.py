@@ -17,7 +17,7 @@ __all__ = ["Watch"]
 
 # Looks in a row that have to find the same, before anything is done about it.
 _SURE = 2
-_MAY_BE_BUSY = 6
+_MAY_PASS = 6
 _MOST_PATIENCE = 32
 
 
@@ -63,7 +63,7 @@ class Watch:
             evidence, wanted = replace(evidence, description=self._patient), Repair.REGISTER
         self._in_a_row = self._in_a_row + 1 if wanted is self._wanted else 1
         self._wanted = wanted
-        looks = (_MAY_BE_BUSY if diagnosis.may_be_busy else _SURE) * self._patience
+        looks = (_MAY_PASS if diagnosis.may_pass else _SURE) * self._patience
         if self._repairs and wanted is not Repair.NONE and self._in_a_row >= looks:
             self._repair(evidence)
 

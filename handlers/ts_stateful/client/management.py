@@ -116,6 +116,15 @@ class Management:
         params = {"url": url, "model_name": model, "initial_workers": "1", "synchronous": "true"}
         self._ask("POST", "/models", timeout_s, params)
 
+    def runs(self, worker: ModelWorker) -> bool | None:
+        """Whether a worker has a process; None: it is on another machine, where that cannot be seen. Asks nobody."""
+        if not self.is_local:
+            return None
+        try:
+            return b"model_service_worker" in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Closes the connection."""
         self._http.close()

@@ -26,7 +26,8 @@ _WATCH_S = 1.0  # how often the frontend is looked after
 class Lifespan:
     """How long an engine lives. `frontend_pid` is TorchServe's process; `clock` and `is_alive` are seams for tests.
 
-    `archive` is the folder without which no worker can come back: TorchServe removes it when the model is unregistered.
+    `archive` is the folder without which no worker can come back: TorchServe removes it when the model is unregistered. If the
+    same one is registered again, unpacked somewhere else, before what runs is finished, the engine stays.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Lifespan:
         self._next_watch = 0.0
         self._alone_since: float | None = clock()
         self._ends_at: float | None = None
+        self._unregistered = False  # which is why it ends
         self.frontend_gone = False
 
     @property
@@ -52,9 +54,13 @@ class Lifespan:
         """Whether the engine finishes what it has, and takes up nothing new."""
         return self._ends_at is not None
 
-    def attached(self) -> None:
-        """There is a worker."""
+    def attached(self, archive: Path | None) -> None:
+        """There is a worker, for which the archive is there."""
         self._alone_since = None
+        self._archive = archive
+        if self._unregistered:
+            logger.info("the model is registered again: the engine stays")
+            self._unregistered, self._ends_at = False, None
 
     def alone(self) -> None:
         """There is none any more, or not yet."""
@@ -62,6 +68,7 @@ class Lifespan:
 
     def leave(self, reason: str) -> None:
         """From now on the engine only finishes what it has. Called again, it changes nothing."""
+        self._unregistered = False
         if self._ends_at is None:
             drain_s = self._settings.drain_sec
             logger.info("%s: the engine ends, within %g s (drainSec)", reason, drain_s)
@@ -88,8 +95,11 @@ class Lifespan:
             self.leave("TorchServe is gone")
         if self._alone_since is None:
             return
+        if self.is_leaving:
+            return
         if self._archive is not None and not self._archive.exists():
             self.leave("the model is not registered any more")  # or its next engine finds no room
+            self._unregistered = True
         elif now - self._alone_since > self._settings.engine_linger_sec:
             self.leave("no worker has come back")
 

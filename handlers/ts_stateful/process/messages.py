@@ -35,7 +35,9 @@ __all__ = [
 
 
 class Attach(Struct, frozen=True, tag="attach"):
-    """Worker to engine, first on every connection."""
+    """Worker to engine, first on every connection: where the worker's archive is unpacked."""
+
+    archive: str
 
 
 class Drop(Struct, frozen=True, tag="drop"):
