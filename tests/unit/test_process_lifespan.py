@@ -50,35 +50,32 @@ def test_an_engine_with_a_worker_lives_on(life: Life) -> None:
 
 
 def test_an_engine_whose_model_was_unregistered_makes_room(tmp_path: Path) -> None:
-    """As soon as its worker has gone."""
+    """When its worker has gone, and no other one has come from where the same archive was registered again."""
     life = Life(tmp_path / "archive")
     life.archive.mkdir()
     assert not life.over_after(59)
     life.archive.rmdir()
     life.span.attached(life.archive)
-    assert not life.over_after(2)
+    assert not life.over_after(100)
     life.span.alone()
-    assert life.over_after(2)
+    assert not life.over_after(2)
+    assert not life.over_after(9)
+    assert life.over_after(1)
 
 
-def test_a_model_that_is_registered_again_in_time_keeps_its_engine(tmp_path: Path) -> None:
-    """While something runs; then all is as before, in the archive's new place. One that was told to end does so."""
-    for told in (False, True):
-        life, again = Life(tmp_path / "archive"), tmp_path / "again"
-        again.mkdir()
-        life.busy = True
-        assert not life.over_after(2)
-        assert not life.over_after(10)
-        if told:
-            life.span.leave("asked to")
-        life.span.attached(again)
-        assert life.span.is_leaving is told
-        life.busy = False
-        assert life.over_after(1000) is told
-        life.span.alone()
-        assert life.over_after(50) is told
-        again.rmdir()
-        assert life.over_after(2)
+def test_one_whose_model_is_registered_again_stays(tmp_path: Path) -> None:
+    """And all is as before, with the archive in another place."""
+    life, again = Life(tmp_path / "archive"), tmp_path / "again"
+    assert not life.over_after(2)
+    assert not life.over_after(9)
+    again.mkdir()
+    life.span.attached(again)
+    assert not life.over_after(1000)
+    life.span.alone()
+    assert not life.over_after(50)
+    again.rmdir()
+    assert not life.over_after(2)
+    assert life.over_after(10)
 
 
 def test_one_that_is_told_to_end_finishes_what_runs(life: Life) -> None:

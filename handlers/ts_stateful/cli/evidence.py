@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ts_stateful.answers import Closed, HelloAnswer, Opened, SessionInfo
@@ -66,6 +65,20 @@ def gather(
     Where nothing was answered `before` either, no more ids are spent on it: each holds a place until it has idled.
     """
     probe = _Probe(transport, timeout_s)
+    seen = _from_outside(model, management, probe.worker(PROBE_SESSION))
+    if seen.worker is not None:
+        if before is not None and isinstance(before.worker, DeadlineExceeded):
+            return replace(seen, new_ids=before.new_ids)
+        return replace(seen, new_ids=_new_ids(probe, seen))
+    hello = probe.ask(Hello(session_id=PROBE_SESSION), HelloAnswer)
+    if not isinstance(hello, HelloAnswer):
+        return replace(seen, hello=hello)
+    session, is_saved = probe.session()
+    return replace(seen, hello=hello, session=session, is_saved=is_saved)
+
+
+def _from_outside(model: str, management: Management, worker: Failure | None) -> Evidence:
+    """What TorchServe says of the model, and this machine of its workers' processes."""
     description = _tried(lambda: management.describe(model))
     models: tuple[str, ...] = ()
     if isinstance(description, ClientError):
@@ -73,29 +86,26 @@ def gather(
             models = tuple(management.models())
     workers = description.workers if isinstance(description, Description) else ()
     runs = [(worker.status, management.runs(worker)) for worker in workers]
-    seen = partial(
-        Evidence,
+    is_starting = any(process for status, process in runs if status != "READY")
+    is_unseen = any(process is None for _, process in runs)
+    return Evidence(
         model,
         description,
+        worker,
         models=models,
-        is_starting=any(process for status, process in runs if status != "READY")
-        or (None if any(process is None for _, process in runs) else False),
+        is_starting=is_starting or (None if is_unseen else False),
         is_gone=bool(runs) and all(process is False for _, process in runs),
     )
-    worker = probe.worker(PROBE_SESSION)
-    if worker is not None:
-        new_ids = None
-        if before is not None and isinstance(before.worker, DeadlineExceeded):
-            new_ids = before.new_ids
-        elif isinstance(description, Description) and isinstance(worker, DeadlineExceeded):
-            asks = description.stateful and description.is_ready
-            new_ids = any(probe.worker(None) is None for _ in range(_NEW_IDS)) if asks else None
-        return seen(worker=worker, new_ids=new_ids)
-    hello = probe.ask(Hello(session_id=PROBE_SESSION), HelloAnswer)
-    if not isinstance(hello, HelloAnswer):
-        return seen(worker=None, hello=hello)
-    session, is_saved = probe.session()
-    return seen(worker=None, hello=hello, session=session, is_saved=is_saved)
+
+
+def _new_ids(probe: _Probe, seen: Evidence) -> bool | None:
+    """Whether ids are served that TorchServe has not met before, where those that it has met hang."""
+    description = seen.description
+    if not isinstance(description, Description) or not isinstance(seen.worker, DeadlineExceeded):
+        return None
+    if not description.stateful or not description.is_ready or seen.is_gone:
+        return None
+    return any(probe.worker(None) is None for _ in range(_NEW_IDS))
 
 
 class _Probe:

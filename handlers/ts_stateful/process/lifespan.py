@@ -21,13 +21,16 @@ __all__ = ["Lifespan"]
 logger = logging.getLogger("ts_stateful.engine")
 
 _WATCH_S = 1.0  # how often the frontend is looked after
+_REGISTERED_AGAIN_S = (
+    10.0  # that it may take until the worker is there of a model that is registered again
+)
 
 
 class Lifespan:
     """How long an engine lives. `frontend_pid` is TorchServe's process; `clock` and `is_alive` are seams for tests.
 
-    `archive` is the folder without which no worker can come back: TorchServe removes it when the model is unregistered. If the
-    same one is registered again, unpacked somewhere else, before what runs is finished, the engine stays.
+    `archive` is the folder without which no worker can come back: TorchServe removes it when the model is unregistered. A
+    worker can come from another folder, if the same archive is registered again.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Lifespan:
         self._next_watch = 0.0
         self._alone_since: float | None = clock()
         self._ends_at: float | None = None
-        self._unregistered = False  # which is why it ends
+        self._missed_since: float | None = None  # the archive
         self.frontend_gone = False
 
     @property
@@ -58,9 +61,6 @@ class Lifespan:
         """There is a worker, for which the archive is there."""
         self._alone_since = None
         self._archive = archive
-        if self._unregistered:
-            logger.info("the model is registered again: the engine stays")
-            self._unregistered, self._ends_at = False, None
 
     def alone(self) -> None:
         """There is none any more, or not yet."""
@@ -68,7 +68,6 @@ class Lifespan:
 
     def leave(self, reason: str) -> None:
         """From now on the engine only finishes what it has. Called again, it changes nothing."""
-        self._unregistered = False
         if self._ends_at is None:
             drain_s = self._settings.drain_sec
             logger.info("%s: the engine ends, within %g s (drainSec)", reason, drain_s)
@@ -95,12 +94,14 @@ class Lifespan:
             self.leave("TorchServe is gone")
         if self._alone_since is None:
             return
-        if self.is_leaving:
-            return
-        if self._archive is not None and not self._archive.exists():
-            self.leave("the model is not registered any more")  # or its next engine finds no room
-            self._unregistered = True
-        elif now - self._alone_since > self._settings.engine_linger_sec:
+        is_missed = self._archive is not None and not self._archive.exists()
+        if not is_missed:
+            self._missed_since = None
+        elif self._missed_since is None:
+            self._missed_since = now
+        elif now - self._missed_since >= _REGISTERED_AGAIN_S:
+            self.leave("the model is not registered any more")  # or the next one finds no room
+        if now - self._alone_since > self._settings.engine_linger_sec:
             self.leave("no worker has come back")
 
 
