@@ -115,7 +115,9 @@ def error_of(error: grpc.RpcError, num_bytes: int) -> ClientError:
             f"the server does not take a request of {num_bytes:,} bytes; raise `max_request_size`"
             " in its config.properties, or send less"
         )
-    if reset:
+    # A proxy that loses the server in the middle of an answer ends it without a status.
+    removed = code is grpc.StatusCode.UNKNOWN and details.startswith("Stream removed")
+    if reset or removed:
         return ServerUnreachable(details)
     message, _, kind = details.rpartition("\n")
     kind = kind.rpartition(".")[2] if message else ""

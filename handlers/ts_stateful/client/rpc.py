@@ -20,6 +20,7 @@ from ts_stateful.client.errors import (
     DeadlineExceeded,
     ProtocolError,
     ServerRefused,
+    ServerUnreachable,
     StreamStalled,
 )
 from ts_stateful.client.pipeline import GrpcPipeline
@@ -149,7 +150,7 @@ class GrpcTransport:
             call = self._sequence_call(hello, timeout_s, session_id=command.session_id, stub=stub)
             try:
                 self._first(call, timeout_s)
-            except ServerRefused:
+            except (ServerRefused, ServerUnreachable):
                 if call.responses.code() not in _NOT_SEQUENCE:
                     raise
             else:
