@@ -42,8 +42,9 @@ ENDLESS: Mapping[str, Any] = {
     "ignore_eos": True,
 }
 
-# Seconds for a worker or an engine to be back, on a machine that is busy with other tests.
+# Seconds for a worker or an engine to be back, and for a store to answer, on a machine that is busy with other tests.
 _PATIENT = {"engineLingerSec": 240, "restartDeadlineSec": 180}
+_PATIENT_STORE = {"timeoutSec": 60}
 _RESPONSE_TIMEOUT_S = 240
 
 
@@ -88,6 +89,7 @@ def profile_server(
     """
     document = yaml.safe_load((ROOT / "model-config.yaml").read_text())
     settings = {**document["handler"], **_PATIENT, **(handler or {})}
+    settings["store"] = {**_PATIENT_STORE, **settings.get("store", {})}
     document |= {"responseTimeout": _RESPONSE_TIMEOUT_S, **keys, "handler": settings}
     config = folder / "model-config.yaml"
     config.write_text(yaml.safe_dump(document))

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.server import profile_server
-from tests.e2e.speak import SCENE, Speaker, error_of, eventually
+from tests.e2e.speak import DEADLINE_S, SCENE, Speaker, error_of, eventually
 from ts_stateful.config import Profile
 from ts_stateful.torchserve import TorchServe
 
@@ -29,6 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
         "allowedSchemes": ["http", "data"],
         "allowedHosts": ["127.0.0.1"],
         "allowPrivateAddresses": True,
+        "timeoutSec": DEADLINE_S,
     }
     with profile_server(
         Profile.CONTINUOUS,
@@ -89,7 +90,7 @@ def is_answered(speaker: Speaker) -> bool:
     """Whether a `hello` is; one that TorchServe has taken for a worker that dies then may never be."""
     try:
         return speaker.post({"type": "hello"}, timeout=PATIENCE_S).status_code == 200
-    except httpx.ReadTimeout:
+    except httpx.TransportError:
         return False
 
 
