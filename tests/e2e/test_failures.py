@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import grpc
 import psutil
@@ -18,6 +19,7 @@ from tests.e2e.speak import DEADLINE_S, SCENE, SCENE_BASE64, Speaker, error_of, 
 from ts_stateful.client import RetryPolicy, connect
 from ts_stateful.config import Profile
 from ts_stateful.errors import TooManySessions
+from ts_stateful.pb.inference_pb2 import PredictionsRequest
 from ts_stateful.torchserve import TorchServe
 
 Speak = Callable[[TorchServe], Speaker]
@@ -262,3 +264,25 @@ def test_nothing_is_left_when_the_server_stops(tmp_path: Path, speak: Speak) -> 
     with server:
         engine = speak(server).engine_pid()
     eventually(lambda: not psutil.pid_exists(engine))
+
+
+def test_a_cancelled_stream_leaves_no_id_in_the_log(
+    sequence_server: TorchServe, speak: Speak
+) -> None:
+    """Who knows a session's id has the session."""
+    speaker, session = speak(sequence_server), "cancelled-by-its-client"
+    message = Speaker.message({"prompt": "And now?", "stream": True}, session=session)
+    speaker.ask({"type": "open"}, session=session)
+    gone = Event()
+
+    def requests() -> Iterator[PredictionsRequest]:
+        yield message
+        gone.wait(DEADLINE_S)  # half-closing early would take the model down
+
+    with speaker.stub() as stub:
+        call = stub.StreamPredictions2(requests(), timeout=DEADLINE_S)
+        next(call)
+        call.cancel()
+    gone.set()
+    speaker.ask({"type": "close"}, session=session)
+    assert session not in speaker.server.log_tail()
