@@ -67,13 +67,13 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _may_pass(evidence: Evidence) -> bool:
-    """Whether it may have much to do, or TorchServe start another worker, as it does in all profiles but one."""
+    """Whether it may have much to do, or TorchServe start another worker, as it does in the continuous profile."""
     description = evidence.description
     if evidence.worker is None or not isinstance(description, Description):
         return False
-    if description.stateful:
-        return description.is_ready and not evidence.is_gone
-    return bool(description.workers)
+    if evidence.is_gone:
+        return description.continuous_batching and not description.stateful
+    return description.is_ready and bool(description.workers)
 
 
 def in_words(evidence: Evidence, diagnosis: Diagnosis) -> Iterator[str]:
