@@ -116,6 +116,28 @@ def test_the_death_of_an_engine_is_its_own(start: Start, model_dir: Path, tmp_pa
     assert refusal(worker.ask(Open(session_id="i"), opens=True)) == "too_many_sessions"
 
 
+def test_a_model_that_is_registered_again_finds_its_engine(
+    start: Start, model_dir: Path, tmp_path: Path
+) -> None:
+    """From the same archive, in another folder: nothing is loaded again. From another archive there is another engine."""
+    pids = []
+    for number, packed in enumerate(("noon", "noon", "one o'clock")):
+        folder = shutil.copytree(model_dir, tmp_path / f"{number:032x}")
+        (folder / "MAR-INF").mkdir()
+        (folder / "MAR-INF" / "MANIFEST.json").write_text(packed)
+        worker = start(model_dir=folder)
+        pids.append(worker.engine_pid())
+        if number == 0:
+            opened(worker, "a")
+        if number == 1:
+            assert worker.ask(Info(session_id="a"))["turns"] == 0
+            shutil.rmtree(tmp_path / f"{0:032x}")
+            worker.kill(signal.SIGKILL)
+            assert worker.ask(Info(session_id="a"))["turns"] == 0
+        worker.dispatcher.close()
+    assert pids[0] == pids[1] != pids[2]
+
+
 def test_a_fork_is_where_its_source_is(worker: Worker, start: Start) -> None:
     """It is found there afterwards, also by the next worker; an id that another engine knows is refused."""
     for name in ("a", "b"):  # one on each
