@@ -43,9 +43,8 @@ class Watch:
         self._told: object = None
         self._wanted, self._in_a_row = Repair.NONE, 0
         self._patience = 1
-        self._patient: Description | None = (
-            None  # as it was before a repair, which may have ended without a model
-        )
+        # As it was before a repair, which may have ended without a model.
+        self._patient: Description | None = None
 
     def look_again(self) -> None:
         """One look, and what follows from it."""

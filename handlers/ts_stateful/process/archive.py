@@ -13,9 +13,8 @@ from pathlib import Path
 
 __all__ = ["content_digest", "identity_of"]
 
-_UNPACKED = re.compile(
-    "[0-9a-f]{32}"
-)  # how TorchServe 0.12 calls the folder of a .mar, each time another one
+# How TorchServe 0.12 calls the folder of a .mar, each time another one.
+_UNPACKED = re.compile("[0-9a-f]{32}")
 _MANIFEST, _IDENTITY = "MAR-INF/MANIFEST.json", "MAR-INF/ts-stateful-identity"
 _WHOLE_BYTES = 1 << 20  # a larger file is known by samples
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
