@@ -126,7 +126,10 @@ class StateModels:
     def _keep(self, document: dict[str, Any]) -> None:
         """Has the sequences of a model written to a store."""
         folder = self._folder / "sequences"
-        document["handler"] |= {"commitEvery": 3, "store": {"url": folder.as_uri(), "timeoutSec": 60}}
+        document["handler"] |= {
+            "commitEvery": 3,
+            "store": {"url": folder.as_uri(), "timeoutSec": 60},
+        }
 
     def _packed(self, name: str, folder: Path) -> Path:
         config, files = folder / "model-config.yaml", folder / "model"
