@@ -32,11 +32,20 @@ _STREAM = {**_PROMPT, "stream": True}
 class Server:
     """Frontend, delivery and a scripted dispatcher; no call waits."""
 
-    def __init__(self, script: Callable[[Submit], Sequence[Event]] = lambda _: ()) -> None:
+    def __init__(
+        self,
+        script: Callable[[Submit], Sequence[Event]] = lambda _: (),
+        *,
+        settle_s: float = 0,
+    ) -> None:
         self.inbox = Inbox()
         self.dispatcher = ScriptedDispatcher(self.inbox, script)
         self.delivery = ContinuousDelivery(
-            self.dispatcher.intake(Profile.CONTINUOUS), self.inbox, wait_s=0, patient_wait_s=0
+            self.dispatcher.intake(Profile.CONTINUOUS),
+            self.inbox,
+            wait_s=0,
+            patient_wait_s=0,
+            settle_s=settle_s,
         )
         self.frontend = ContinuousFrontend(self.delivery.handle)
 
@@ -84,6 +93,18 @@ def test_a_prompt_over_http_is_held_open_so_that_a_disconnect_shows() -> None:
     server.frontend.round()
     assert (job.status, job.body) == (200, b'{"text": "hello"}')
     assert job.response_headers == {"content-type": "application/json", ID: "s"}
+    server.check_empty()
+
+
+def test_what_fails_soon_has_its_own_status() -> None:
+    """Also behind its acceptance; but a body that is not light is not sent again and again for that."""
+    server = Server(lambda s: [accepted(s.request_id, session_id="s")], settle_s=60)
+    light, heavy = Job("a", _PROMPT), Job("b", {**_PROMPT, "prompt": "x" * 2000})
+    assert server.frontend.round(light, heavy) == ["b"]
+    server.post(refused("a", 409), refused("b", 409))
+    server.frontend.round()
+    assert (light.status, heavy.status) == (409, 200)
+    assert light.whole
     server.check_empty()
 
 

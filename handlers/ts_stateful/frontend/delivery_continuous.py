@@ -23,6 +23,7 @@ __all__ = ["ContinuousDelivery"]
 logger = logging.getLogger(__name__)
 
 _HEAVY_BYTES = 65_536
+_LIGHT_BYTES = 1024  # as many rows of these as are in a batch are not heavy together
 _DESCRIBED_PAUSE_S = 1.0
 
 
@@ -32,6 +33,9 @@ class ContinuousDelivery:
     A new request joins between two calls, so a call waits for `wait_s` at most. Every call costs TorchServe's frontend work,
     though: while nothing happens calls wait longer and longer, up to `patient_wait_s`; and that long from the beginning if
     bodies are big, since the body of a row without a response is sent again with every call.
+
+    The first response settles the status, and only behind it a client that goes away is noticed. So a request gets one, empty
+    if need be, when it runs and is `settle_s` old, or at once if its body is not light: what fails sooner has its own status.
     """
 
     def __init__(
@@ -41,12 +45,14 @@ class ContinuousDelivery:
         *,
         wait_s: float = 0.005,
         patient_wait_s: float = 0.02,
+        settle_s: float = 0.25,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._intake = intake
         self._inbox = inbox
         self._wait_s = wait_s
         self._patient_wait_s = patient_wait_s
+        self._settle_s = settle_s
         self._sleep = sleep
         self._quiet_s = wait_s
         self._rows: dict[str, Row] = {}
@@ -85,7 +91,8 @@ class ContinuousDelivery:
         if events:
             self._quiet_s = self._wait_s
         row.add(events)
-        response = self._intake.attempt(row.request_id, partial(row.next, hold=True))
+        hold = row.num_bytes > _LIGHT_BYTES or self._intake.age_s(row) >= self._settle_s
+        response = self._intake.attempt(row.request_id, partial(row.next, hold=hold))
         if row.done:
             del self._rows[row.request_id]
             self._intake.finish(row)

@@ -95,6 +95,10 @@ class Intake:
         )
         return None
 
+    def age_s(self, row: Row) -> float:
+        """Seconds since a row was taken in."""
+        return self._clock() - row.taken_at
+
     def finish(self, row: Row) -> None:
         """The last response of a row is on its way."""
         self._mailbox.forget(row.request_id)
@@ -102,7 +106,7 @@ class Intake:
             "request %s: %d, %.1f ms, %d bytes in, %d bytes out",
             _short(row.request_id),
             row.status,
-            1000 * (self._clock() - row.taken_at),
+            1000 * self.age_s(row),
             row.num_bytes,
             row.num_sent,
         )
