@@ -31,8 +31,15 @@ class Proxy(NamedTuple):
 
     def uses(self, number: int) -> bool:
         """Whether a node gets requests: it says so each time that a node goes or is back."""
-        told = re.findall(rf"http_nodes/node{number} is (UP|DOWN)", self.log.read_text())
+        told = self._told(rf"http_nodes/node{number} is (UP|DOWN)")
         return not told or told[-1] == "UP"
+
+    def has_lost_one(self) -> bool:
+        """Whether it ever took a node for lost."""
+        return bool(self._told("is DOWN"))
+
+    def _told(self, pattern: str) -> list[str]:
+        return re.findall(pattern, self.log.read_text())
 
 
 def haproxy_binary() -> str | None:
