@@ -29,10 +29,8 @@ def _shared(
     # In the sequence profile an id keeps its place long after its session has ended.
     places = {"batchSize": _PLACES, "maxNumSequence": _PLACES}
     keys: dict[str, Any] = places if profile is Profile.SEQUENCE else {}
-    # There a worker that has died is replaced by registering the model anew.
-    environ = {"TS_ENABLE_MODEL_API": "true"} if profile is Profile.SEQUENCE else {}
     folder = tmp_path_factory.mktemp(profile.value)
-    server = profile_server(profile, folder, endless=True, environ=environ, **keys)
+    server = profile_server(profile, folder, endless=True, **keys)
     with server:
         config.stash.setdefault(_running, {})[f"{profile.value}_server"] = server
         yield server

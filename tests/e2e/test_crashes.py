@@ -40,10 +40,19 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 
 
 @pytest.fixture
-def server(profile: Profile, request: pytest.FixtureRequest) -> TorchServe:
-    """The shared server of that profile: nobody notices."""
-    shared: TorchServe = request.getfixturevalue(f"{profile.value}_server")
-    return shared
+def server(
+    profile: Profile, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[TorchServe]:
+    """The shared server of that profile: nobody notices.
+
+    One for this alone in the sequence profile: `/invocations` does not know a model any more that was registered anew.
+    """
+    if profile is not Profile.SEQUENCE:
+        yield request.getfixturevalue(f"{profile.value}_server")
+        return
+    environ = {"TS_ENABLE_MODEL_API": "true"}
+    with profile_server(profile, tmp_path, name="crashes", environ=environ) as server:
+        yield server
 
 
 def parameters(session: int, turn: int) -> dict[str, Any]:

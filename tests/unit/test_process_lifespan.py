@@ -22,7 +22,7 @@ class Life:
         self.frontend_lives = True
         self.busy = False
         settings = EngineConfig(drain_sec=20, engine_linger_sec=60)
-        self.span = Lifespan(settings, os.getpid(), self.clock, self._is_alive, archive)
+        self.span = Lifespan(settings, os.getpid(), self.clock, self._is_alive, str(archive))
 
     def _is_alive(self, process: psutil.Process) -> bool:
         return self.frontend_lives and process.pid == os.getpid()
@@ -37,7 +37,7 @@ class Life:
 def life() -> Life:
     """An engine with a worker."""
     life = Life()
-    life.span.attached(life.archive)
+    life.span.attached(str(life.archive))
     return life
 
 
@@ -55,7 +55,7 @@ def test_an_engine_whose_model_was_unregistered_makes_room(tmp_path: Path) -> No
     life.archive.mkdir()
     assert not life.over_after(59)
     life.archive.rmdir()
-    life.span.attached(life.archive)
+    life.span.attached(str(life.archive))
     assert not life.over_after(100)
     life.span.alone()
     assert not life.over_after(2)
@@ -69,7 +69,7 @@ def test_one_whose_model_is_registered_again_stays(tmp_path: Path) -> None:
     assert not life.over_after(2)
     assert not life.over_after(9)
     again.mkdir()
-    life.span.attached(again)
+    life.span.attached(str(again))
     assert not life.over_after(1000)
     life.span.alone()
     assert not life.over_after(50)

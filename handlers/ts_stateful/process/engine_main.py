@@ -81,15 +81,10 @@ class EngineProcess:
         self._worked_at: float | None = None  # since memory was given back
         self._leaving = Leaving(successor=True)
         self._spoke_at = 0.0  # with a worker
-        archive = self._archive(spec.model_dir)
-        self.lifespan = Lifespan(config.engine, spec.frontend_pid, archive=archive)
+        self.lifespan = Lifespan(config.engine, spec.frontend_pid, archive=spec.archive)
         self._engine = self._load(config)
         _set_threads(config.engine.threads, self._engine.num_parameters)
         self.lifespan.alone()  # from here on: no worker could come while the model was loaded
-
-    def _archive(self, folder: str) -> Path | None:
-        """That of the one registration which uses the engine; none if there may be several."""
-        return None if self._spec.shared else Path(folder)
 
     def _load(self, config: Config) -> Engine | StateEngine:
         return self._load_language(config) if config.state is None else self._load_states(config)
@@ -223,7 +218,7 @@ class EngineProcess:
             channel.send(Pong(self._engine.figures()))
         elif isinstance(message, Attach):
             self._channels.add(channel)
-            self.lifespan.attached(self._archive(message.archive))
+            self.lifespan.attached(message.archive)
             self._engine.set_away(False)
             ids = tuple(session.session_id for session in self._engine.table)
             channel.send(Attached(os.getpid(), ids))

@@ -39,7 +39,7 @@ class Lifespan:
         frontend_pid: int,
         clock: Callable[[], float] = time.monotonic,
         is_alive: Callable[[psutil.Process], bool] | None = None,
-        archive: Path | None = None,
+        archive: str | None = None,
     ) -> None:
         self._settings = settings
         self._frontend = psutil.Process(frontend_pid)
@@ -57,7 +57,7 @@ class Lifespan:
         """Whether the engine finishes what it has, and takes up nothing new."""
         return self._ends_at is not None
 
-    def attached(self, archive: Path | None) -> None:
+    def attached(self, archive: str | None) -> None:
         """There is a worker, for which the archive is there."""
         self._alone_since = None
         self._archive = archive
@@ -94,7 +94,7 @@ class Lifespan:
             self.leave("TorchServe is gone")
         if self._alone_since is None:
             return
-        is_missed = self._archive is not None and not self._archive.exists()
+        is_missed = self._archive is not None and not Path(self._archive).exists()
         if not is_missed:
             self._missed_since = None
         elif self._missed_since is None:

@@ -132,7 +132,7 @@ class EngineLink:
             self._down_since = None
             self._last_sign = self._clock()
             channel.start()
-            channel.send(messages.Attach(self._spec.model_dir))
+            channel.send(messages.Attach(self._spec.archive))
             self._outstanding.send_waiting()
         # Before anything is asked of it, its sessions must be known: they decide which engine is asked.
         self._attached.wait(self._timeouts.heartbeat_s)

@@ -35,9 +35,9 @@ __all__ = [
 
 
 class Attach(Struct, frozen=True, tag="attach"):
-    """Worker to engine, first on every connection: where the worker's archive is unpacked."""
+    """Worker to engine, first on every connection: where the worker's archive lies, if the engine serves no other one."""
 
-    archive: str
+    archive: str | None
 
 
 class Drop(Struct, frozen=True, tag="drop"):

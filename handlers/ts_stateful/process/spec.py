@@ -37,6 +37,11 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     document: dict[str, Any]
     shared: bool = False
 
+    @property
+    def archive(self) -> str | None:
+        """Where that of the one registration is which uses the engine; None if there may be several."""
+        return None if self.shared else self.model_dir
+
     def path(self, suffix: str) -> Path:
         """One of the engine's files: `sock`, `lock`, `json`, `log`, or one of `gate`."""
         return Path(self.folder) / f"engine-{self.index}.{suffix}"
