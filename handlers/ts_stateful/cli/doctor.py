@@ -42,8 +42,8 @@ take them up again. It does nothing to a model that is healthy, or is being star
                restarted
 
 Registering needs enable_model_api=true in config.properties. It lets everybody who reaches the management port run code, so it
-is off; turn it on where only you do, or restart TorchServe instead. /invocations does not know a model that was registered anew;
-/predictions/MODEL does.
+is off; turn it on where only you do, or restart TorchServe instead. A model that was registered anew is unknown to
+/invocations; /predictions/MODEL reaches it.
 
 With --watch it goes on looking, and --repair puts right what it sees twice in a row, or six times, where it may pass: a model
 that gives no answer may have much to do. Have it run beside TorchServe where a profile other than `continuous` is served.
