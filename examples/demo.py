@@ -6,12 +6,16 @@ Exits with 1 when an answer is wrong. `make demo` packs the archive and runs thi
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+
+# What TorchServe does while the client finds out the profile, gRPC, which reads this when it is imported, would log.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from ts_stateful.client import Session, connect
 from ts_stateful.torchserve import TorchServe
