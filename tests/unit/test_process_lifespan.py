@@ -78,6 +78,17 @@ def test_one_whose_model_is_registered_again_stays(tmp_path: Path) -> None:
     assert life.over_after(10)
 
 
+def test_it_may_be_registered_again_and_again(tmp_path: Path) -> None:
+    """Each time it has as long, however long ago the archive was missed before."""
+    life = Life(tmp_path / "archive")
+    for _ in range(3):
+        assert not life.over_after(2)
+        assert not life.over_after(9)
+        life.span.attached(str(life.archive))
+        assert not life.over_after(1000)
+        life.span.alone()
+
+
 def test_one_that_is_told_to_end_finishes_what_runs(life: Life) -> None:
     """And is over at once when that is done; asked once more, it gets no more time."""
     life.busy = True

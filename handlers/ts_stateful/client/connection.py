@@ -15,6 +15,8 @@ from ts_stateful.protocol import Command, Prompt
 
 __all__ = ["Connection"]
 
+_CLOSED = "the connection is closed: by `Server.close`, or by the end of its `with` block"
+
 
 class Connection:
     """A `Transport`, by way of another one.
@@ -57,16 +59,13 @@ class Connection:
 
     @contextlib.contextmanager
     def _remembered(self) -> Iterator[None]:
-        closed = ConnectionClosed(
-            "the connection is closed: by `Server.close`, or by the end of its `with` block"
-        )
         if self._closed:
-            raise closed
+            raise ConnectionClosed(_CLOSED)
         try:
             yield
         except Exception as error:
             if self._closed:
-                raise closed from None
+                raise ConnectionClosed(_CLOSED) from None
             if isinstance(error, ServerRefused) and error.is_without_model:
                 error.retryable = self._answered
             raise

@@ -61,7 +61,7 @@ def content_digest(folder: Path) -> str:
 
 def _config_file(folder: Path) -> str:
     try:
-        manifest = json.loads((folder / "MAR-INF" / "MANIFEST.json").read_text(encoding="utf-8"))
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         return str(manifest["model"]["configFile"])
     except (OSError, ValueError, KeyError, TypeError):
         return "model-config.yaml"

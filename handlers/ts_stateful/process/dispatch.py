@@ -70,8 +70,12 @@ class Dispatcher:
         self._fork_server = ForkServer()
         frontend_pid = frontend_pid or os.getppid()
         self._membership = joined = join(config, model_dir, frontend_pid)
-        own = (model_name, identity_of(model_dir, config.engine.model), dict(document))
-        folder = runtime_folder(frontend_pid, *(joined.identity if joined else own))
+        identity: tuple[object, ...] = (
+            joined.identity
+            if joined
+            else (model_name, identity_of(model_dir, config.engine.model), dict(document))
+        )
+        folder = runtime_folder(frontend_pid, *identity)
         names = devices(config.engine)[: self._max_sessions]
         specs = [
             EngineSpec(

@@ -21,9 +21,7 @@ __all__ = ["Lifespan"]
 logger = logging.getLogger("ts_stateful.engine")
 
 _WATCH_S = 1.0  # how often the frontend is looked after
-_REGISTERED_AGAIN_S = (
-    10.0  # that it may take until the worker is there of a model that is registered again
-)
+_REGISTERED_AGAIN_S = 10.0  # until the worker of a model that is registered again is there
 
 
 class Lifespan:
@@ -59,7 +57,7 @@ class Lifespan:
 
     def attached(self, archive: str | None) -> None:
         """There is a worker, for which the archive is there."""
-        self._alone_since = None
+        self._alone_since = self._missed_since = None
         self._archive = archive
 
     def alone(self) -> None:
