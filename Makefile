@@ -53,13 +53,13 @@ demo: $(INSTALLED) ## pack, serve on free ports, ask about a picture, stop; fail
 	$(BIN)/python examples/demo.py build/demo/chat.mar
 
 serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; EXAMPLE=counter serves an example
-	@exec $(BIN)/python -m ts_stateful.serve build/$(NAME).mar --name $(NAME) --http-port $(HTTP_PORT) \
+	@exec $(BIN)/python -m ts_stateful.torchserve.serve build/$(NAME).mar --name $(NAME) --http-port $(HTTP_PORT) \
 		--management-port $(MANAGEMENT_PORT) --metrics-port $(METRICS_PORT) \
 		--grpc-port $(GRPC_PORT) --grpc-management-port $(GRPC_MANAGEMENT_PORT)
 
 test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real TorchServe
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest tests/unit tests/scenarios -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest tests/e2e -n 4 --dist loadgroup --timeout 300
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -71,7 +71,7 @@ elif [ -n "$model" ]; then
     fail "$model is neither a folder nor a hub id like owner/name"
 fi
 edit() {
-    PYTHONPATH=$work/code PYTHONDONTWRITEBYTECODE=1 "$python" -m ts_stateful.config_edit "$config" "$@"
+    PYTHONPATH=$work/code PYTHONDONTWRITEBYTECODE=1 "$python" -m ts_stateful.config.edit "$config" "$@"
 }
 edit ${edits[@]+"${edits[@]}"} >"$work/model-config.yaml"
 handler=$(edit --handler 2>/dev/null)

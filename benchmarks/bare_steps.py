@@ -13,10 +13,10 @@ import torch
 
 from benchmarks.pace import Pace
 from benchmarks.recurrent import HANDLER, THREADS, frames, initial, load
-from ts_stateful.config import load_config
-from ts_stateful.events import Event, Submit
-from ts_stateful.protocol import Step
-from ts_stateful.state.engine import load_engine
+from ts_stateful.config.schema import load_config
+from ts_stateful.protocol.events import Event, Submit
+from ts_stateful.protocol.requests import Step
+from ts_stateful.recurrent.engine import load_engine
 
 __all__ = ["BareSteps"]
 

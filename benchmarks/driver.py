@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from ts_stateful.config import Config
-from ts_stateful.engine.engine import Engine
-from ts_stateful.engine.model import Model
-from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.config.schema import Config
+from ts_stateful.language.engine import Engine
+from ts_stateful.language.network.load import Model
 from ts_stateful.media.fetch import Fetcher
 from ts_stateful.media.load import MediaLoader
-from ts_stateful.protocol import Request
+from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.requests import Request
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store
 

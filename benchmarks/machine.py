@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from benchmarks.servers import ROOT
-from ts_stateful.java import java_environment
+from ts_stateful.torchserve.java import java_environment
 
 __all__ = ["describe"]
 

@@ -23,11 +23,11 @@ import torch
 from benchmarks.driver import Driver
 from benchmarks.inputs import Inputs, text_of
 from benchmarks.model import TOKEN_BYTES, build
-from ts_stateful.config import Config, load_config
-from ts_stateful.engine.context import Context, Stored
-from ts_stateful.engine.model import load_model
-from ts_stateful.protocol import Close, Open, Prompt
-from ts_stateful.store.file import FileStore
+from ts_stateful.config.schema import Config, load_config
+from ts_stateful.language.conversation.context import Context, Stored
+from ts_stateful.language.network.load import load_model
+from ts_stateful.protocol.requests import Close, Open, Prompt
+from ts_stateful.store.backends.file import FileStore
 
 __all__ = ["main"]
 

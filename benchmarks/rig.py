@@ -27,7 +27,7 @@ from benchmarks.progress import Progress
 from benchmarks.recurrent import build as build_recurrent
 from benchmarks.samples import Samples
 from benchmarks.servers import recompute_server, stateful_server
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 __all__ = ["Rig"]
 

@@ -1,6 +1,6 @@
 """The servers that are measured: packed and started as users do it.
 
-Owns their configurations and archives. `archive.sh` packs this package's, `ts_stateful.torchserve` starts all of them.
+Owns their configurations and archives. `archive.sh` packs this package's, `ts_stateful.torchserve.server` starts all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.recurrent import HANDLER
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 __all__ = ["ROOT", "published_server", "recompute_server", "stateful_server", "steps_server"]
 

@@ -18,7 +18,7 @@ import httpx
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from ts_stateful.client import Session, connect
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENE = ROOT / "examples" / "shapes" / "scene.png"  # a red circle, a blue square, a yellow triangle

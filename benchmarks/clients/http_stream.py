@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks.clients.conversation import Turn
-from ts_stateful.client.sse import EventParser
+from ts_stateful.client.transports.sse import EventParser
 
 __all__ = ["HttpConnection", "turn_of"]
 

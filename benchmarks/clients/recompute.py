@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from benchmarks.clients.conversation import Turn
 from benchmarks.clients.http_stream import HttpConnection, turn_of
 from benchmarks.inputs import text_of
-from ts_stateful.ports import HOST
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.ports import HOST
+from ts_stateful.torchserve.server import TorchServe
 
 __all__ = ["RecomputeClient"]
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from benchmarks.clients.conversation import Turn
 from benchmarks.clients.http_stream import HttpConnection, turn_of
 from benchmarks.inputs import text_of
-from ts_stateful.answers import Opened, SessionInfo
 from ts_stateful.client import Session, connect
 from ts_stateful.client.documents import encode, parse
-from ts_stateful.ports import HOST
-from ts_stateful.protocol import Close, Image, Info, Open, Prompt
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.answers import Opened, SessionInfo
+from ts_stateful.protocol.requests import Close, Image, Info, Open, Prompt
+from ts_stateful.torchserve.ports import HOST
+from ts_stateful.torchserve.server import TorchServe
 
 __all__ = ["GrpcClient", "HttpClient"]
 

@@ -23,8 +23,8 @@ from benchmarks.gpu import baselines
 from benchmarks.gpu.engine import Bench
 from benchmarks.gpu.network import FULL, TINY, Size, build, text_part
 from benchmarks.servers import ROOT
-from ts_stateful.config import Config, load_config
-from ts_stateful.engine.model import Model, accelerate, build_model
+from ts_stateful.config.schema import Config, load_config
+from ts_stateful.language.network.load import Model, accelerate, build_model
 
 _NO_GPU: Final = """\
 There is no NVIDIA GPU here that torch can use: nothing was measured.

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.driver import Driver
 from benchmarks.inputs import Inputs, text_of
-from ts_stateful.protocol import Close, Open, Prompt
+from ts_stateful.protocol.requests import Close, Open, Prompt
 
 __all__ = ["Bench"]
 

@@ -22,7 +22,7 @@ from typing import Final
 import yaml
 
 from ts_stateful.client import ClientError, Server, connect
-from ts_stateful.errors import StatefulError
+from ts_stateful.protocol.errors import StatefulError
 
 FOLDER: Final = Path(__file__).resolve().parent
 WORDS: Final = (FOLDER / "model" / "keywords.txt").read_text().split()

@@ -12,8 +12,8 @@ from tests.e2e.server import ROOT, profile_server
 from tests.e2e.speak import Innocent, Speaker
 from tests.e2e.state_server import StateModels
 from tests.e2e.steps import WAYS, Lines
-from ts_stateful.config import Profile
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.torchserve.server import TorchServe
 
 _running = pytest.StashKey[dict[str, TorchServe]]()
 _PLACES = 160  # for all sessions of all tests that share the sequence profile's server

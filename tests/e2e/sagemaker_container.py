@@ -25,8 +25,8 @@ import psutil
 
 from tests.e2e.server import ROOT, log_path
 from tests.support.ports import free_ports
-from ts_stateful.java import java_environment
-from ts_stateful.ports import HOST
+from ts_stateful.torchserve.java import java_environment
+from ts_stateful.torchserve.ports import HOST
 
 __all__ = ["Container", "image_environment", "missing"]
 
@@ -45,7 +45,7 @@ _SERVE = """
 mount --bind "$MODEL" "$MODEL"
 mount -o remount,bind,ro "$MODEL"
 mount --bind "$LOG_CONFIG" "$TOOLKIT/etc/log4j2.xml"
-exec python -m ts_stateful.entrypoint serve
+exec python -m ts_stateful.torchserve.entrypoint serve
 """
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from tests.support.ports import free_ports
-from ts_stateful.config import Profile
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.torchserve.server import TorchServe
 
 __all__ = [
     "ENDLESS",

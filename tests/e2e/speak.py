@@ -16,7 +16,7 @@ import psutil
 
 from tests.e2e.server import ROOT
 from ts_stateful.pb import inference_pb2, inference_pb2_grpc
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 __all__ = [
     "DEADLINE_S",

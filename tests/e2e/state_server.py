@@ -14,7 +14,7 @@ from torch import tensor
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
 from tests.support.ports import free_ports
 from ts_stateful.process.spec import EngineSpec
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 __all__ = ["BALANCE", "StateModels"]
 

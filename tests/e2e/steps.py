@@ -16,7 +16,7 @@ from tests.e2e.speak import DEADLINE_S, HEADER
 from tests.e2e.state_server import StateModels
 from ts_stateful.pb.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 _STREAM_S = 240.0  # for all steps of one, in which engines may be killed
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, HEADER, SCENE, SCENE_BASE64, Speaker
 from ts_stateful.client import connect
-from ts_stateful.session_ids import new_session_id
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.session_ids import new_session_id
+from ts_stateful.torchserve.server import TorchServe
 
 
 @pytest.fixture(params=["continuous", "sequence", "async"])

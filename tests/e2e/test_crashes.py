@@ -19,10 +19,10 @@ import pytest
 from tests.e2e.server import profile_server
 from tests.e2e.speak import SCENE, eventually
 from ts_stateful.client import ClientError, RetryPolicy, Session, connect
-from ts_stateful.config import Profile
-from ts_stateful.errors import EngineUnavailable
-from ts_stateful.ports import Ports
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.errors import EngineUnavailable
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.torchserve.ports import Ports
+from ts_stateful.torchserve.server import TorchServe
 
 # `make test PYTEST_ARGS=tests/e2e/test_crashes.py KILLS=100` for more.
 KILLS = int(os.environ.get("KILLS", "2"))

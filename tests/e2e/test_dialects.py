@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.speak import DEADLINE_S, HEADER, SCENE, Innocent, Speaker
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 END_HEADER = "ts_request_sequence_end"
 SCENE_URL = f"data:image/png;base64,{base64.b64encode(SCENE.read_bytes()).decode()}"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.e2e.server import profile_server
 from tests.e2e.speak import Speaker
-from ts_stateful.config import Profile
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.torchserve.server import TorchServe
 
 NAME, CLOSED = "X-Amzn-SageMaker-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"
 TTL = timedelta(minutes=5)

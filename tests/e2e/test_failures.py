@@ -17,10 +17,10 @@ import pytest
 from tests.e2e.server import ENDLESS, profile_server
 from tests.e2e.speak import DEADLINE_S, SCENE, SCENE_BASE64, Speaker, error_of, eventually
 from ts_stateful.client import RetryPolicy, connect
-from ts_stateful.config import Profile
-from ts_stateful.errors import TooManySessions
 from ts_stateful.pb.inference_pb2 import PredictionsRequest
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.errors import TooManySessions
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.torchserve.server import TorchServe
 
 Speak = Callable[[TorchServe], Speaker]
 

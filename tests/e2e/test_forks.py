@@ -9,8 +9,8 @@ import pytest
 from tests.e2e.server import ENDLESS
 from tests.e2e.speak import HEADER, SCENE, Speaker, error_of
 from ts_stateful.client import Session, connect
-from ts_stateful.errors import SessionExists, TurnGap
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.errors import SessionExists, TurnGap
+from ts_stateful.torchserve.server import TorchServe
 
 COUNT = "How many questions have I asked?"
 IT = "What color is it?"

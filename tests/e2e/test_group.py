@@ -18,8 +18,8 @@ from tests.e2e.server import ENDLESS, START_TIMEOUT_S, pack, profile_server
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, SCENE, eventually
 from ts_stateful.client import Server, Session, connect
 from ts_stateful.client.management import Management
-from ts_stateful.config import Profile
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.torchserve.server import TorchServe
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
 PATIENCE_S = "10"  # of the doctor: longer than a busy machine takes for one answer, and waited for what is dead

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.speak import SCENE, Speaker
 from tests.support.pictures import png_base64
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 QUESTION = {"prompt": "What color is the circle?"}
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.speak import HEADER, SCENE, SCENE_BASE64, Innocent, Speaker, error_of
 from tests.support.hostile import DEEP, JSON, bomb
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 Send = Callable[[Speaker, str], httpx.Response]
 Attack = tuple[Send, str]  # and the code of the error that it gets

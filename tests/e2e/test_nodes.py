@@ -19,8 +19,8 @@ from tests.support.haproxy import NO_HAPROXY, Proxy, haproxy, haproxy_binary
 from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
 from ts_stateful.client import RetryPolicy, Session, connect
 from ts_stateful.client.session import PromptOptions
-from ts_stateful.config import Profile
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.torchserve.server import TorchServe
 
 NUM_SESSIONS = 16
 LONG: PromptOptions = {"max_new_tokens": 300, "ignore_eos": True}

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion
 
 from tests.e2e.server import WINDOW
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, HEADER, SCENE, Speaker
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 SCENE_URL = f"data:image/png;base64,{base64.b64encode(SCENE.read_bytes()).decode()}"
 

@@ -13,7 +13,7 @@ import yaml
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
 from tests.e2e.speak import DIALOGUE, Speaker, error_of
 from tests.support.ports import free_ports
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 Speak = Callable[[TorchServe], Speaker]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server import ROOT
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 
 def blocks(language: str, document: str = "README.md") -> list[str]:

@@ -26,9 +26,9 @@ from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
 from tests.support.sagemaker import boto_client, parts_of
 from ts_stateful.client import Server, connect
 from ts_stateful.client.session import PromptOptions
-from ts_stateful.drain import is_engine
-from ts_stateful.errors import InvalidRequest
-from ts_stateful.session_ids import new_session_id
+from ts_stateful.process.drain import is_engine
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.session_ids import new_session_id
 
 SCENE = ROOT / "examples" / "shapes" / "scene.png"
 QUESTION = "What color is the circle?"

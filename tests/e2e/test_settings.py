@@ -14,8 +14,8 @@ import pytest
 
 from tests.e2e.server import profile_server
 from tests.e2e.speak import DEADLINE_S, SCENE, Speaker, error_of, eventually
-from ts_stateful.config import Profile
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.torchserve.server import TorchServe
 
 Speak = Callable[[TorchServe], Speaker]
 NUM_SESSIONS = 6

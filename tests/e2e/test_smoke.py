@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from tests.e2e.speak import DEADLINE_S
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 
 def test_the_server_is_healthy(continuous_server: TorchServe) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.server import ROOT
 from tests.e2e.state_server import StateModels
 from tests.e2e.steps import sum_of
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 CLIENT = ROOT / "examples" / "grpc_client.py"
 SAMPLES = "sample1.txt,sample2.txt,sample3.txt"

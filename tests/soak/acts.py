@@ -17,8 +17,8 @@ from tests.soak.talk import Talk
 from tests.soak.tally import check
 from tests.soak.turns import converse, document_of, keep, past_in, past_of, settle
 from tests.soak.user import Act, User
-from ts_stateful.answers import Forked
-from ts_stateful.errors import SessionClosed, SessionExpired, SessionNotFound
+from ts_stateful.protocol.answers import Forked
+from ts_stateful.protocol.errors import SessionClosed, SessionExpired, SessionNotFound
 
 __all__ = ["acts_of"]
 

@@ -18,8 +18,8 @@ import psutil
 
 from tests.e2e.speak import Speaker
 from tests.soak.talk import NUM_PICTURES
-from ts_stateful.process_names import FORK_SERVER, name_of
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.process.names import FORK_SERVER, name_of
+from ts_stateful.torchserve.server import TorchServe
 
 __all__ = ["MORE", "Held", "Snapshot", "leaks", "temporary_folder", "unsettled"]
 

@@ -19,7 +19,7 @@ from tests.e2e.speak import HEADER, Speaker
 from tests.soak.outages import Outages
 from tests.soak.plan import DEADLINE_S
 from tests.soak.tally import Tally, Wrong, check
-from ts_stateful.errors import StatefulError, error_from_body
+from ts_stateful.protocol.errors import StatefulError, error_from_body
 
 __all__ = ["Document", "Heard", "Raw"]
 

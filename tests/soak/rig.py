@@ -24,7 +24,7 @@ from tests.soak.replay import replay, some_of
 from tests.soak.tally import Tally, Wrong
 from tests.soak.user import Shared, User
 from ts_stateful.client import connect
-from ts_stateful.config import Profile
+from ts_stateful.protocol.profile import Profile
 
 __all__ = ["Outcome", "soak"]
 

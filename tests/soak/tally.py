@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from ts_stateful.errors import StatefulError
+from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["Failure", "Latency", "Tally", "Wrong", "check"]
 

@@ -24,14 +24,14 @@ from tests.soak.script import Script
 from tests.soak.talk import Answers, Opening, Talk, picture
 from tests.soak.tally import Tally, Wrong
 from ts_stateful.client import MAX_BODY_BYTES, ClientError, RetryPolicy, Server, Session, connect
-from ts_stateful.errors import (
+from ts_stateful.protocol.errors import (
     SessionClosed,
     SessionExists,
     SessionExpired,
     SessionNotFound,
     StatefulError,
 )
-from ts_stateful.torchserve import TorchServe
+from ts_stateful.torchserve.server import TorchServe
 
 __all__ = ["Act", "Shared", "User"]
 

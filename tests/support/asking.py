@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.harness import Harness
-from ts_stateful.protocol import Prompt
+from ts_stateful.protocol.requests import Prompt
 
 __all__ = ["ask", "busy", "code"]
 

@@ -8,8 +8,8 @@ from typing import Any
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny import MODELS, REWRITING, llama
-from ts_stateful.engine.model import Model
-from ts_stateful.protocol import Fork, Rewind
+from ts_stateful.language.network.load import Model
+from ts_stateful.protocol.requests import Fork, Rewind
 
 __all__ = [
     "MAKERS",

@@ -9,8 +9,8 @@ import torch
 
 from tests.support.harness import Harness, stock_reply
 from tests.support.pictures import noise
-from ts_stateful.engine.model import Model
-from ts_stateful.protocol import Chat, Image, Said
+from ts_stateful.language.network.load import Model
+from ts_stateful.protocol.requests import Chat, Image, Said
 from ts_stateful.store.base import Store
 
 __all__ = ["NEW_TOKENS", "Chats", "Told", "cached", "chat"]

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ts_stateful.engine import triton_code
+from ts_stateful.language.kernels.gpu import triton_code
 
 CAPABILITIES = (80, 90)  # A100, H100
 _FLOATS = ("scale", "softcap")

@@ -8,15 +8,15 @@ from typing import Any
 
 from tests.support.fake_dispatcher import NAMES
 from tests.support.fake_torchserve import HTTP
-from ts_stateful.answers import encode
-from ts_stateful.config import Profile
-from ts_stateful.errors import StatefulError
-from ts_stateful.events import Event, EventKind, Submit
 from ts_stateful.frontend.dialects import Dialects
 from ts_stateful.frontend.dialects.dialect import Voice, Whole
 from ts_stateful.frontend.dialects.own import OwnVoice
-from ts_stateful.frontend.headers import RowHeaders
-from ts_stateful.frontend.requests import RequestParser
+from ts_stateful.frontend.parsing.headers import RowHeaders
+from ts_stateful.frontend.parsing.requests import RequestParser
+from ts_stateful.protocol.answers import encode
+from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.profile import Profile
 
 __all__ = ["Exchange", "ask"]
 

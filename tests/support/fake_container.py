@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ts_stateful.sagemaker_api import CLOSED_SESSION_ID, SESSION_ID
+from ts_stateful.protocol.sagemaker import CLOSED_SESSION_ID, SESSION_ID
 
 __all__ = ["FakeContainer"]
 

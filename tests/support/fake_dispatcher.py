@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ts_stateful.config import Profile
-from ts_stateful.events import Event, EventKind, Submit
-from ts_stateful.frontend.headers import HeaderNames
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.intake import Intake
-from ts_stateful.frontend.requests import RequestParser
+from ts_stateful.frontend.parsing.headers import HeaderNames
+from ts_stateful.frontend.parsing.requests import RequestParser
+from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.profile import Profile
 
 ID = "ts_request_sequence_id"
 START = "ts_request_sequence_start"

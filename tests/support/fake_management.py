@@ -18,9 +18,9 @@ from ts_stateful.client.errors import (
     ServerUnreachable,
 )
 from ts_stateful.client.management import Description, Management, ModelWorker
-from ts_stateful.client.transport import Events, Transport
-from ts_stateful.errors import StatefulError
-from ts_stateful.protocol import Command, Prompt
+from ts_stateful.client.transports.transport import Events, Transport
+from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.requests import Command, Prompt
 
 __all__ = ["FakeManagement", "FakeModel", "FakeTransport"]
 

@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 
 from tests.support.fake_sessions import FakeSessions, Fault
-from ts_stateful.errors import StatefulError
 from ts_stateful.pb.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_stateful.pb.inference_pb2_grpc import (
     InferenceAPIsServiceServicer,
     add_InferenceAPIsServiceServicer_to_server,
 )
+from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["grpc_server", "http_server"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ts_stateful.errors import (
+from ts_stateful.protocol.errors import (
     InvalidRequest,
     SessionClosed,
     SessionExists,
@@ -18,9 +18,9 @@ from ts_stateful.errors import (
     StatefulError,
     TurnGap,
 )
-from ts_stateful.protocol import parse_request
-from ts_stateful.session_ids import resolve_session_id
-from ts_stateful.strict_json import parse_json
+from ts_stateful.protocol.requests import parse_request
+from ts_stateful.protocol.session_ids import resolve_session_id
+from ts_stateful.protocol.strict_json import parse_json
 
 # A separator that Python takes for the end of a line, and characters of two UTF-16 units and of several code points.
 SPECIAL = "a\u2028b\x85 \U0001d518\U0001d52b \U0001f469\u200d\U0001f52c e\u0301"

@@ -12,14 +12,14 @@ import PIL.Image
 import torch
 
 from tests.support.pictures import png
-from ts_stateful.config import Config, MediaConfig, load_config
-from ts_stateful.engine.engine import Engine
-from ts_stateful.engine.model import Model
-from ts_stateful.engine.turns import ReadImage
-from ts_stateful.engine.vision import ImageInput
-from ts_stateful.events import Event, EventKind, Submit
+from ts_stateful.config.schema import Config, MediaConfig, load_config
+from ts_stateful.language.engine import Engine
+from ts_stateful.language.network.load import Model
+from ts_stateful.language.turns.lifecycle import ReadImage
+from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.media import ImageFile
-from ts_stateful.protocol import Close, Image, Open, Prompt, Request
+from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.requests import Close, Image, Open, Prompt, Request
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store
 

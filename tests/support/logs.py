@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ts_stateful.session_log.log import Known, append
+from ts_stateful.session_log.records import Entry
 from ts_stateful.store.base import Store
-from ts_stateful.store.log import Known, append
-from ts_stateful.store.records import Entry
 
 
 def write_log(

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ts_stateful.events import Event, EventKind, Submit
-from ts_stateful.figures import Figures
 from ts_stateful.process.messages import Attach, Attached, Ping, Pong, receive, send
 from ts_stateful.process.spec import EngineSpec
+from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.stats import Figures
 
 __all__ = ["MortalEngine"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ts_stateful.capacity import TransformerSize
+from ts_stateful.config.sizes import TransformerSize
 from ts_stateful.plan import Asked, Plan, make_plan
 
 GIB = 1 << 30

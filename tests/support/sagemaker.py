@@ -14,7 +14,7 @@ from botocore.config import Config
 
 from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions
-from ts_stateful.sagemaker_api import CLOSED_SESSION_ID, SESSION_ID
+from ts_stateful.protocol.sagemaker import CLOSED_SESSION_ID, SESSION_ID
 from ts_stateful.sagemaker_local.routing import Instance, Router
 from ts_stateful.sagemaker_local.server import Limits, make_app
 

@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 from tests.support.harness import Harness
 from tests.support.tiny import llama
-from ts_stateful.engine.model import Model
-from ts_stateful.protocol import Info
+from ts_stateful.language.network.load import Model
+from ts_stateful.protocol.requests import Info
+from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable
-from ts_stateful.store.memory import MemoryStore
 
 __all__ = [
     "NEW_TOKENS",

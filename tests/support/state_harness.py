@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.harness import Clock, LaterExecutor
-from ts_stateful.config import Config, FrontendConfig, StateConfig, load_config
-from ts_stateful.events import Event, Submit
-from ts_stateful.protocol import Request, Step
-from ts_stateful.state.durability import Backing
-from ts_stateful.state.engine import StateEngine
-from ts_stateful.state.pool import Pool
-from ts_stateful.state.program import Program
+from ts_stateful.config.schema import Config, FrontendConfig, StateConfig, load_config
+from ts_stateful.protocol.events import Event, Submit
+from ts_stateful.protocol.requests import Request, Step
+from ts_stateful.protocol.tensors import Elements, read_inputs
+from ts_stateful.recurrent.engine import StateEngine
+from ts_stateful.recurrent.persistence import Backing
+from ts_stateful.recurrent.program import Program
+from ts_stateful.recurrent.slots import Pool
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store
-from ts_stateful.tensors import Elements, read_inputs
 
 __all__ = ["StateHarness", "state_settings"]
 

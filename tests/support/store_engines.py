@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.harness import Harness
-from ts_stateful.protocol import Prompt
+from ts_stateful.protocol.requests import Prompt
+from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable
-from ts_stateful.store.memory import MemoryStore
 
 __all__ = ["FailingStore", "ask", "code", "expire"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ts_stateful.store.file import FileStore
+from ts_stateful.store.backends.file import FileStore
 
 VALUE = b"value" * 1000
 _LIFE_S = 10_000.0  # longer than any test

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests.support.harness import Clock
 from tests.support.state_harness import StateHarness, state_settings
-from ts_stateful.protocol import InputTensor, Step
+from ts_stateful.protocol.requests import InputTensor, Step
+from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable
-from ts_stateful.store.memory import MemoryStore
 
 __all__ = [
     "BAD",

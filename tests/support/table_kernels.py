@@ -8,9 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from ts_stateful.engine.attention import Rule
-from ts_stateful.engine.kv import KVLayout
-from ts_stateful.engine.spans import Table
+from ts_stateful.language.kernels.attention import Rule
+from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.spans import Table
 
 
 class TableKernels:

@@ -10,8 +10,8 @@ from typing import Any
 import httpcore
 import pytest
 
-from ts_stateful.errors import MediaError
 from ts_stateful.media.fetch import Fetcher
+from ts_stateful.protocol.errors import MediaError
 
 __all__ = [
     "BODY",

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ts_stateful.config import load_config
-from ts_stateful.events import Event, EventKind, Submit
-from ts_stateful.process.dispatch import Dispatcher
-from ts_stateful.process.fork_server import ForkServer
-from ts_stateful.protocol import Request
+from ts_stateful.config.schema import load_config
+from ts_stateful.process.worker.dispatch import Dispatcher
+from ts_stateful.process.worker.fork_server import ForkServer
+from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.requests import Request
 
 __all__ = ["Worker", "eventually"]
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client import ClientError, PromptOptions, Reply, Server, Session
-from ts_stateful.errors import SessionError, StatefulError
+from ts_stateful.protocol.errors import SessionError, StatefulError
 
 __all__ = ["Chat"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ts_stateful.cli.models import find_model
 from ts_stateful.cli.terminal import Terminal
-from ts_stateful.config import load_config
-from ts_stateful.config_check import Finding, check_file, read_document, summary
+from ts_stateful.config.check import Finding, check_file, read_document, summary
+from ts_stateful.config.schema import load_config
 
 __all__ = ["check"]
 

@@ -9,15 +9,21 @@ import enum
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ts_stateful.answers import HelloAnswer
 from ts_stateful.cli.evidence import Evidence, Failure
 from ts_stateful.client.errors import DeadlineExceeded, ServerRefused, ServerUnreachable
 from ts_stateful.client.management import Description
-from ts_stateful.config import FrontendConfig, Profile
-from ts_stateful.config_check import Finding
-from ts_stateful.config_check.finding import error, warning
-from ts_stateful.config_check.modes import check_modes
-from ts_stateful.errors import EngineUnavailable, StatefulError, StoreFailed, TooManySessions
+from ts_stateful.config.check import Finding
+from ts_stateful.config.check.finding import error, warning
+from ts_stateful.config.check.modes import check_modes
+from ts_stateful.config.schema import FrontendConfig
+from ts_stateful.protocol.answers import HelloAnswer
+from ts_stateful.protocol.errors import (
+    EngineUnavailable,
+    StatefulError,
+    StoreFailed,
+    TooManySessions,
+)
+from ts_stateful.protocol.profile import Profile
 
 __all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "in_words"]
 

@@ -24,7 +24,7 @@ from ts_stateful.cli.watch import Watch
 from ts_stateful.client.addresses import http_transport, parse_address
 from ts_stateful.client.documents import MAX_BODY_BYTES
 from ts_stateful.client.management import Management
-from ts_stateful.client.transport import Transport
+from ts_stateful.client.transports.transport import Transport
 
 __all__ = ["EPILOG", "add_options", "attend", "examine"]
 

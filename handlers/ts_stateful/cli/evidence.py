@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ts_stateful.answers import Closed, HelloAnswer, Opened, SessionInfo
 from ts_stateful.client.documents import parse
 from ts_stateful.client.errors import ClientError, DeadlineExceeded, ServerRefused
 from ts_stateful.client.management import Description, Management
-from ts_stateful.client.transport import Transport
-from ts_stateful.errors import InvalidRequest, SessionError, StatefulError
-from ts_stateful.protocol import Close, Command, Continue, Hello, Info, Open
+from ts_stateful.client.transports.transport import Transport
+from ts_stateful.protocol.answers import Closed, HelloAnswer, Opened, SessionInfo
+from ts_stateful.protocol.errors import InvalidRequest, SessionError, StatefulError
+from ts_stateful.protocol.requests import Close, Command, Continue, Hello, Info, Open
 
 __all__ = ["PROBE_SESSION", "Evidence", "gather"]
 

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import msgspec
 
-from ts_stateful.capacity import ModelUnknown
 from ts_stateful.cli.chat import Chat
 from ts_stateful.cli.check import check
 from ts_stateful.cli.doctor import examine
@@ -31,9 +30,10 @@ from ts_stateful.client import (
     Session,
     connect,
 )
-from ts_stateful.config import ConfigError
-from ts_stateful.errors import StatefulError
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.config.sizes import ModelUnknown
 from ts_stateful.plan import PlanRefused
+from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["main"]
 

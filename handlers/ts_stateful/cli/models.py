@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ts_stateful.capacity import ModelUnknown, TransformerSize, read_transformer
+from ts_stateful.config.sizes import ModelUnknown, TransformerSize, read_transformer
 
 __all__ = ["find_model"]
 

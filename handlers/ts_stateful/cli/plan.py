@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ts_stateful.capacity import StatesSize
 from ts_stateful.cli.models import find_model
 from ts_stateful.cli.terminal import Terminal
-from ts_stateful.config import Config, ConfigError, Profile, load_config
-from ts_stateful.config_check import Finding, read_document
+from ts_stateful.config.check import Finding, read_document
+from ts_stateful.config.schema import Config, ConfigError, load_config
+from ts_stateful.config.sizes import StatesSize
 from ts_stateful.plan import Asked, PlanRefused, make_plan
+from ts_stateful.protocol.profile import Profile
 
 __all__ = ["plan"]
 

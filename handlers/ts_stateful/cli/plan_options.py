@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ts_stateful.capacity import DTYPE_BYTES, parse_bytes
 from ts_stateful.cli.numbers import positive, whole
+from ts_stateful.config.sizes import DTYPE_BYTES, parse_bytes
 
 __all__ = ["EPILOG", "add_options"]
 

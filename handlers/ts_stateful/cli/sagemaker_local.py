@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ts_stateful.cli.numbers import positive, whole
 from ts_stateful.cli.terminal import Terminal
-from ts_stateful.sagemaker_api import is_endpoint_name
+from ts_stateful.protocol.sagemaker import is_endpoint_name
 
 __all__ = ["EPILOG", "Unservable", "add_options", "serve"]
 
@@ -96,9 +96,9 @@ def serve(options: argparse.Namespace) -> None:
         if not path.exists():
             raise Unservable(f"no such file: {path}")
     try:
-        from ts_stateful.java import JavaMissing  # noqa: PLC0415 - as the next
         from ts_stateful.sagemaker_local import endpoint  # noqa: PLC0415 - clients do without aiohttp
-        from ts_stateful.torchserve import ServerFailed  # noqa: PLC0415 - and without psutil
+        from ts_stateful.torchserve.java import JavaMissing  # noqa: PLC0415 - as the next
+        from ts_stateful.torchserve.server import ServerFailed  # noqa: PLC0415 - and without psutil
     except ImportError as missing:
         raise Unservable(
             f"{missing.name} is not installed: pip install 'torchserve-stateful[server,sagemaker]'"

@@ -16,9 +16,9 @@ from urllib.parse import quote, urlsplit
 import grpc
 
 from ts_stateful.client.errors import ClientError
-from ts_stateful.client.rest import HttpTransport
-from ts_stateful.client.rpc import GrpcTransport, Profile, open_channel
-from ts_stateful.client.transport import Transport
+from ts_stateful.client.transports.rest import HttpTransport
+from ts_stateful.client.transports.rpc import GrpcTransport, Profile, open_channel
+from ts_stateful.client.transports.transport import Transport
 
 __all__ = [
     "Address",
@@ -144,7 +144,7 @@ def sagemaker_transport(url: str, *, max_body_bytes: int, ca_file: str | Path | 
         ValueError: the URL cannot be meant.
     """
     try:
-        from ts_stateful.client import sagemaker  # noqa: PLC0415 - others do without boto3
+        from ts_stateful.client.transports import sagemaker  # noqa: PLC0415 - others do without boto3
     except ImportError as missing:
         raise ClientError(str(missing)) from missing
     address = sagemaker.parse_sagemaker_url(url)

@@ -14,9 +14,9 @@ from ts_stateful.client.connection import Connection
 from ts_stateful.client.documents import parse, seconds_to_send
 from ts_stateful.client.errors import ClientError, DeadlineExceeded, StreamStalled
 from ts_stateful.client.retry import Attempts, Deadline, RetryPolicy
-from ts_stateful.client.transport import Transport
-from ts_stateful.errors import StatefulError
-from ts_stateful.protocol import Command, Fork, Open
+from ts_stateful.client.transports.transport import Transport
+from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.requests import Command, Fork, Open
 
 __all__ = ["Calls"]
 

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from ts_stateful.client.errors import ConnectionClosed, ServerRefused
-from ts_stateful.client.transport import Events, Pipeline, Transport
-from ts_stateful.protocol import Command, Prompt
+from ts_stateful.client.transports.transport import Events, Pipeline, Transport
+from ts_stateful.protocol.requests import Command, Prompt
 
 __all__ = ["Connection"]
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ts_stateful.client.errors import ProtocolError, RequestTooLarge, ServerRefused
-from ts_stateful.errors import StatefulError, error_from_body
-from ts_stateful.protocol import Command, Open, Prompt, Upload
+from ts_stateful.protocol.errors import StatefulError, error_from_body
+from ts_stateful.protocol.requests import Command, Open, Prompt, Upload
 
 __all__ = [
     "MAX_BODY_BYTES",

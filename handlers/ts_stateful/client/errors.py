@@ -1,6 +1,6 @@
 """What can go wrong between a client and a server, besides the errors that the server's protocol has.
 
-Owns the classes for transport and protocol failures. The errors that a server answers are those of `ts_stateful.errors`.
+Owns the classes for transport and protocol failures. Errors that a server answers are in `ts_stateful.protocol.errors`.
 
     ClientError
     ├── ServerUnreachable      no connection, or it broke                      (retryable)
@@ -14,7 +14,7 @@ Owns the classes for transport and protocol failures. The errors that a server a
 
 from __future__ import annotations
 
-from ts_stateful.errors import StatefulError
+from ts_stateful.protocol.errors import StatefulError
 
 __all__ = [
     "ClientError",

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ts_stateful.client.errors import RequestTooLarge
-from ts_stateful.protocol import Image
+from ts_stateful.protocol.requests import Image
 
 __all__ = ["ImageSource", "wire_images"]
 

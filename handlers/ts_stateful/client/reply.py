@@ -11,18 +11,14 @@ from collections.abc import Callable, Generator, Iterator
 
 import msgspec
 
-from ts_stateful.answers import Cancelled, Timing, TurnAnswer, Usage
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import parse
-from ts_stateful.client.errors import (
-    ClientError,
-    ProtocolError,
-    ServerUnreachable,
-)
+from ts_stateful.client.errors import ClientError, ProtocolError, ServerUnreachable
 from ts_stateful.client.turns import TurnCounter
 from ts_stateful.client.uploads import Carrier
-from ts_stateful.errors import SessionExpired, SessionNotFound, StatefulError, TurnGap
-from ts_stateful.protocol import Cancel, Continue, Prompt
+from ts_stateful.protocol.answers import Cancelled, Timing, TurnAnswer, Usage
+from ts_stateful.protocol.errors import SessionExpired, SessionNotFound, StatefulError, TurnGap
+from ts_stateful.protocol.requests import Cancel, Continue, Prompt
 
 __all__ = ["Reply"]
 

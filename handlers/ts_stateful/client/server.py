@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from ts_stateful.answers import HelloAnswer, Opened, Usage
 from ts_stateful.client.addresses import (
     grpc_transport,
     http_transport,
@@ -25,11 +24,12 @@ from ts_stateful.client.images import ImageSource, wire_images
 from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.client.session import Session
 from ts_stateful.client.steps import Steps
-from ts_stateful.client.transport import Transport
+from ts_stateful.client.transports.transport import Transport
 from ts_stateful.client.uploads import fits
-from ts_stateful.errors import SessionExists, SessionNotFound
-from ts_stateful.protocol import Hello, Image, Open
-from ts_stateful.session_ids import check_session_id, new_session_id
+from ts_stateful.protocol.answers import HelloAnswer, Opened, Usage
+from ts_stateful.protocol.errors import SessionExists, SessionNotFound
+from ts_stateful.protocol.requests import Hello, Image, Open
+from ts_stateful.protocol.session_ids import check_session_id, new_session_id
 
 __all__ = ["Server", "connect"]
 

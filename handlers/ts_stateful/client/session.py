@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from ts_stateful.answers import (
+from ts_stateful.client.calls import Calls
+from ts_stateful.client.errors import ClientError
+from ts_stateful.client.images import ImageSource, wire_images
+from ts_stateful.client.reply import Reply
+from ts_stateful.client.turns import TurnCounter
+from ts_stateful.client.uploads import Carrier
+from ts_stateful.protocol.answers import (
     Cancelled,
     Closed,
     Forked,
@@ -22,21 +28,15 @@ from ts_stateful.answers import (
     TurnAnswer,
     Usage,
 )
-from ts_stateful.client.calls import Calls
-from ts_stateful.client.errors import ClientError
-from ts_stateful.client.images import ImageSource, wire_images
-from ts_stateful.client.reply import Reply
-from ts_stateful.client.turns import TurnCounter
-from ts_stateful.client.uploads import Carrier
-from ts_stateful.errors import (
+from ts_stateful.protocol.errors import (
     SessionClosed,
     SessionError,
     SessionExists,
     SessionNotFound,
     StatefulError,
 )
-from ts_stateful.protocol import Cancel, Close, Continue, Fork, Image, Info, Prompt, Rewind
-from ts_stateful.session_ids import check_session_id, new_session_id
+from ts_stateful.protocol.requests import Cancel, Close, Continue, Fork, Image, Info, Prompt, Rewind
+from ts_stateful.protocol.session_ids import check_session_id, new_session_id
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from ts_stateful.answers import Closed, SessionInfo, StepAnswer, TensorAnswer
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import parse
 from ts_stateful.client.errors import ClientError
-from ts_stateful.client.transport import Pipeline
-from ts_stateful.errors import SessionClosed, SessionError, StatefulError
-from ts_stateful.protocol import Close, Info, InputTensor, Step
+from ts_stateful.client.transports.transport import Pipeline
+from ts_stateful.protocol.answers import Closed, SessionInfo, StepAnswer, TensorAnswer
+from ts_stateful.protocol.errors import SessionClosed, SessionError, StatefulError
+from ts_stateful.protocol.requests import Close, Info, InputTensor, Step
 
 __all__ = ["StepReply", "Steps"]
 

@@ -11,7 +11,7 @@ from ts_stateful.client.images import ImageSource
 from ts_stateful.client.reply import Reply
 from ts_stateful.client.server import Server
 from ts_stateful.client.session import PromptOptions, Session
-from ts_stateful.errors import SessionError
+from ts_stateful.protocol.errors import SessionError
 
 __all__ = ["StickySessions"]
 

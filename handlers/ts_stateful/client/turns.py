@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ts_stateful.answers import SessionInfo
+from ts_stateful.protocol.answers import SessionInfo
 
 __all__ = ["TurnCounter"]
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ts_stateful.answers import Uploaded
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import encode
 from ts_stateful.client.errors import ProtocolError
 from ts_stateful.client.retry import Attempts
-from ts_stateful.errors import InvalidRequest
-from ts_stateful.protocol import Image, Open, Prompt, Upload
+from ts_stateful.protocol.answers import Uploaded
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.requests import Image, Open, Prompt, Upload
 
 __all__ = ["Carrier", "fits"]
 

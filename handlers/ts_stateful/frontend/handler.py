@@ -13,22 +13,23 @@ from typing import Any
 
 from ts.torch_handler.base_handler import BaseHandler
 
-from ts_stateful.config import Config, ConfigError, Profile, load_config
-from ts_stateful.config_check import check_config
-from ts_stateful.environment import with_environment
-from ts_stateful.figures import Figures
-from ts_stateful.frontend.cloudwatch import CloudWatchMetrics
-from ts_stateful.frontend.delivery import Batch, Delivery
-from ts_stateful.frontend.delivery_async import AsyncDelivery, AsyncMailbox
-from ts_stateful.frontend.delivery_continuous import ContinuousDelivery
-from ts_stateful.frontend.delivery_sequence import SequenceDelivery
+from ts_stateful.config.check import check_config
+from ts_stateful.config.environment import with_environment
+from ts_stateful.config.schema import Config, ConfigError, load_config
+from ts_stateful.frontend.delivery.delivery import Batch, Delivery
+from ts_stateful.frontend.delivery.pull import ContinuousDelivery
+from ts_stateful.frontend.delivery.push import SequenceDelivery
+from ts_stateful.frontend.delivery.push_async import AsyncDelivery, AsyncMailbox
 from ts_stateful.frontend.dialects import Dialects
-from ts_stateful.frontend.gauges import Gauges
-from ts_stateful.frontend.headers import HeaderNames, check_header_names
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Dispatching, Intake
-from ts_stateful.frontend.requests import RequestParser
-from ts_stateful.process.dispatch import Dispatcher
+from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
+from ts_stateful.frontend.metrics.gauges import Gauges
+from ts_stateful.frontend.parsing.headers import HeaderNames, check_header_names
+from ts_stateful.frontend.parsing.requests import RequestParser
+from ts_stateful.process.worker.dispatch import Dispatcher
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.stats import Figures
 
 __all__ = ["SessionHandler"]
 

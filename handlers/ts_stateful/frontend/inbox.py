@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from ts_stateful.events import Event
+from ts_stateful.protocol.events import Event
 
 __all__ = ["Inbox", "Mailbox"]
 

@@ -14,14 +14,14 @@ from typing import Any, Protocol, TypeVar
 
 from lru import LRU
 
-from ts_stateful.answers import encode
-from ts_stateful.defects import defect
-from ts_stateful.errors import StatefulError
-from ts_stateful.events import Event, EventKind, Submit
-from ts_stateful.frontend.headers import HeaderNames, RowHeaders
 from ts_stateful.frontend.inbox import Mailbox
-from ts_stateful.frontend.requests import RequestParser
-from ts_stateful.frontend.row import Row, RowKind
+from ts_stateful.frontend.parsing.headers import HeaderNames, RowHeaders
+from ts_stateful.frontend.parsing.requests import RequestParser
+from ts_stateful.frontend.pending_response import Row, RowKind
+from ts_stateful.protocol.answers import encode
+from ts_stateful.protocol.defects import defect
+from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.events import Event, EventKind, Submit
 
 __all__ = ["Dispatching", "Intake"]
 

@@ -19,9 +19,9 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from ts_stateful.config import MediaConfig
-from ts_stateful.errors import MediaError, MediaInvalid, MediaTooLarge
+from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.encoded import check_size
+from ts_stateful.protocol.errors import MediaError, MediaInvalid, MediaTooLarge
 
 __all__ = ["FORMATS", "decode_image"]
 

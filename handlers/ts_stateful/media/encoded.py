@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import re
 
-from ts_stateful.errors import MediaInvalid, MediaTooLarge
+from ts_stateful.protocol.errors import MediaInvalid, MediaTooLarge
 
 __all__ = ["check_size", "decode_base64", "decode_data_url"]
 

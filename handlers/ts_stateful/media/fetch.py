@@ -15,19 +15,13 @@ from collections.abc import Sequence
 
 import httpcore
 
-from ts_stateful.config import MediaConfig
-from ts_stateful.errors import MediaForbidden, MediaInvalid
+from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.addresses import is_local_name, is_public_address
 from ts_stateful.media.connect import Clock, Deadline, PinnedBackend, Resolver, resolve
 from ts_stateful.media.encoded import check_size, decode_data_url
 from ts_stateful.media.objects import ObjectReader
-from ts_stateful.media.urls import (
-    Target,
-    parse_object_url,
-    parse_url,
-    resolve_redirect,
-    scheme_of,
-)
+from ts_stateful.media.urls import Target, parse_object_url, parse_url, resolve_redirect, scheme_of
+from ts_stateful.protocol.errors import MediaForbidden, MediaInvalid
 
 __all__ = ["Fetcher"]
 

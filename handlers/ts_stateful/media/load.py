@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from PIL.Image import Image as Picture
 
-from ts_stateful.config import MediaConfig
-from ts_stateful.errors import InvalidRequest
+from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.decode import decode_image
 from ts_stateful.media.encoded import decode_base64
 from ts_stateful.media.fetch import Fetcher
-from ts_stateful.protocol import Image
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.requests import Image
 
 __all__ = ["ImageFile", "MediaLoader", "UploadedImage"]
 

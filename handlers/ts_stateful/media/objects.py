@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ts_stateful.config import ConfigError
-from ts_stateful.errors import MediaForbidden, MediaInvalid
+from ts_stateful.config.schema import ConfigError
 from ts_stateful.media.encoded import check_size
 from ts_stateful.media.urls import Object
+from ts_stateful.protocol.errors import MediaForbidden, MediaInvalid
 
 __all__ = ["ObjectReader"]
 

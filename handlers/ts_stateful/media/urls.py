@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import urljoin
 
-from ts_stateful.errors import MediaForbidden, MediaInvalid
+from ts_stateful.protocol.errors import MediaForbidden, MediaInvalid
 
 __all__ = ["Object", "Target", "parse_object_url", "parse_url", "resolve_redirect", "scheme_of"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ts_stateful.capacity import StatesSize, TransformerSize
-from ts_stateful.config import Profile
+from ts_stateful.config.sizes import StatesSize, TransformerSize
+from ts_stateful.protocol.profile import Profile
 
 __all__ = ["Asked", "PlanRefused", "refuse"]
 

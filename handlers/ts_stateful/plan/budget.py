@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ts_stateful.capacity import show_bytes, show_count
+from ts_stateful.config.sizes import show_bytes, show_count
 from ts_stateful.plan.asked import Asked, PlanRefused, refuse
 from ts_stateful.plan.weight import Weight, weight, weight_of_tokens
 

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ts_stateful.capacity import show_bytes, show_count
-from ts_stateful.config import ConfigError, Profile, load_config
-from ts_stateful.config_check import Finding, check_config
+from ts_stateful.config.check import Finding, check_config
+from ts_stateful.config.schema import ConfigError, load_config
+from ts_stateful.config.sizes import show_bytes, show_count
 from ts_stateful.plan.asked import Asked, PlanRefused
 from ts_stateful.plan.room import find_room
 from ts_stateful.plan.setting import Setting, comment, dump, render
 from ts_stateful.plan.traffic import PROFILE_KEYS, load_reason, load_timeout_s, traffic
+from ts_stateful.protocol.profile import Profile
 
 __all__ = ["Plan", "make_plan"]
 

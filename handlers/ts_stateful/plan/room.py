@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ts_stateful.capacity import TransformerSize, show_bytes, show_count
+from ts_stateful.config.sizes import TransformerSize, show_bytes, show_count
 from ts_stateful.plan.asked import Asked
 from ts_stateful.plan.budget import COPIES, USED_PERCENT, Budget, find_budget, overhead
 from ts_stateful.plan.setting import Setting

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-from ts_stateful.capacity import show_bytes, show_count
-from ts_stateful.config import Profile
+from ts_stateful.config.sizes import show_bytes, show_count
 from ts_stateful.plan.asked import Asked, refuse
 from ts_stateful.plan.setting import Setting
+from ts_stateful.protocol.profile import Profile
 
 __all__ = ["PROFILE_KEYS", "load_reason", "load_timeout_s", "traffic"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ts_stateful.capacity import TransformerSize, show_bytes, show_count
+from ts_stateful.config.sizes import TransformerSize, show_bytes, show_count
 from ts_stateful.plan.asked import Asked
 
 __all__ = ["Weight", "weight", "weight_of_tokens"]

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ts_stateful.events import Event, EventKind, Submit
-from ts_stateful.figures import Figures
+from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.stats import Figures
 
 __all__ = [
     "Attach",

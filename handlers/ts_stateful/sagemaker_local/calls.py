@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ts_stateful.sagemaker_api import ID_PATTERN, NEW_SESSION, SESSION_ID, is_session_id
+from ts_stateful.protocol.sagemaker import ID_PATTERN, NEW_SESSION, SESSION_ID, is_session_id
 from ts_stateful.sagemaker_local.errors import endpoint_not_found, validation_error, violated
 
 __all__ = ["CUSTOM_ATTRIBUTES", "VARIANT", "Call", "read_call"]

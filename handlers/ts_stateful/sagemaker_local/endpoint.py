@@ -1,7 +1,7 @@
 """The endpoint as a process: several TorchServes of one archive, and the runtime API in front of them.
 
-Owns their lifetimes and the signals that end them. TorchServe is started by `ts_stateful.torchserve`, one instance after the
-other, each on free ports of loopback.
+Owns their lifetimes and the signals that end them. TorchServe is started by `ts_stateful.torchserve.server`, one instance after
+the other, each on free ports of loopback.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from types import FrameType
 
 from aiohttp import web
 
-from ts_stateful.ports import HOST, Ports
-from ts_stateful.sagemaker_api import CONTAINER_VARIABLES
+from ts_stateful.protocol.sagemaker import CONTAINER_VARIABLES
 from ts_stateful.sagemaker_local.routing import Instance, Router
 from ts_stateful.sagemaker_local.server import make_app
-from ts_stateful.torchserve import ServerFailed, TorchServe
+from ts_stateful.torchserve.ports import HOST, Ports
+from ts_stateful.torchserve.server import ServerFailed, TorchServe
 
 __all__ = ["Settings", "run"]
 

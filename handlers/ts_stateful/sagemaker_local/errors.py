@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ts_stateful.sagemaker_api import MAX_BODY_BYTES
+from ts_stateful.protocol.sagemaker import MAX_BODY_BYTES
 
 __all__ = [
     "ACCOUNT",

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ts_stateful.sagemaker_api import parse_opened
+from ts_stateful.protocol.sagemaker import parse_opened
 from ts_stateful.sagemaker_local.errors import session_not_found, unavailable
 
 __all__ = ["Instance", "Router"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from ts_stateful.sagemaker_api import (
+from ts_stateful.protocol.sagemaker import (
     CLOSED_SESSION_ID,
     MAX_BODY_BYTES,
     MODEL_TIMEOUT_S,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from ts_stateful.answers import Timing, Usage
+from ts_stateful.protocol.answers import Timing, Usage
 from ts_stateful.sessions.shared import Shareable
 
 __all__ = ["Delta", "Message", "Residency", "Session", "SessionState", "Turn"]

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple
 
 from lru import LRU
 
-from ts_stateful.errors import (
+from ts_stateful.protocol.errors import (
     SessionClosed,
     SessionError,
     SessionExists,

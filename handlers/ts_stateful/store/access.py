@@ -12,10 +12,10 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ts_stateful.config import StoreConfig
+from ts_stateful.config.schema import StoreConfig
+from ts_stateful.store.backends.open import open_store, redacted
 from ts_stateful.store.base import Store, StoreError
-from ts_stateful.store.open import open_store, redacted
-from ts_stateful.threads import started_pool
+from ts_stateful.store.threads import started_pool
 
 __all__ = ["StoreAccess", "store_of"]
 

@@ -42,7 +42,7 @@ from tests.support.tiny.text import (
     qwen3,
 )
 from tests.support.tiny.tokens import CHATML, REWRITING, VICUNA, chatml, tokenizer_of
-from ts_stateful.engine.model import Model
+from ts_stateful.language.network.load import Model
 
 __all__ = [
     "CHATML",

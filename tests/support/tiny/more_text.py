@@ -39,7 +39,7 @@ from transformers import (
 
 from tests.support.tiny.small import SMALL
 from tests.support.tiny.text import MIXED, WINDOW, chats
-from ts_stateful.engine.model import Model
+from ts_stateful.language.network.load import Model
 
 
 def gemma3n() -> Model:

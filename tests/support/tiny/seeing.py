@@ -31,7 +31,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from tests.support.tiny.small import SMALL, mute
 from tests.support.tiny.tokens import CHATML, SMOLVLM, VICUNA, chatml, tokenizer_of
-from ts_stateful.engine.model import Model, build_model
+from ts_stateful.language.network.load import Model, build_model
 
 _TOWER: dict[str, Any] = {
     "hidden_size": 32,

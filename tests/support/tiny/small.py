@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ts_stateful.engine.model import Model
+from ts_stateful.language.network.load import Model
 
 # These models are too small to gain from more threads, and tests share the machine.
 torch.set_num_threads(1)

@@ -29,7 +29,7 @@ from transformers import (
 
 from tests.support.tiny.small import SMALL
 from tests.support.tiny.tokens import CHATML, chatml, tokenizer_of
-from ts_stateful.engine.model import Model, build_model
+from ts_stateful.language.network.load import Model, build_model
 
 WINDOW = 12
 MIXED: dict[str, Any] = {

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from ts_stateful.events import Event
-from ts_stateful.frontend.headers import RowHeaders
-from ts_stateful.protocol import AnyRequest
+from ts_stateful.frontend.parsing.headers import RowHeaders
+from ts_stateful.protocol.events import Event
+from ts_stateful.protocol.requests import AnyRequest
 
 __all__ = [
     "JSON",

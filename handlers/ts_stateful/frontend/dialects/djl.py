@@ -11,12 +11,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from ts_stateful.errors import InvalidRequest
 from ts_stateful.frontend.dialects.dialect import Letter, Translation, Unnamed, Whole
+from ts_stateful.frontend.dialects.responder import Answer, Refusal, SpokenVoice, line_of
 from ts_stateful.frontend.dialects.sampling import prompt_of
-from ts_stateful.frontend.dialects.spoken import Answer, Refusal, SpokenVoice, line_of
-from ts_stateful.protocol import Close, Open
-from ts_stateful.strict_json import convert
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.requests import Close, Open
+from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["Djl"]
 

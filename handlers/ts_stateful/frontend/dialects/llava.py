@@ -11,11 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ts_stateful.frontend.dialects.dialect import Letter, Translation, Unnamed, Whole
-from ts_stateful.frontend.dialects.spoken import Answer, Refusal, SpokenVoice, line_of
-from ts_stateful.frontend.headers import RowHeaders
-from ts_stateful.protocol import Close, Image, Open, Prompt
-from ts_stateful.session_ids import new_session_id, resolve_session_id
-from ts_stateful.strict_json import convert
+from ts_stateful.frontend.dialects.responder import Answer, Refusal, SpokenVoice, line_of
+from ts_stateful.frontend.parsing.headers import RowHeaders
+from ts_stateful.protocol.requests import Close, Image, Open, Prompt
+from ts_stateful.protocol.session_ids import new_session_id, resolve_session_id
+from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["Llava"]
 

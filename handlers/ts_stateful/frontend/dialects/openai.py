@@ -10,12 +10,12 @@ import time
 
 from msgspec.structs import replace
 
-from ts_stateful.errors import InvalidRequest, StatefulError
 from ts_stateful.frontend.dialects.dialect import Letter, Translation, Unnamed
 from ts_stateful.frontend.dialects.openai_request import read_completion
-from ts_stateful.frontend.dialects.openai_voice import CompletionVoice, OpenAiVoice
+from ts_stateful.frontend.dialects.openai_responder import CompletionVoice, OpenAiVoice
 from ts_stateful.frontend.dialects.own import OwnVoice
-from ts_stateful.frontend.dialects.spoken import line_of
+from ts_stateful.frontend.dialects.responder import line_of
+from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 
 __all__ = ["OpenAi"]
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from ts_stateful.errors import InvalidRequest
-from ts_stateful.protocol import Chat, Image, Said
-from ts_stateful.strict_json import convert
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.requests import Chat, Image, Said
+from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["Completion", "read_completion"]
 

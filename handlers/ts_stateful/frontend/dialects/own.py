@@ -5,10 +5,10 @@ Owns how its documents are framed; what they are is `protocol`'s and `answers`'.
 
 from __future__ import annotations
 
-from ts_stateful.answers import TurnPart, encode
-from ts_stateful.events import Event
 from ts_stateful.frontend.dialects.dialect import JSON, SSE, Letter, Translation, Voice, Whole
-from ts_stateful.protocol import parse_request
+from ts_stateful.protocol.answers import TurnPart, encode
+from ts_stateful.protocol.events import Event
+from ts_stateful.protocol.requests import parse_request
 
 __all__ = ["Own", "OwnVoice"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ts_stateful.errors import InvalidRequest
-from ts_stateful.protocol import Prompt
-from ts_stateful.strict_json import convert
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.requests import Prompt
+from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["prompt_of"]
 

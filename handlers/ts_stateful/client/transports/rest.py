@@ -1,0 +1,150 @@
+"""The transport over HTTP: one POST for a request, server-sent events for a stream.
+
+Owns addresses, headers and what httpx's errors mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+import httpx
+
+from ts_stateful.client.documents import check_size, encode, refusal
+from ts_stateful.client.errors import (
+    ClientError,
+    DeadlineExceeded,
+    ProtocolError,
+    ServerUnreachable,
+    StreamStalled,
+)
+from ts_stateful.client.transports.sse import documents
+from ts_stateful.client.transports.transport import Events
+from ts_stateful.protocol.requests import Command, Prompt
+
+__all__ = ["HttpTransport", "encode_form"]
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class HttpTransport:
+    """POSTs to one model.
+
+    `session_header` is the name of the sequence-id header as configured for TorchServe, which in the sequence profile
+    routes by it; the body names the session too. `through_proxy` says whether the environment's proxies are used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        session_header: str,
+        max_body_bytes: int,
+        tls: ssl.SSLContext,
+        through_proxy: bool,
+    ) -> None:
+        self.max_body_bytes = max_body_bytes
+        self._url = url
+        self._session_header = session_header
+        self._http = httpx.Client(
+            headers=headers,
+            verify=tls,
+            trust_env=through_proxy,
+        )
+
+    def call(
+        self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
+    ) -> bytes:
+        """The answer's body; see `Transport.call`."""
+        ends_at = time.monotonic() + timeout_s
+        request = self._request(command, timeout_s, timeout_s, raw)
+        late = DeadlineExceeded(f"no answer within {timeout_s:g} s")
+        with self._errors(late):
+            response = self._http.send(request, stream=True)
+            with contextlib.closing(response):
+                body = b"".join(_until(ends_at, response.iter_bytes(), late))
+        if not response.is_success:
+            raise refusal(response.status_code, body)
+        return body
+
+    def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
+        """The data of the events as they come; see `Transport.stream`.
+
+        A stream that falls silent just before its deadline may overrun it by up to `stall_s`.
+        """
+        silence: ClientError = StreamStalled(f"no event for {stall_s:g} s")
+        if timeout_s <= stall_s:
+            silence = DeadlineExceeded(f"no event within {timeout_s:g} s")
+        ends_at = time.monotonic() + timeout_s
+        late = DeadlineExceeded(f"no end within {timeout_s:g} s")
+        request = self._request(command, timeout_s, min(stall_s, timeout_s))
+        with self._errors(silence):
+            response = self._http.send(request, stream=True)
+        with contextlib.closing(response):
+            if not response.is_success:
+                with self._errors(silence):
+                    body = response.read()
+                raise refusal(response.status_code, body)
+            with self._errors(silence):
+                chunks = _until(ends_at, response.iter_bytes(), late)
+                yield from documents(response.headers.get("Content-Type", ""), chunks)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._http.close()
+
+    def pipeline(self, session_id: str, timeout_s: float) -> None:
+        """There is none: HTTP has one answer for one request."""
+
+    def _request(
+        self,
+        command: Command,
+        timeout_s: float,
+        read_s: float,
+        raw: Mapping[str, bytes] | None = None,
+    ) -> httpx.Request:
+        body = encode(command)
+        check_size(len(body) + sum(map(len, (raw or {}).values())), self.max_body_bytes)
+        headers = {self._session_header: command.session_id} if command.session_id else {}
+        connect_s = min(timeout_s, _CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(timeout_s, connect=connect_s, read=read_s)
+        headers["Content-Type"] = "application/json"
+        if raw:
+            body, headers["Content-Type"] = encode_form(body, raw)
+        return self._http.build_request(
+            "POST", self._url, content=body, headers=headers, timeout=timeout
+        )
+
+    @contextlib.contextmanager
+    def _errors(self, silence: ClientError) -> Iterator[None]:
+        """httpx's errors as this package's; `silence` is what a server means that says nothing."""
+        try:
+            yield
+        except httpx.ReadTimeout:
+            raise silence from None
+        except (httpx.WriteTimeout, httpx.PoolTimeout):
+            raise DeadlineExceeded("the request could not be sent in time") from None
+        except httpx.DecodingError as error:
+            raise ProtocolError(f"{self._url}: {error}") from None
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise ServerUnreachable(f"{self._url}: {reason}") from None
+
+
+def _until(ends_at: float, chunks: Iterable[bytes], late: ClientError) -> Iterator[bytes]:
+    """The chunks as they come; httpx's own timeouts are for each of them, and one may say nothing, as a comment does."""
+    for chunk in chunks:
+        if time.monotonic() > ends_at:
+            raise late
+        yield chunk
+
+
+def encode_form(document: bytes, raw: Mapping[str, bytes]) -> tuple[bytes, str]:
+    """A form and its content type: the document in a part named `data`, the bytes in parts named like the inputs."""
+    files = {"data": (None, document, "application/json")}
+    files |= {name: (None, value, "application/octet-stream") for name, value in raw.items()}
+    request = httpx.Request("POST", "http://form", files=files)
+    return request.read(), request.headers["Content-Type"]

@@ -1,0 +1,62 @@
+"""All rules, applied to a configuration or a file.
+
+Owns their order, and what is said of a file that cannot be read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ts_stateful.config.check.budgets import check_budgets, check_model
+from ts_stateful.config.check.finding import Finding, error
+from ts_stateful.config.check.modes import check_modes
+from ts_stateful.config.check.places import check_places
+from ts_stateful.config.check.safety import check_safety
+from ts_stateful.config.check.states import check_states
+from ts_stateful.config.check.timing import check_timing
+from ts_stateful.config.schema import Config, ConfigError, load_config
+from ts_stateful.config.sizes import TransformerSize
+
+__all__ = ["check_config", "check_file", "read_document"]
+
+
+def check_config(config: Config, model: TransformerSize | None = None) -> list[Finding]:
+    """What is wrong with a configuration, errors first. With the sizes of its language model, bytes are judged too."""
+    findings = [
+        *check_modes(config.frontend),
+        *check_places(config),
+        *check_timing(config),
+    ]
+    if config.state is not None:
+        findings += check_states(config.frontend, config.state)
+    else:
+        findings += [*check_budgets(config.handler), *check_safety(config.handler)]
+        findings += check_model(config, model) if model is not None else []
+    return sorted(findings, key=lambda finding: finding.severity != "error")
+
+
+def check_file(path: Path, model: TransformerSize | None = None) -> list[Finding]:
+    """What is wrong with a `model-config.yaml`; a file that cannot be read or parsed is a finding too."""
+    document = read_document(path)
+    if isinstance(document, Finding):
+        return [document]
+    try:
+        return check_config(load_config(document), model)
+    except ConfigError as reason:
+        return [error(str(path), str(reason), "see the table of keys in the README")]
+
+
+def read_document(path: Path) -> dict[str, Any] | Finding | None:
+    """The mapping in a YAML file, None for an empty one; or why there is none."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as reason:
+        return error(str(path), f"cannot be read: {reason}", "give a readable file")
+    except yaml.YAMLError as reason:
+        return error(str(path), f"is not YAML: {reason}", "correct the syntax")
+    if not isinstance(document, dict | None):
+        return error(str(path), "is not a mapping of keys to values", "see model-config.yaml")
+    return document

@@ -1,0 +1,59 @@
+"""Rules about how many: sessions, the engines that hold them, and places for their requests in flight and in queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ts_stateful.config.check.finding import Finding, warning
+from ts_stateful.config.schema import Config, FrontendConfig
+from ts_stateful.config.sizes import show_count
+from ts_stateful.protocol.profile import Profile
+
+__all__ = ["check_places", "sessions_per_engine"]
+
+_MANY_THREADS = 1000
+
+
+def sessions_per_engine(config: Config) -> int:
+    """Sessions of the engine that has most; of all if nothing says how many engines there will be."""
+    engines = config.engine.engines
+    return -(-config.frontend.max_sessions // (1 if engines == "auto" else engines))
+
+
+def check_places(config: Config) -> Iterator[Finding]:
+    """What does not fit together of sessions, engines, batch and queues."""
+    frontend, engines = config.frontend, config.engine.engines
+    sessions = frontend.max_sessions
+    if engines != "auto" and engines > sessions:
+        yield warning(
+            "handler.engines",
+            f"{engines} engines for {sessions} sessions: a session lives on one engine, so {sessions} are started and"
+            f" {engines - sessions} are not",
+            f"set maxNumSequence to at least {engines}, or `engines: {sessions}`",
+        )
+    if frontend.profile is Profile.CONTINUOUS and frontend.batch_size > 1:
+        yield from _check_queues(frontend)
+    if frontend.profile is Profile.SEQUENCE and frontend.batch_size > _MANY_THREADS:
+        yield warning(
+            "batchSize",
+            f"in this mode TorchServe keeps a thread for every open session, up to {show_count(frontend.batch_size + 1)}",
+            "use `continuousBatching: true`, where idle sessions cost TorchServe nothing, or let fewer be open",
+        )
+
+
+def _check_queues(frontend: FrontendConfig) -> Iterator[Finding]:
+    sessions, places = frontend.max_sessions, frontend.batch_size + frontend.job_queue_size
+    if places < sessions:
+        yield warning(
+            "jobQueueSize",
+            f"{frontend.batch_size} requests in flight (batchSize) and {frontend.job_queue_size} that wait are {places}:"
+            f" when all {sessions} sessions ask at the same time, {sessions - places} get TorchServe's 503",
+            f"set it to at least {sessions - frontend.batch_size}; {2 * sessions} leaves room for requests beside the prompts",
+        )
+    if frontend.max_sequence_job_queue_size >= frontend.batch_size:
+        yield warning(
+            "maxSequenceJobQueueSize",
+            f"one session with a turn in progress and {frontend.max_sequence_job_queue_size} waiting holds all"
+            f" {frontend.batch_size} places in flight, and everybody else waits for it",
+            f"set it far below batchSize, to {max(1, min(8, frontend.batch_size // 8))} for instance",
+        )

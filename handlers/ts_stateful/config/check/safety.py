@@ -1,0 +1,40 @@
+"""Rules about what a server of language models does on behalf of others: running their code, fetching their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from ts_stateful.config.check.finding import Finding, warning
+from ts_stateful.config.schema import HandlerConfig
+
+__all__ = ["check_safety"]
+
+
+def check_safety(handler: HandlerConfig) -> Iterator[Finding]:
+    """What makes a server trust others more than it must."""
+    if handler.trust_remote_code:
+        yield warning(
+            "handler.trustRemoteCode",
+            "runs code that comes with the model",
+            "leave it out unless you have read that code",
+        )
+    if "http" in handler.media.allowed_schemes:
+        yield warning(
+            "handler.media.allowedSchemes",
+            "`http` lets whoever is on the way read and change images",
+            "allow https and data only",
+        )
+    store = urlsplit(handler.store.url or "")
+    if store.scheme == "s3" and store.netloc in handler.media.allowed_buckets:
+        yield warning(
+            "handler.media.allowedBuckets",
+            "the sessions are kept in this bucket, and the images of some could be shown to others",
+            "keep images that everybody may see in a bucket of their own",
+        )
+    if handler.media.allow_private_addresses:
+        yield warning(
+            "handler.media.allowPrivateAddresses",
+            "clients can make the server read from this machine and its network, cloud metadata included",
+            "leave it out, or name the hosts in allowedHosts",
+        )

@@ -1,0 +1,99 @@
+"""Rules about models with recurrent state: the bytes of their sequences, the rows of a pass, and raw bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ts_stateful.config.check.finding import Finding, warning
+from ts_stateful.config.check.places import sessions_per_engine
+from ts_stateful.config.schema import Config, FrontendConfig, StateConfig
+from ts_stateful.config.sizes import StatesSize, show_bytes, show_count
+from ts_stateful.protocol.profile import Profile
+
+__all__ = ["check_states"]
+
+_LONG_IDLE_S = 600
+_MANY_PASSES = 8
+
+
+def check_states(frontend: FrontendConfig, settings: StateConfig) -> Iterator[Finding]:
+    """What is wrong with what a state model declares, for as many sequences as may be open."""
+    sequences = sessions_per_engine(Config(frontend=frontend, state=settings))
+    yield from _check_bytes(settings, sequences)
+    yield from _check_rows(settings, sequences)
+    yield from _check_raw(frontend, settings)
+
+
+def _check_bytes(settings: StateConfig, sequences: int) -> Iterator[Finding]:
+    device, host = settings.device_cache_bytes, settings.host_cache_bytes
+    size = StatesSize.of(settings.states)
+    if device is None or not size.num_bytes:
+        return
+    slots = device // size.num_bytes
+    told = f"{show_count(slots)} slots of {show_bytes(size.num_bytes)} in {show_bytes(device)} ({size.arithmetic})"
+    needed = (
+        f"set it to at least {sequences * size.num_bytes}, leave it out, or lower maxNumSequence"
+    )
+    if slots < 1:
+        yield warning(
+            "handler.deviceCacheBytes",
+            f"{told}: not one sequence fits; one slot is taken all the same, so that sequences run one by one",
+            needed,
+        )
+    elif host is not None and slots + host // size.num_bytes < sequences:
+        yield warning(
+            "handler.hostCacheBytes",
+            f"{told}, and {show_count(host // size.num_bytes)} more in host memory: an engine has up to"
+            f" {show_count(sequences)} sequences, and further ones are answered with 507 `out_of_memory`",
+            f"set it to at least {(sequences - slots) * size.num_bytes}, or leave it out",
+        )
+    elif slots < sequences:
+        yield warning(
+            "handler.deviceCacheBytes",
+            f"{told} for up to {show_count(sequences)} sequences of an engine: {show_count(sequences - slots)} are moved"
+            f" to host memory, and a step of one of them first moves {show_bytes(size.num_bytes)} each way",
+            needed,
+        )
+    if 1 <= slots < min(settings.max_rows, sequences):
+        yield warning(
+            "handler.maxRows",
+            f"a pass of {settings.max_rows} sequences needs as many slots: {told}",
+            f"set `maxRows: {slots}`, or deviceCacheBytes to at least"
+            f" {min(settings.max_rows, sequences) * size.num_bytes}",
+        )
+
+
+def _check_rows(settings: StateConfig, sequences: int) -> Iterator[Finding]:
+    if settings.fixed_rows and settings.max_rows > sequences:
+        yield warning(
+            "handler.maxRows",
+            f"every pass computes {settings.max_rows} rows (fixedRows), of which {settings.max_rows - sequences} are never"
+            f" used by {sequences} sequences of an engine",
+            f"export the program for {sequences} rows, or raise maxNumSequence",
+        )
+    passes = -(-sequences // settings.max_rows)
+    if passes > _MANY_PASSES:
+        yield warning(
+            "handler.maxRows",
+            f"when all {show_count(sequences)} sequences of an engine have a step, it takes {show_count(passes)} passes of"
+            f" {settings.max_rows}, one behind the other",
+            f"raise it, to {-(-sequences // _MANY_PASSES)} for instance, or use more engines",
+        )
+
+
+def _check_raw(frontend: FrontendConfig, settings: StateConfig) -> Iterator[Finding]:
+    takes_raw = any(tensor.raw for tensor in settings.inputs)
+    if not takes_raw and any(tensor.raw for tensor in settings.outputs):
+        yield warning(
+            "handler.outputs",
+            "an answer is raw only where the request was, and no input has `raw`: every answer will be JSON",
+            "give the input that bodies stand for a `raw`, or drop it from the output",
+        )
+    if takes_raw and frontend.profile is Profile.SEQUENCE and frontend.idle_s > _LONG_IDLE_S:
+        yield warning(
+            "sequenceMaxIdleMSec",
+            f"in this profile a raw body over HTTP cannot end its sequence: it holds one of {frontend.batch_size} places and"
+            f" its states for {frontend.idle_s:g} s after its last step, so that no more than"
+            f" {show_count(int(frontend.max_sessions * 3600 // frontend.idle_s))} sequences an hour can begin",
+            "set it to the longest pause between two steps, 60000 for instance, or use `continuousBatching: true`",
+        )

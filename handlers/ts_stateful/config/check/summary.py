@@ -1,0 +1,88 @@
+"""What a configuration holds, in numbers: for people who ask whether it is enough.
+
+Owns the sentences; judges nothing.
+"""
+
+from __future__ import annotations
+
+from ts_stateful.config.check.budgets import counted_dtype
+from ts_stateful.config.check.places import sessions_per_engine
+from ts_stateful.config.schema import Config, StateConfig
+from ts_stateful.config.sizes import StatesSize, TransformerSize, show_bytes, show_count
+from ts_stateful.protocol.profile import Profile
+
+__all__ = ["summary"]
+
+
+def summary(config: Config, model: TransformerSize | None = None) -> list[str]:
+    """A sentence for each thing that is limited."""
+    return [
+        _sessions(config),
+        *_requests(config),
+        *(_states(config, config.state) if config.state else _tokens(config, model)),
+    ]
+
+
+def _sessions(config: Config) -> str:
+    frontend, engines = config.frontend, config.engine.engines
+    on = "an engine per device" if engines == "auto" else f"{engines} engine{'s'[: engines != 1]}"
+    each = (
+        "" if engines in ("auto", 1) else f", up to {show_count(sessions_per_engine(config))} each"
+    )
+    return (
+        f"{show_count(frontend.max_sessions)} sessions on {on}{each}; one ends {frontend.idle_s:g} s after its last use, and"
+        f" {frontend.lifetime_s:g} s after it was opened at the latest"
+    )
+
+
+def _requests(config: Config) -> list[str]:
+    frontend = config.frontend
+    waiting = f"{show_count(frontend.max_sequence_job_queue_size)} requests wait in a session"
+    if frontend.profile is Profile.SEQUENCE:
+        begin = frontend.max_sessions * 60 / frontend.idle_s
+        return [
+            f"a session holds one of {show_count(frontend.batch_size)} places until it has been idle, closed or not: at most"
+            f" {begin:,.3g} a minute can begin in the long run",
+            waiting,
+        ]
+    if frontend.profile is Profile.ASYNC:
+        return [waiting]
+    return [
+        f"{show_count(frontend.batch_size)} requests in flight and {show_count(frontend.job_queue_size)} that wait for a place;"
+        " TorchServe answers what exceeds them with 503",
+        waiting,
+    ]
+
+
+def _states(config: Config, settings: StateConfig) -> list[str]:
+    size, sequences = StatesSize.of(settings.states), sessions_per_engine(config)
+    lines = [
+        f"{size.arithmetic}; x {show_count(sequences)} sequences of an engine ="
+        f" {show_bytes(size.num_bytes * sequences)}"
+    ]
+    if settings.device_cache_bytes is not None and size.num_bytes:
+        slots = min(sequences, settings.device_cache_bytes // size.num_bytes)
+        lines.append(
+            f"{show_count(slots)} of them stay on the device, the others move to host memory"
+        )
+    return lines
+
+
+def _tokens(config: Config, model: TransformerSize | None) -> list[str]:
+    handler = config.handler
+    if model is None:
+        return []
+    token_bytes = model.token_bytes(counted_dtype(handler))
+    lines = [model.arithmetic(counted_dtype(handler))]
+    window, device = handler.context_length or model.window, handler.device_cache_bytes
+    if window is not None:
+        lines[0] += (
+            f"; a full context of {show_count(window)} tokens takes {show_bytes(window * token_bytes)}"
+        )
+    if device is not None:
+        each = device // token_bytes // max(1, sessions_per_engine(config))
+        lines.append(
+            f"deviceCacheBytes hold {show_count(device // token_bytes)} tokens of an engine's sessions,"
+            f" {show_count(each)} of each if all are as long"
+        )
+    return lines

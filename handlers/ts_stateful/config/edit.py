@@ -1,0 +1,89 @@
+"""A model-config.yaml for another model or profile: what `archive.sh` puts into an archive.
+
+Owns which keys make a profile. Comments of the original are lost; the archive is read by machines. What would hang, leak or
+lose (`config_check`) is refused here, before anything is packed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ts_stateful.config.check import check_config
+from ts_stateful.config.schema import ConfigError, load_config
+from ts_stateful.protocol.profile import Profile
+
+__all__ = ["edited", "main"]
+
+_PROFILE_KEYS = {
+    Profile.CONTINUOUS: "continuousBatching",
+    Profile.SEQUENCE: "sequenceBatching",
+    Profile.ASYNC: "asyncCommunication",
+}
+
+
+def edited(
+    document: Mapping[str, Any], *, model: str | None = None, profile: Profile | None = None
+) -> dict[str, Any]:
+    """A copy of the document for `model` (`handler.model`) and `profile`; None keeps what it says."""
+    result = dict(document)
+    if model is not None:
+        result["handler"] = {**(result.get("handler") or {}), "model": model}
+    if profile is not None:
+        for key in _PROFILE_KEYS.values():
+            result.pop(key, None)
+        result[_PROFILE_KEYS[profile]] = True
+        result["minWorkers"] = result["maxWorkers"] = 1
+    if profile is Profile.ASYNC:
+        result["batchSize"] = 1  # a larger batch hangs in this mode
+    if profile is Profile.SEQUENCE:
+        # Every open session holds a place in the batch: one more than there are places would wait for ever. One place stays
+        # free, or what TorchServe does beside the sessions would have no thread while all of them are open.
+        batch_size = int(result.get("batchSize", 1))
+        sessions = min(int(result.get("maxNumSequence") or batch_size), batch_size)
+        result["maxNumSequence"], result["batchSize"] = sessions, max(batch_size, sessions + 1)
+        result.setdefault("sequenceMaxIdleMSec", 600_000)
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m ts_stateful.config.edit`: writes the edited file to standard output, findings to standard error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ts_stateful.config.edit",
+        description="Print a model-config.yaml for another model or profile.",
+    )
+    parser.add_argument("file", type=Path, help="the model-config.yaml to start from")
+    parser.add_argument("--model", help="handler.model: a folder in the archive, a path, a hub id")
+    parser.add_argument("--profile", choices=[profile.value for profile in Profile])
+    parser.add_argument(
+        "--handler", action="store_true", help="print the archive's entry point for it instead"
+    )
+    options = parser.parse_args(arguments)
+    profile = Profile(options.profile) if options.profile else None
+    try:
+        document = yaml.safe_load(options.file.read_text()) or {}
+        document = edited(document, model=options.model, profile=profile)
+        config = load_config(document)
+        findings = check_config(config)
+    except (OSError, yaml.YAMLError, ConfigError, TypeError, ValueError) as error:
+        sys.stderr.write(f"error: {options.file}: {error}\n")
+        return 1
+    for finding in findings:
+        sys.stderr.write(f"{finding}\n")
+    if any(finding.severity == "error" for finding in findings):
+        return 1
+    if options.handler:
+        entry = "state_handler.py" if config.state is not None else "generation_handler.py"
+        sys.stdout.write(f"{entry}\n")
+    else:
+        sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

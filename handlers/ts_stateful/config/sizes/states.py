@@ -1,0 +1,58 @@
+"""What a sequence of a model with recurrent state takes.
+
+Owns the bytes of declared states. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ts_stateful.config.sizes.quantities import show_bytes, show_count
+from ts_stateful.protocol.declarations import Datatype, State
+
+__all__ = ["StatesSize"]
+
+_ITEM_BYTES = {
+    Datatype.BOOL: 1,
+    Datatype.UINT8: 1,
+    Datatype.INT8: 1,
+    Datatype.INT16: 2,
+    Datatype.INT32: 4,
+    Datatype.INT64: 8,
+    Datatype.FP16: 2,
+    Datatype.FP32: 4,
+    Datatype.FP64: 8,
+    Datatype.BF16: 2,
+}
+
+
+@dataclass(frozen=True)
+class StatesSize:
+    """The states of one sequence: `num_bytes`, how that comes about, and whether a configuration declares them."""
+
+    num_bytes: int
+    arithmetic: str
+    declared: bool = True
+
+    @classmethod
+    def of(cls, states: Sequence[State]) -> StatesSize:
+        """That of declared states; a growing one has room for its `max` from the beginning."""
+        total = sum(_num_bytes(state) for state in states)
+        terms = " + ".join(_term(state) for state in states)
+        return cls(total, f"{terms} = {show_count(total)} bytes a sequence")
+
+    @classmethod
+    def told(cls, num_bytes: int) -> StatesSize:
+        """That which somebody has worked out already."""
+        return cls(num_bytes, f"{show_bytes(num_bytes)} a sequence, as given", declared=False)
+
+
+def _num_bytes(state: State) -> int:
+    return state.num_elements * (state.max or 1) * _ITEM_BYTES[state.datatype]
+
+
+def _term(state: State) -> str:
+    sizes = [state.max or 0 if size < 0 else size for size in state.shape]
+    shape = " x ".join(show_count(size) for size in sizes) or "1"
+    return f"{state.name} {shape} x {_ITEM_BYTES[state.datatype]} bytes ({state.datatype.value})"

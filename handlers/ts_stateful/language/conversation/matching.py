@@ -1,0 +1,95 @@
+"""A conversation as a client tells it, against the one that a session holds: what they have in common, and what is new.
+
+Owns the comparison: message by message, images by what they show, and of the token ids that come out of it. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.text.chat_template import common_prefix
+from ts_stateful.language.vision.encoder import ImageInput
+from ts_stateful.sessions.session import Message, Turn
+
+__all__ = ["Branch", "branch", "same_states"]
+
+
+class Branch(NamedTuple):
+    """Where a told conversation leaves the held one, and how it goes on from there.
+
+    The opening of the session and its first `num_turns` turns stay, or nothing at all if that is None; `messages` and the
+    `images` in them are new.
+    """
+
+    num_turns: int | None
+    messages: tuple[Message, ...]
+    images: list[ImageInput]
+
+
+def branch(
+    context: Context, turns: Sequence[Turn], told: Sequence[Message], images: Sequence[ImageInput]
+) -> Branch:
+    """Compares what a client tells, at least one message and all of its images, with a session after `turns`.
+
+    The last message is always new. What the session was opened with need not be told again: a system prompt, and images, which
+    then are the first of the first message that is not the system's.
+    """
+    opening, start = context.opening, context.images[: context.opening.num_images]
+    told, images = list(told), list(images)
+    if opening.messages and told[0].role != "system":
+        told = [*opening.messages, *told]
+    if start and not {image.key for image in start} & {image.key for image in images}:
+        first = next((at for at, said in enumerate(told) if said.role != "system"), None)
+        if first is not None:
+            told[first] = told[first].behind(len(start))
+            images = [*start, *images]
+    held = [*opening.messages, *(said for turn in turns for said in turn.delta.messages)]
+    common = _common(_units(held, context.images), _units(told, images))
+    starts = [image.key for image in images[: len(start)]] == [image.key for image in start]
+    if min(common, len(told) - 1) < len(opening.messages) or not starts:
+        return Branch(None, tuple(told), images)
+    num_turns, num_messages, num_images = 0, len(opening.messages), len(start)
+    for turn in turns:
+        longer = num_messages + len(turn.delta.messages)
+        if longer > min(common, len(told) - 1):
+            break
+        num_turns, num_messages = num_turns + 1, longer
+        num_images += turn.delta.num_images
+    return Branch(num_turns, tuple(told[num_messages:]), images[num_images:])
+
+
+def same_states(
+    held: Context, ids: Sequence[int], images: Sequence[ImageInput], image_token: int | None
+) -> int:
+    """How many of `ids`, in which `images` stand, have the KV states of what `held` has: as far as both are the same.
+
+    The ids of two images may be the same, so the first one that shows something else ends it.
+    """
+    length = common_prefix(held.log, ids)
+    pairs = zip(held.images, images, strict=False)
+    same = list(
+        itertools.takewhile(lambda pair: pair[0] is pair[1] or pair[0].key == pair[1].key, pairs)
+    )
+    if len(same) == len(images):
+        return length
+    seen = sum(image.ids.count(image_token) for image, _ in same if image_token is not None)
+    places = (at for at, token in enumerate(ids) if token == image_token)
+    return min(length, next(itertools.islice(places, seen, None), 0))
+
+
+_Unit = tuple[str, tuple[str | None, ...], tuple[str, ...]]  # role, texts and places, images
+
+
+def _units(messages: Sequence[Message], images: Sequence[ImageInput]) -> Iterator[_Unit]:
+    keys = iter([image.key for image in images])
+    for message in messages:
+        shown = tuple(itertools.islice(keys, message.num_images))
+        yield message.role, message.layout, shown
+
+
+def _common(held: Iterator[_Unit], told: Iterator[_Unit]) -> int:
+    pairs = zip(held, told, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,0 +1,148 @@
+"""One turn in progress, from its request to its commit.
+
+Owns what lives exactly as long as a turn: its ids, its reply, its times and who waits for it. A `Session` lives between
+turns, a `Sequence` within one. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ts_stateful.language.conversation.context import Context, Past
+from ts_stateful.language.network.sampler import Row
+from ts_stateful.language.text.chat_template import Extension
+from ts_stateful.language.text.reply import ReplyText
+from ts_stateful.language.vision.encoder import ImageInput
+from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
+from ts_stateful.sessions.session import Message, Session
+
+__all__ = ["Sequence", "Status", "Subscriber", "Waiter"]
+
+
+class Status(enum.Enum):
+    """Where a turn stands."""
+
+    LOADING = "loading"  # its images are on their way
+    WAITING = "waiting"  # for the turns before it
+    RUNNING = "running"
+    COMMITTING = "committing"  # complete; its record is on its way to the store
+    DONE = "done"
+
+
+@dataclass(eq=False)
+class Subscriber:
+    """A request that wants a turn's answer; `sent` counts the characters of the reply that it has got."""
+
+    request_id: str
+    stream: bool
+    pull: bool
+    sent: int = 0
+    # Ids of the reply that the worker knows, to take the turn up again if the engine dies.
+    told: int = 0
+    next_at: float = 0.0  # the clock's time before which a stream gets nothing more
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A `continue` that waits for text behind `after` characters, until `deadline`."""
+
+    request_id: str
+    after: int
+    deadline: float
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A turn in progress; an `open` is one that generates nothing, and so are `fork` and `rewind` while they are written down.
+
+    Times are of the engine's clock, in seconds.
+    """
+
+    session: Session[Context]
+    command: Open | Prompt | Fork | Rewind
+    submitted_at: float
+    origin: str = ""  # the request that asked for it
+    opens: bool = False  # it opened its session
+    alone: bool = False  # its session ends with it
+    status: Status = Status.LOADING
+    number: int = 0  # of the turn, from when it runs
+    subscribers: list[Subscriber] = field(default_factory=list)
+    waiters: list[Waiter] = field(default_factory=list)
+    # Have their answer, and come back by `continue`.
+    pulled: list[Subscriber] = field(default_factory=list)
+    orphaned_at: float | None = None  # since when nobody waits for it
+    images: list[ImageInput] = field(default_factory=list)  # new with this turn
+    urls: dict[str, ImageInput] = field(default_factory=dict)  # of images that were told
+    replay: tuple[int, ...] = ()  # ids that an engine that died had chosen already
+    cancelled: bool = False
+    # Once it is committed, or not.
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
+    # From when it runs:
+    ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
+    num_prompt: int = 0  # ids before the reply
+    num_given: int = 0  # ids that were known when it began: the prompt's, and `replay`
+    keep: int = 0  # ids of the session's log that stay as they are
+    cached: int = 0  # ids whose KV was there
+    past: Past | None = None  # where it goes on from, if that is not where its session stands
+    messages: tuple[Message, ...] = ()
+    extension: Extension | None = None  # what the log became with the message
+    reply: ReplyText | None = None
+    max_new_tokens: int = 0
+    image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image
+    # Of the prompt's ids, for models whose positions do not follow from the index.
+    positions: Any = None
+    restored_from: str | None = None
+    started_at: float = 0.0
+    first_token_at: float | None = None
+
+    @property
+    def context(self) -> Context:
+        """The state of its session."""
+        return self.session.state
+
+    @property
+    def base(self) -> Context | Past:
+        """The history that it goes on from."""
+        return self.past or self.context
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Everybody who waits for this turn."""
+        subscribers = [subscriber.request_id for subscriber in self.subscribers]
+        return subscribers + [waiter.request_id for waiter in self.waiters]
+
+    @property
+    def all_images(self) -> list[ImageInput]:
+        """The images of the history and, last, this turn's."""
+        return self.base.images + self.images
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Ids whose KV is missing, the last generated one not counted: that is the next decode step's."""
+        return max(0, self.num_given - self.context.kv.length)
+
+    @property
+    def num_generated(self) -> int:
+        """Ids generated so far."""
+        return len(self.ids) - self.num_prompt
+
+    @property
+    def text(self) -> str:
+        """The reply so far, as far as it may be shown."""
+        return self.reply.text if self.reply else ""
+
+    @property
+    def row(self) -> Row:
+        """How its next token is chosen."""
+        command = self.command
+        assert isinstance(command, Prompt)
+        return Row(
+            command.temperature,
+            command.top_k,
+            command.top_p,
+            command.seed or 0,
+            self.num_generated,
+        )

@@ -1,0 +1,109 @@
+"""The attention of single tokens of many sessions, and the writing of their states, as compiled kernels for CPUs.
+
+torch's own attention computes one session's token at a time, at a third of the memory's speed; `cpu_attention.h` computes those
+of all sessions in one call and reads their states as fast as memory gives them.
+
+Owns how these kernels are called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ts_stateful.language.kernels.attention import Rule
+from ts_stateful.language.kernels.cpu.library import LANES, AttentionFacts, StepFacts, num_splits
+from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.spans import Table
+
+__all__ = ["CpuKernels"]
+
+_WIDEST: Final = 1024  # dimensions at most
+_DTYPES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class CpuKernels:
+    """Implements `attention.Kernels` for one model."""
+
+    def __init__(self, layout: KVLayout, library: ctypes.CDLL) -> None:
+        self._layers = layout.layers
+        name = _DTYPES[layout.dtype]
+        self._write = getattr(library, f"write_{name}")
+        self._attend = getattr(library, f"attend_{name}")
+        word, address = ctypes.c_int64, ctypes.c_void_p
+        self._write.argtypes = [address, address, word, word, word, word, ctypes.c_int]
+        self._attend.argtypes = [
+            address,
+            address,
+            address,
+            word,
+            word,
+            address,
+            word,
+            address,
+            address,
+        ]
+        self._write.restype = self._attend.restype = None
+        self._step = StepFacts()
+        self._layer = AttentionFacts()
+
+    @staticmethod
+    def serves(layout: KVLayout) -> bool:
+        """Whether they can compute with states like these."""
+        dims = [dim for shape in layout.layers for dim in (shape.key_dim, shape.value_dim)]
+        return layout.dtype in _DTYPES and all(d % LANES == 0 and d <= _WIDEST for d in dims)
+
+    def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
+        """Stores the new tokens' keys and values, `(heads, tokens, dim)`, in the states of their sessions."""
+        step = self._at(table, layer, None)
+        for which, states in enumerate((_dense(keys), _dense(values))):
+            heads, _, dim = states.shape
+            self._write(step, states.data_ptr(), *states.stride()[:2], heads, dim, which)
+
+    def attend(
+        self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
+    ) -> Tensor:
+        """Attention of the rows among the queries `(heads, tokens, dim)`.
+
+        Returns `(tokens, heads, value_dim)`, of which the other tokens are not set.
+        """
+        query = _dense(query)
+        num_heads, num_tokens, _ = query.shape
+        shape = self._layers[layer]
+        output = query.new_empty(num_tokens, num_heads, shape.value_dim)
+        if not table.num_rows:
+            return output
+        splits = num_splits(table, shape.heads)
+        partial = torch.empty(table.num_rows * num_heads * splits * (shape.value_dim + 2))
+        facts = self._layer
+        facts.heads, facts.group = shape.heads, num_heads // shape.heads
+        facts.key_dim, facts.value_dim = shape.key_dim, shape.value_dim
+        facts.scale = shape.key_dim**-0.5 if rule.scale is None else rule.scale
+        facts.softcap = rule.softcap or 0.0
+        sinks = None if rule.sinks is None else rule.sinks.float()
+        self._attend(
+            self._at(table, layer, window),
+            ctypes.byref(facts),
+            query.data_ptr(),
+            *query.stride()[:2],
+            None if sinks is None else sinks.data_ptr(),
+            splits,
+            partial.data_ptr(),
+            output.data_ptr(),
+        )
+        return output
+
+    def _at(self, table: Table, layer: int, window: int | None) -> object:
+        step = self._step
+        step.table, step.num_tokens = table.buffer.data_ptr(), table.num_tokens
+        step.num_rows, step.num_spans = table.num_rows, table.num_spans
+        step.layer, step.window = layer, window or 0
+        return ctypes.byref(step)
+
+
+def _dense(states: Tensor) -> Tensor:
+    """With its last dimension in one piece, which the kernels count on."""
+    return states if states.stride(-1) == 1 else states.contiguous()

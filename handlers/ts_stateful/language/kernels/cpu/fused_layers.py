@@ -1,0 +1,178 @@
+"""Steps of few tokens, with all decoder layers computed in one call on a CPU.
+
+A stock decoder layer is some thirty operators, and around each a CPU does more than the operator is worth when there are few
+rows: `cpu_layer.h` does what is between embeddings and the last norm in one call, on the weights where they lie. Embeddings,
+rotary positions, the last norm and the output layer stay the network's modules.
+
+Owns the call and what it reads. Whether it computes the same is for `Forward` to find out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ts_stateful.language.kernels.cpu.attention import CpuKernels
+from ts_stateful.language.kernels.cpu.decoder_layout import (
+    Decoder,
+    UnknownDecoderError,
+    find_decoder,
+)
+from ts_stateful.language.kernels.cpu.library import (
+    LANES,
+    AttentionFacts,
+    LinearFacts,
+    StepFacts,
+    cache_folder,
+    compiled,
+    gains,
+    num_splits,
+    typed,
+)
+from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.spans import Rows, Table
+
+__all__ = ["FusedLayers", "find_fused"]
+
+logger = logging.getLogger(__name__)
+
+_WORD: Final = ctypes.c_int64
+_ADDRESS: Final = ctypes.c_void_p
+# Every token reads all of its session's states by itself. For a longer piece of a prompt, behind a history of 3,000 tokens,
+# torch's operators read them sooner together.
+_MOST_IN_PROMPTS: Final = 32
+_LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = [
+        *((name, LinearFacts) for name in _LINEARS),
+        *((name, _ADDRESS) for name in ("norm", "q_norm", "k_norm", "ffn_norm")),
+        *((name, ctypes.c_float) for name in ("epsilon", "q_epsilon", "k_epsilon", "ffn_epsilon")),
+        ("window", _WORD),
+        ("turned", _WORD),
+        ("attention", AttentionFacts),
+    ]
+
+
+def find_fused(
+    network: PreTrainedModel, layout: KVLayout, windows: Sequence[int | None]
+) -> FusedLayers | None:
+    """The fused layers of a network; None where it or its device has none. That they compute the same is yet to be shown."""
+    if not gains(network.device, network.dtype):
+        return None
+    try:
+        decoder = find_decoder(network)
+        library = compiled(cache_folder())
+        return None if library is None else FusedLayers(decoder, layout, windows, library)
+    except UnknownDecoderError as error:
+        logger.info("decoder layers are left to torch's operators: %s", error)
+        return None
+
+
+class FusedLayers:
+    """The logits of steps of few tokens, from a stock network's own weights, which must stay where they are.
+
+    `windows` are the layers' attention windows in tokens, None for all. Used by one thread.
+
+    Raises:
+        UnknownDecoderError: the layers' dimensions are none that can be computed.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        layout: KVLayout,
+        windows: Sequence[int | None],
+        library: ctypes.CDLL,
+    ) -> None:
+        _check(decoder, layout)
+        self._decoder = decoder
+        self._hooks = [
+            hooks for m in decoder.modules for hooks in (m._forward_hooks, m._forward_pre_hooks)
+        ]
+        layers = [_facts(*each) for each in zip(decoder.layers, windows, strict=True)]
+        self._layers = (_Decoder * len(layers))(*layers)
+        self._heads = min(shape.heads for shape in layout.layers)
+        self._library = typed(library)
+        self._most_rows: int = self._library.most_rows()
+        self._step = StepFacts()
+        self._scratch = torch.empty(0)
+
+    def __call__(self, rows: Rows) -> Tensor | None:
+        """The logits behind the tokens to keep; None where the stock network must be called: too many tokens, or hooks."""
+        count = len(rows.ids)
+        most = self._most_rows if count == len(rows.spans) else _MOST_IN_PROMPTS
+        if count > most or any(self._hooks):
+            return None
+        table = Table.of(rows.spans, all_rows=True)
+        hidden = self._decoder.embeddings(torch.tensor([rows.ids]))
+        cos, sin = self._decoder.rotary(hidden, position_ids=rows.positions)
+        self._decode(hidden, cos.contiguous(), sin.contiguous(), table)
+        hidden = hidden[0]
+        if rows.keep is not None and len(rows.keep) < len(hidden):
+            hidden = hidden[torch.tensor(rows.keep)]
+        logits: Tensor = self._decoder.head(self._decoder.norm(hidden))
+        return logits
+
+    def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:
+        """All layers, on `hidden` `(1, rows, hidden)` in place."""
+        splits = num_splits(table, self._heads)
+        step, layers, count = self._step, self._layers, len(self._layers)
+        step.table, step.num_tokens = table.buffer.data_ptr(), table.num_tokens
+        step.num_rows, step.num_spans = table.num_rows, table.num_spans
+        self._library.decode_layers(
+            ctypes.byref(step),
+            layers,
+            count,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            splits,
+            torch.get_num_threads(),
+            self._room(self._library.decode_scratch(layers, count, table.num_rows, splits)),
+            hidden.data_ptr(),
+        )
+
+    def _room(self, size: int) -> int:
+        """The address of room for so many numbers, until it is asked for again."""
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size)
+        return self._scratch.data_ptr()
+
+
+def _check(decoder: Decoder, layout: KVLayout) -> None:
+    if layout.dtype is not torch.float32 or not CpuKernels.serves(layout):
+        raise UnknownDecoderError(f"states of {layout.dtype} or of these dimensions")
+    for layer, shape in zip(decoder.layers, layout.layers, strict=True):
+        attention, mlp = layer.self_attn, layer.mlp
+        sizes = (attention.q_proj.out_features, mlp.up_proj.in_features, mlp.up_proj.out_features)
+        if any(size % LANES for size in sizes) or shape.key_dim != shape.value_dim:
+            raise UnknownDecoderError(f"layers of {sizes} and {shape}")
+        if 2 * decoder.rotary.inv_freq.numel() != shape.key_dim:
+            raise UnknownDecoderError("rotary positions of a part of each head")
+
+
+def _facts(layer: Any, window: int | None) -> _Decoder:
+    attention, mlp = layer.self_attn, layer.mlp
+    dim = attention.head_dim
+    heads, query_heads = (p.out_features // dim for p in (attention.k_proj, attention.q_proj))
+    facts = _Decoder(
+        **{name: LinearFacts.of(getattr(attention, f"{name}_proj")) for name in _LINEARS[:4]},
+        **{name: LinearFacts.of(getattr(mlp, f"{name}_proj")) for name in _LINEARS[4:]},
+        window=window or 0,
+        turned=bool(getattr(attention, "use_rope", True)),
+        attention=AttentionFacts(heads, query_heads // heads, dim, dim, attention.scaling, 0.0),
+    )
+    norms = {"": layer.input_layernorm, "ffn_": layer.post_attention_layernorm}
+    norms |= {f"{name}_": getattr(attention, f"{name}_norm", None) for name in "qk"}
+    for prefix, norm in norms.items():
+        if norm is not None:
+            setattr(facts, f"{prefix}norm", norm.weight.data_ptr())
+            setattr(facts, f"{prefix}epsilon", norm.variance_epsilon)
+    return facts

@@ -1,0 +1,151 @@
+"""The library of kernels for CPUs: compiled where it runs, for the processor it runs on, and kept in the user's cache folder.
+
+Owns how it is built and found, and the structures that are handed to it. Without a compiler there is none. Threads are those
+of torch: both use the one OpenMP runtime of the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+
+from ts_stateful.language.kv.spans import Table
+
+__all__ = [
+    "LANES",
+    "AttentionFacts",
+    "LinearFacts",
+    "StepFacts",
+    "cache_folder",
+    "compiled",
+    "gains",
+    "num_splits",
+    "typed",
+]
+
+logger = logging.getLogger(__name__)
+
+LANES: Final = 16  # dimensions are multiples of it
+_SOURCE: Final = Path(__file__).parent / "src" / "kernels.cpp"
+_HEADERS: Final = ("vectors.h", "attention.h", "layer.h")
+_FLAGS: Final = (
+    *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-exceptions"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
+)
+_COMPILE_S: Final = 120
+_SHARE: Final = 256  # tokens of a split at least
+
+
+class StepFacts(ctypes.Structure):
+    """`Step`: a table's buffer and numbers, a layer's index, and its window (0: none)."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in ("table", "num_tokens", "num_rows", "num_spans", "layer", "window")
+    ]
+
+
+class AttentionFacts(ctypes.Structure):
+    """`Layer`: key heads, query heads that share one, dimensions, and the rule (soft cap 0: none)."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("heads", "group", "key_dim", "value_dim")),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    ]
+
+
+class LinearFacts(ctypes.Structure):
+    """`Linear`: where a layer's float32 parameters lie, and how many inputs and outputs it has."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("in_", "out")),
+    ]
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> LinearFacts:
+        """Of a layer whose parameters will stay where they are."""
+        bias = None if linear.bias is None else linear.bias.data_ptr()
+        return cls(linear.weight.data_ptr(), bias, linear.in_features, linear.out_features)
+
+
+def cache_folder() -> Path:
+    """Where what was compiled is kept from one start to the next."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "torchserve-stateful")
+
+
+def compiled(cache: Path) -> ctypes.CDLL | None:
+    """The library, built into the folder `cache` if it is not there yet; None where there is no compiler that can build it."""
+    names = (os.environ.get("CXX", "c++"), "g++", "clang++")
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
+        return None
+    sources = [_SOURCE.with_name(name).read_bytes() for name in (_SOURCE.name, *_HEADERS)]
+    parts = [*sources, " ".join(_FLAGS).encode(), compiler.encode(), _processor()]
+    key = hashlib.sha256(b"\0".join(parts))
+    library = cache / f"cpu_kernels-{key.hexdigest()[:16]}.so"
+    try:
+        if not library.exists():
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                built = Path(folder, library.name)
+                command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(built)]
+                logger.info("compiling kernels for this processor")
+                subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_S)
+                built.replace(library)
+        return ctypes.CDLL(str(library))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("there are no compiled kernels: %s", error)
+        return None
+
+
+def gains(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether compiled layers have been measured to gain; without AVX-512 nobody has, and there are none but in float32."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return device.type == "cpu" and dtype is torch.float32 and capability == "AVX512"
+
+
+def _processor() -> bytes:
+    """What the compiler makes use of: a cache folder may be carried from one machine to another."""
+    try:
+        first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
+    except OSError:
+        return platform.processor().encode()
+    told = ("model name", "flags", "Features")
+    return "\n".join(line for line in first.splitlines() if line.startswith(told)).encode()
+
+
+def num_splits(table: Table, heads: int) -> int:
+    """Parts that each row's tokens are shared out in, for each of its key heads, so that all threads have work."""
+    wanted = -(-2 * torch.get_num_threads() // (table.num_rows * heads))
+    if wanted <= 1:
+        return 1
+    longest = int(table.buffer[table.num_tokens : 2 * table.num_tokens].max()) + 1
+    return max(1, min(wanted, longest // _SHARE))
+
+
+def typed(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, with what its functions for layers take and return."""
+    word, address = ctypes.c_int64, ctypes.c_void_p
+    library.most_rows.restype = library.decode_scratch.restype = word
+    library.decode_scratch.argtypes = [address, word, word, word]
+    library.decode_layers.argtypes = [
+        *(address, address, word, address, address),
+        *(word, word, address, address),
+    ]
+    library.multiply_linear.argtypes = [address, address, word, word, address, address]
+    library.decode_layers.restype = library.multiply_linear.restype = None
+    return library

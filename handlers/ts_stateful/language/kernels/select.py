@@ -1,0 +1,123 @@
+"""Which kernels a device has for the attention of many sessions, and whether they can be trusted there.
+
+Owns the choice. Kernels that are used have shown on this very device, with this model's dimensions, that they write and compute
+what torch's operators do; where they fail or differ, those operators stay, and the log says why. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ts_stateful.language.kernels.attention import Kernels, Rule, StepCache
+from ts_stateful.language.kernels.cpu.attention import CpuKernels
+from ts_stateful.language.kernels.cpu.library import cache_folder, compiled
+from ts_stateful.language.kv.cache import KVCache, KVLayout
+from ts_stateful.language.kv.spans import Span
+
+__all__ = ["disagreement", "find_kernels"]
+
+logger = logging.getLogger(__name__)
+
+_SPANS = ((0, 1), (70, 1), (3, 5), (300, 1))  # what is tried: tokens before the step, and with it
+_WINDOW = 33
+_SOFTCAP = 5.0
+_TOLERANCE = {torch.float32: 5e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def find_kernels(layout: KVLayout, num_heads: int, device: torch.device) -> Kernels | None:
+    """The kernels for a model of `num_heads` query heads; None where torch's operators are all there is."""
+    makers = {"cuda": _triton, "cpu": _compiled}
+    try:
+        make = makers[device.type](layout, device) if device.type in makers else None
+        if make is None:
+            return None
+        reason = disagreement(make, layout, num_heads, device)
+    except torch.AcceleratorError:
+        raise  # nothing can be computed on this device any more
+    except Exception as error:  # there may be no triton, and compilers may raise anything
+        reason = f"{type(error).__name__}: {error}"
+    if reason:
+        logger.warning("attention is left to torch's operators: %s", reason)
+        return None
+    assert make is not None
+    return make(layout)
+
+
+def _triton(_: KVLayout, device: torch.device) -> Callable[[KVLayout], Kernels]:
+    from ts_stateful.language.kernels.gpu.triton import TritonKernels  # noqa: PLC0415 - triton
+
+    num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return lambda layout: TritonKernels(layout, num_processors)
+
+
+def _compiled(layout: KVLayout, _: torch.device) -> Callable[[KVLayout], Kernels] | None:
+    library = compiled(cache_folder()) if CpuKernels.serves(layout) else None
+    return None if library is None else lambda layout: CpuKernels(layout, library)
+
+
+@torch.inference_mode()
+def disagreement(
+    make: Callable[[KVLayout], Kernels], layout: KVLayout, num_heads: int, device: torch.device
+) -> str:
+    """How the kernels that `make` gives for a layout differ from torch's operators; empty if they do not."""
+    shapes = tuple(dict.fromkeys(layout.layers))
+    layout = KVLayout(shapes, layout.dtype)
+    kernels = make(layout)
+    sinks = torch.linspace(-1, 3, num_heads, device=device)
+    rules = (Rule(None), Rule(0.5, _SOFTCAP, sinks.to(layout.dtype)))
+    bound = _TOLERANCE[layout.dtype]
+    for layer, shape in enumerate(shapes):
+        for rule in rules:
+            for window in (None, _WINDOW):
+                case = f"{shape}, window {window}, soft cap {rule.softcap}"
+                expected, states = _trial(None, layout, num_heads, device, layer, rule, window)
+                found, written = _trial(kernels, layout, num_heads, device, layer, rule, window)
+                if not torch.equal(states, written):
+                    return f"states are written to other places ({case})"
+                apart = float((found.float() - expected.float()).abs().max())
+                if not apart <= bound:  # also where it is no number
+                    return f"outputs differ by {apart:.2g} ({case})"
+    return ""
+
+
+def _trial(
+    kernels: Kernels | None,
+    layout: KVLayout,
+    num_heads: int,
+    device: torch.device,
+    layer: int,
+    rule: Rule,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The attention of a layer in a step on random states, and all these states behind one another afterwards."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(heads: int, num_tokens: int, dim: int) -> Tensor:
+        made = torch.randn(num_tokens, heads, dim, generator=generator, device=device)
+        return made.to(layout.dtype).transpose(0, 1)
+
+    caches = [KVCache(layout, device) for _ in _SPANS]
+    for kv, (start, _) in zip(caches, _SPANS, strict=True):
+        kv.reserve(start)
+        for part in kv.states:
+            part[:, :start] = random(part.shape[0], start, part.shape[2])
+    spans = [Span(kv, *counts) for kv, counts in zip(caches, _SPANS, strict=True)]
+    num_tokens = sum(span.num_tokens for span in spans)
+    cache = StepCache(len(layout.layers))
+    cache.kernels = kernels
+    cache.begin(spans, flat=True)
+    heads, key_dim, value_dim = layout.layers[layer]
+    states, _ = cache.update(
+        random(heads, num_tokens, key_dim)[None], random(heads, num_tokens, value_dim)[None], layer
+    )
+    output: Tensor = states.attend(random(num_heads, num_tokens, key_dim)[None], rule, window)
+    kept = [part[:, : span.stop].flatten() for span in spans for part in _of(span.kv, layer)]
+    return output, torch.cat(kept)
+
+
+def _of(kv: KVCache, layer: int) -> tuple[Tensor, Tensor]:
+    return kv.keys[layer], kv.values[layer]

@@ -1,0 +1,90 @@
+"""Whether another way of computing steps of few tokens computes what a model computes.
+
+Owns the steps that are tried: sessions of many lengths side by side and one alone, with one token each or some with several,
+behind random states, and beyond the layers' windows; logits must agree, and so must all states afterwards. Knows nothing of how
+either way computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ts_stateful.language.kv.cache import KVCache, KVLayout
+from ts_stateful.language.kv.spans import Rows, Span
+
+__all__ = ["difference"]
+
+_STARTS: Final = (0, 1, 37, 130, 600)  # tokens of the sessions that are tried
+# Which sessions take part in a step, and how many tokens they have, in turns.
+_STEPS: Final[tuple[tuple[slice, Sequence[int]], ...]] = (
+    (slice(None), (1,)),
+    (slice(None, None, -1), (1,)),
+    (slice(-1, None), (1,)),
+    (slice(None), (5, 1, 2)),
+    (slice(-1, None), (9,)),
+)
+_FARTHEST: Final = 4096  # tokens: a longer window would take too much memory to try
+_TOLERANCE: Final = 1e-4  # of the largest number
+
+
+def difference(
+    model: Callable[[Rows], Tensor],
+    other: Callable[[Rows], Tensor | None],
+    layout: KVLayout,
+    windows: Sequence[int | None],
+    vocab_size: int,
+) -> str:
+    """How another way's logits, or the states that it leaves, differ from a model's; empty if they do not. On the CPU."""
+    beyond = {window + 3 for window in windows if window and window <= _FARTHEST}
+    ours = _random_states(layout, [*_STARTS, *sorted(beyond)])
+    theirs = [kv.copy(kv.length) for kv in ours]
+    for chosen, counts in _STEPS:
+        expected = model(_rows(ours[chosen], counts, vocab_size))
+        rows = _rows(theirs[chosen], counts, vocab_size)
+        found = other(rows)
+        for span in rows.spans:
+            span.kv.length = span.stop
+        if found is None:
+            return "it is not computed at all"
+        apart = _apart(found, expected)
+        if apart:
+            return f"logits differ by {apart}"
+    for mine, their in zip(ours, theirs, strict=True):
+        for part, counterpart in zip(mine.states, their.states, strict=True):
+            apart = _apart(counterpart[:, : mine.length], part[:, : mine.length])
+            if apart:
+                return f"states differ by {apart}"
+    return ""
+
+
+def _random_states(layout: KVLayout, lengths: Sequence[int]) -> list[KVCache]:
+    generator = torch.Generator().manual_seed(0)
+    caches = []
+    for length in lengths:
+        kv = KVCache(layout, torch.device("cpu"))
+        kv.reserve(length)
+        for part in kv.states:
+            part[:, :length].normal_(generator=generator)
+        kv.length = length
+        caches.append(kv)
+    return caches
+
+
+def _rows(caches: Sequence[KVCache], counts: Sequence[int], vocab_size: int) -> Rows:
+    """The next tokens of each: as many as `counts` says, in turns."""
+    spans = [Span(kv, kv.length, count) for kv, count in zip(caches, cycle(counts), strict=False)]
+    for span in spans:
+        span.kv.reserve(span.stop)
+    places = [position for span in spans for position in range(span.start, span.stop)]
+    ids = [(3 + 7 * (index + position)) % vocab_size for index, position in enumerate(places)]
+    return Rows(ids, torch.tensor([places]), spans)
+
+
+def _apart(found: Tensor, expected: Tensor) -> str:
+    largest, apart = float(expected.abs().max()), float((found - expected).abs().max())
+    return "" if apart <= _TOLERANCE * largest else f"{apart:.2g} of {largest:.2g}"

@@ -1,0 +1,89 @@
+"""The new tokens of a step, and where the states of their sessions lie.
+
+Owns what a pass through a model knows of sessions: how many tokens each adds, and behind how many. In two forms, as objects for
+torch's operators and as one table of numbers for kernels that serve all sessions in one call. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.to_device import upload
+
+__all__ = ["Rows", "Span", "Table"]
+
+
+class Span(NamedTuple):
+    """New tokens of one session in a step: `num_tokens` of them behind the first `start`."""
+
+    kv: KVCache
+    start: int
+    num_tokens: int
+
+    @property
+    def stop(self) -> int:
+        """The session's tokens after the step."""
+        return self.start + self.num_tokens
+
+
+class Rows(NamedTuple):
+    """A step of few tokens. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host.
+
+    `keep` are the tokens behind which logits are wanted; None: all.
+    """
+
+    ids: list[int]
+    positions: Tensor
+    spans: Sequence[Span]
+    keep: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Where every new token of a step belongs, as kernels read it.
+
+    A *row* is a token whose attention is computed by itself: one that is alone in its span, or every one.
+
+    `buffer` is int64, of one dimension, so that one copy brings everything to a device. In it lie, behind one another:
+
+    - `(num_tokens,)` the span of every token
+    - `(num_tokens,)` its position in its session
+    - `(num_rows,)` the tokens that are rows, ascending
+    - `(num_spans,)` the capacities of the spans' states
+    - `(num_layers, 2, num_spans)` the addresses of a layer's keys, then values: `(heads, capacity, dim)` each
+
+    Valid for one step: the spans' states must have room for its tokens, and stay where they are until it is computed.
+    """
+
+    buffer: Tensor
+    num_tokens: int
+    num_rows: int
+    num_spans: int
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], *, all_rows: bool = False) -> Table:
+        """The table of these spans, on the host; with `all_rows` every token is a row."""
+        counts = [span.num_tokens for span in spans]
+        ends = itertools.accumulate(counts)
+        rows = [end - 1 for end, count in zip(ends, counts, strict=True) if count == 1]
+        rows = list(range(sum(counts))) if all_rows else rows
+        numbers = [
+            *(index for index, count in enumerate(counts) for _ in range(count)),
+            *(position for span in spans for position in range(span.start, span.stop)),
+            *rows,
+            *(span.kv.capacity for span in spans),
+        ]
+        addresses = torch.stack([span.kv.addresses for span in spans], dim=-1)
+        buffer = torch.cat([torch.tensor(numbers), addresses.flatten()])
+        return cls(buffer, sum(counts), len(rows), len(spans))
+
+    def on(self, device: torch.device) -> Table:
+        """The same, on a device; does not wait for the copy."""
+        return replace(self, buffer=upload(self.buffer, device))

@@ -1,0 +1,40 @@
+"""How much memory the sessions of an engine may take, and what says that there is none left.
+
+Owns what a configuration leaves to the device. Knows nothing of how room is made.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ts_stateful.config.schema import Config
+from ts_stateful.language.network.load import Model
+from ts_stateful.sessions.table import Limits
+
+__all__ = ["is_out_of_memory", "limits_of"]
+
+_FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need the rest
+
+
+def limits_of(model: Model, config: Config, max_sessions: int | None) -> Limits:
+    """Those of the table of an engine whose model is loaded; `max_sessions` is its share, None: all."""
+    frontend, settings = config.frontend, config.handler
+    # Where host memory is the device's, there is no step between.
+    on_cpu = model.device.type == "cpu"
+    device_bytes = settings.device_cache_bytes
+    if device_bytes is None and model.device.type == "cuda":
+        device_bytes = int(_FREE_SHARE * torch.cuda.mem_get_info(model.device)[0])
+    return Limits(
+        max_sessions=max_sessions or frontend.max_sessions,
+        idle_s=frontend.idle_s,
+        lifetime_s=frontend.lifetime_s,
+        device_bytes=device_bytes,
+        host_bytes=0 if on_cpu else settings.host_cache_bytes,
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether what has failed may succeed where there is more memory."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )

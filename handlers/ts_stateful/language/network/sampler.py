@@ -1,0 +1,68 @@
+"""From logits to tokens: greedy, or temperature, top-k and top-p, vectorised over rows.
+
+Owns the choice alone. The uniform number of a row depends on its seed and its position and on nothing else, so a turn gives
+the same text whatever else is in the batch, and again after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ts_stateful.language.kv.to_device import upload
+
+__all__ = ["Row", "sample", "uniform"]
+
+_MASK = 2**64 - 1
+
+
+class Row(NamedTuple):
+    """How the next token of one row is chosen; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    position: int = 0
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from a seed and a position: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    z = (seed * 0xD1342543DE82EF95 + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((z ^ (z >> 31)) >> 11) / 2**53
+
+
+def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    """The next token of every row; `logits` is `(rows, vocabulary)`. Waits for the device once, for the tokens."""
+    tokens = logits.argmax(dim=-1)
+    drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
+    if drawn:
+        chosen = upload(drawn, logits.device)
+        tokens[chosen] = _draw(logits[chosen].float(), [rows[index] for index in drawn])
+    result: list[int] = tokens.tolist()
+    return result
+
+
+def _draw(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    vocabulary = logits.shape[-1]
+    numbers = [
+        (row.temperature, row.top_k or vocabulary, row.top_p, uniform(row.seed, row.position))
+        for row in rows
+    ]
+    columns = upload(torch.tensor(numbers, dtype=torch.float64), logits.device)
+    temperature, top_k, top_p, drawn = columns.split(1, dim=1)  # (rows, 1)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = (ordered.double() / temperature).softmax(dim=-1)
+    probabilities = probabilities * (torch.arange(vocabulary, device=logits.device) < top_k)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    total = probabilities.sum(dim=-1, keepdim=True)
+    # Top-p keeps the smallest head whose mass reaches p: every token before which less than p has gathered.
+    probabilities = probabilities * (before < top_p * total)
+    cumulative = probabilities.cumsum(dim=-1)
+    ranks = torch.searchsorted(cumulative, drawn * cumulative[:, -1:], right=True)
+    return order.gather(1, ranks.clamp(max=vocabulary - 1)).squeeze(1)

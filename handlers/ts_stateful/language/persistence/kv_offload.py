@@ -1,0 +1,223 @@
+"""Which KV states are written to the store and when they are read: the tier below host memory.
+
+Owns when, in which order, and how many bytes. What would be dropped next is written before its room is needed, so that
+dropping it takes no time and no turn waits for a write. Reading begins when a request for the session arrives. Whatever fails,
+states are computed again. Knows nothing of the form at rest (`stored_kv`), nor of turns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ts_stateful.language.conversation.context import Context, Stored
+from ts_stateful.language.conversation.matching import same_states
+from ts_stateful.language.kv.cache import Snapshot
+from ts_stateful.language.network.load import Model
+from ts_stateful.language.persistence.kv_records import Found, StoredKV, Transcript
+from ts_stateful.language.text.chat_template import common_prefix
+from ts_stateful.sessions.session import Session
+from ts_stateful.sessions.table import SessionTable
+from ts_stateful.store.access import StoreAccess
+from ts_stateful.store.ordered_calls import Line, StoreCalls
+
+__all__ = ["Spill"]
+
+logger = logging.getLogger(__name__)
+
+_READY = 0.5  # of device and host memory: what is to be had without losing anything
+_READERS = 2  # threads of the store that read at the same time; one writes, the others are for the turns' records
+_PAUSE_S = 30.0  # without writing, after the store has not taken something
+
+_Session = Session[Context]
+
+
+class Spill:
+    """The KV states of one engine's sessions in a store, of which they take at most `budget_bytes`.
+
+    All methods are for the engine's thread. `may_write` says whether a session's states may be there. `num_read` counts
+    sessions that have got states back, `num_failed` reads and writes that failed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        table: SessionTable[Context],
+        access: StoreAccess,
+        post: Callable[[Callable[[], None]], None],
+        *,
+        budget_bytes: int,
+        may_write: Callable[[_Session], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._may_write = may_write
+        self.num_read = self.num_failed = 0
+        self._image_token = model.vision.image_token_id if model.vision else None
+        self._table = table
+        self._stored = StoredKV(model, access.store)
+        self._calls = StoreCalls(access, post)
+        self._budget = budget_bytes
+        self._clock = clock
+        self._lines: WeakKeyDictionary[_Session, Line] = WeakKeyDictionary()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._num_reading = 0
+        self._is_writing = False
+        self._resume_at = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the states of open sessions that are in the store."""
+        return sum(session.state.stored.num_bytes for session in self._table)
+
+    def recall(self, session: _Session, then: Callable[[_Session], None]) -> None:
+        """Begins to read the states of a session that has work but no states; `then` is told when it may go on.
+
+        Until then they are `incoming`, and their room on the device is reserved.
+        """
+        context = session.state
+        num_tokens = context.num_stored
+        num_bytes = num_tokens * context.kv.token_bytes
+        if not num_tokens or context.kv.length or context.incoming:
+            return
+        if not self._table.make_room(num_bytes):
+            return
+        context.incoming, context.reserved = True, num_bytes
+        self._waiting.append(partial(self._read, session, num_tokens, then))
+        self._next_read()
+
+    def tidy(self) -> None:
+        """Begins to write the states that would be dropped next, until enough of the memory is to be had at once."""
+        if self._is_writing or self._clock() < self._resume_at:
+            return
+        session = self._next_to_write()
+        if session is None:
+            return
+        self._is_writing = True
+        ttl_s = max(1.0, session.expires_at - self._clock())
+        snapshot = session.state.kv.snapshot()
+        write = partial(self._stored.write, _transcript(session), snapshot, ttl_s)
+        self._calls.in_order(self._line(session), write, partial(self._written, session, snapshot))
+
+    def lend(self, source: _Session, fork: _Session) -> None:
+        """A fork without states of its own reads what is stored of its source, if it is still there by then."""
+        whole, part = source.state, fork.state
+        if part.kv.length == 0:
+            length = min(whole.num_stored, common_prefix(whole.log, part.log))
+            owner = whole.stored.owner or (source.session_id, source.origin)
+            part.stored = Stored(length, owner=owner)
+
+    def ended(self, session: _Session) -> None:
+        """The session is over: what is in the store of it is removed, unless it goes on elsewhere."""
+        remove = partial(self._stored.remove_ended, session.session_id)
+        self._calls.in_order(self._line(session), remove, self._removed)
+
+    def _next_read(self) -> None:
+        if self._waiting and self._num_reading < _READERS:
+            self._num_reading += 1
+            self._waiting.popleft()()
+
+    def _read(self, session: _Session, num_tokens: int, then: Callable[[_Session], None]) -> None:
+        transcript = _transcript(session, session.state.stored.owner)
+        read = partial(self._stored.read, transcript, num_tokens)
+        done = partial(self._arrived, session, transcript, then)
+        self._calls.in_order(self._line(session), read, done)
+
+    def _arrived(
+        self,
+        session: _Session,
+        transcript: Transcript,
+        then: Callable[[_Session], None],
+        outcome: Any,
+    ) -> None:
+        context = session.state
+        context.incoming, context.reserved = False, 0
+        self._num_reading -= 1
+        if isinstance(outcome, Found):
+            kv = outcome.kv
+            self.num_failed += not outcome.is_whole
+            num_bytes = kv.length * kv.token_bytes
+            # Nobody else has given it states meanwhile, but it may have gone back.
+            kv.truncate(same_states(context, transcript.log, transcript.images, self._image_token))
+            if context.stored.owner is None:
+                context.stored = Stored(kv.length, num_bytes)
+            else:  # from now on it has states of its own
+                context.stored = Stored()
+            self.num_read += kv.length > 0
+            context.recall(kv)
+        else:
+            self._failed(outcome, "read")
+        then(session)
+        self._next_read()
+
+    def _next_to_write(self) -> _Session | None:
+        table, budget = self._table, self._table.budget_bytes
+        ready, wanted = budget - table.device_bytes - table.host_bytes, _READY * budget
+        if ready >= wanted:
+            return None
+        order = table.leaving()
+        # Whose states are only in the store, the least recently used first, and who leaves memory later make room there.
+        below = [s for s in reversed(list(table)) if not s.state.kv.length]
+        room = self._budget - self.num_bytes + sum(map(_removable, [*below, *order]))
+        for at, session in enumerate(order):
+            context = session.state
+            if ready >= wanted:
+                break
+            if context.is_stored:
+                ready += context.kv.num_bytes
+            elif context.kv.length * context.kv.token_bytes <= room and self._may_write(session):
+                self._make_room(session, [*below, *reversed(order[at + 1 :])])
+                return session
+            room -= _removable(session)
+        return None
+
+    def _make_room(self, session: _Session, others: list[_Session]) -> None:
+        """Removes what is stored of these until a session's states fit the budget, as they do in the end."""
+        context = session.state
+        needed = context.kv.length * context.kv.token_bytes
+        excess = self.num_bytes - context.stored.num_bytes + needed - self._budget
+        for other in others:
+            if excess <= 0:
+                break
+            if _removable(other):
+                excess -= other.state.stored.num_bytes
+                other.state.stored = Stored()
+                remove = partial(self._stored.remove, other.session_id)
+                self._calls.in_order(self._line(other), remove, self._removed)
+
+    def _written(self, session: _Session, snapshot: Snapshot, outcome: Any) -> None:
+        self._is_writing = False
+        if isinstance(outcome, int):
+            # It may have gone back since they were read.
+            still, num_bytes = min(outcome, snapshot.length), outcome * session.state.kv.token_bytes
+            session.state.stored = Stored(still, num_bytes)
+            self.tidy()
+        else:
+            self._resume_at = self._clock() + _PAUSE_S
+            self._failed(outcome, "written")
+
+    def _removed(self, outcome: Any) -> None:
+        if isinstance(outcome, Exception):
+            self._failed(outcome, "removed")
+
+    def _failed(self, outcome: Exception, what: str) -> None:
+        self.num_failed += 1
+        logger.warning("KV states could not be %s: %s: %s", what, type(outcome).__name__, outcome)
+
+    def _line(self, session: _Session) -> Line:
+        return self._lines.setdefault(session, Line())
+
+
+def _removable(session: _Session) -> int:
+    """Bytes in the store that a session can do without."""
+    return 0 if session.busy or session.state.incoming else session.state.stored.num_bytes
+
+
+def _transcript(session: _Session, owner: tuple[str, str] | None = None) -> Transcript:
+    """What the states of a session follow from, or those of the `owner` from which it was forked."""
+    context = session.state
+    session_id, origin = owner or (session.session_id, session.origin)
+    return Transcript(session_id, origin, list(context.log), list(context.images))

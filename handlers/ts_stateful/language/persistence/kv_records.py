@@ -1,0 +1,216 @@
+"""KV states of sessions in the store: read back, a long session goes on without being computed again.
+
+Owns their names and their form at rest. Knows nothing of when they are written or read.
+
+Below `kv/<session id>/` lie pieces, safetensors files of `keys.<layer>` and `values.<layer>`, each `(heads, tokens, dim)`. A
+piece is called `<start>-<stop>-<meaning>-<checksum>`: the tokens that it has the states of; a digest of all that these states
+follow from, which are the model, the token ids up to `stop` and the images among them; and a digest of the file. So a piece
+under a name that fits is right, whoever wrote it, and a history that was rewound finds what it still has in common. Both
+digests begin with the request that opened the session, which only its record tells: who lists names cannot try what was said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from ts_stateful.language.kv.cache import KVCache, Snapshot
+from ts_stateful.language.network.load import Model
+from ts_stateful.language.vision.encoder import ImageInput
+from ts_stateful.session_log.records import entry_key
+from ts_stateful.store.base import Store, StoreCorrupt
+
+__all__ = ["Found", "StoredKV", "Transcript"]
+
+logger = logging.getLogger(__name__)
+
+_PIECE_BYTES = 1 << 24  # a value of the store, of which a few are in memory at a time
+_PIECE_TOKENS = 16, 1024  # at least and at most
+
+
+class Transcript(NamedTuple):
+    """What KV states follow from, beside the model: the `log` of a session with the `images` in it, and what opened it."""
+
+    session_id: str
+    origin: str
+    log: Sequence[int]
+    images: Sequence[ImageInput]
+
+
+class Found(NamedTuple):
+    """KV states that were read; without `is_whole` there were more, which were damaged or went away meanwhile."""
+
+    kv: KVCache
+    is_whole: bool
+
+
+class _Piece(NamedTuple):
+    start: int
+    stop: int
+    meaning: str
+    checksum: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.start:08d}-{self.stop:08d}-{self.meaning}-{self.checksum}"
+
+
+class StoredKV:
+    """The KV states of one model in a store. All methods wait for the store, and are for its threads."""
+
+    def __init__(self, model: Model, store: Store) -> None:
+        self._model = model
+        self._store = store
+        layout = model.forward.layout
+        own = {**model.fingerprint, "kv": [[*shape] for shape in layout.layers]}
+        self._fingerprint = json.dumps(own, sort_keys=True).encode()
+        least, most = _PIECE_TOKENS
+        self._grain = max(least, min(most, _PIECE_BYTES // layout.token_bytes // least * least))
+
+    def write(self, transcript: Transcript, snapshot: Snapshot, ttl_s: float) -> int:
+        """Writes what is not there yet of the states in a snapshot; returns of how many tokens they are there then.
+
+        These are fewer than the snapshot had if it was cut meanwhile.
+
+        Raises:
+            StoreUnavailable: as the store says; some of it may be there.
+        """
+        length = snapshot.length
+        found = self._pieces(transcript.session_id)
+        kept = []
+        for start in range(0, length, self._grain):
+            stop = min(start + self._grain, length)
+            meaning = self._meaning(transcript, stop)
+            same = [piece for piece in found if piece[:3] == (start, stop, meaning)]
+            if not same:
+                states = snapshot.read(start, stop)
+                if states is None:
+                    return start
+                data = save(dict(zip(self._names(), states, strict=True)))
+                same = [_Piece(start, stop, meaning, _checksum(transcript, data))]
+                self._store.create(_key(transcript.session_id, same[0]), data, ttl_s)
+            kept += same
+        for piece in found:
+            # Of a history that was, or a shorter one. A longer one may be that of another engine, where the session went on.
+            if piece not in kept and piece.stop <= length:
+                self._store.delete(_key(transcript.session_id, piece))
+        return length
+
+    def read(self, transcript: Transcript, limit: int) -> Found:
+        """As many of the first `limit` tokens' states as are there and are what they should be, on the model's device.
+
+        Raises:
+            StoreUnavailable: as the store says.
+        """
+        pieces = list(self._chain(transcript, limit))
+        kv = self._model.new_kv()
+        kv.reserve(pieces[-1].stop if pieces else 0)
+        for piece in pieces:
+            key = _key(transcript.session_id, piece)
+            states = self._states(transcript, piece, self._found(key))
+            if states is None:
+                logger.warning("stored KV states are gone or damaged; they are computed again")
+                self._store.delete(key)
+                break
+            for target, source in zip(kv.states, states, strict=True):
+                target[:, piece.start : piece.stop].copy_(source)
+            kv.length = piece.stop
+        is_whole = not pieces or kv.length == pieces[-1].stop
+        kv.truncate(kv.length)
+        return Found(kv, is_whole)
+
+    def remove(self, session_id: str) -> None:
+        """Removes all that is there of a session."""
+        self._store.delete(f"kv/{session_id}")
+
+    def remove_ended(self, session_id: str) -> None:
+        """Removes what is there of a session that has no log any more: one that goes on elsewhere may need it."""
+        if self._store.get(entry_key(session_id, 0)) is None:
+            self.remove(session_id)
+
+    def _pieces(self, session_id: str) -> list[_Piece]:
+        pieces = []
+        for key in self._store.list(f"kv/{session_id}"):
+            start, stop, meaning, checksum = key.rpartition("/")[2].split("-")
+            pieces.append(_Piece(int(start), int(stop), meaning, checksum))
+        return pieces
+
+    def _chain(self, transcript: Transcript, limit: int) -> Iterator[_Piece]:
+        """Pieces that fit, one behind the other."""
+        pieces = sorted(self._pieces(transcript.session_id), reverse=True)
+        limit, start = min(limit, len(transcript.log)), 0
+        while True:
+            following = (
+                piece
+                for piece in pieces
+                if piece.start == start < piece.stop <= limit
+                and piece.meaning == self._meaning(transcript, piece.stop)
+            )
+            longest = next(following, None)
+            if longest is None:
+                return
+            yield longest
+            start = longest.stop
+
+    def _meaning(self, transcript: Transcript, stop: int) -> str:
+        digest = hashlib.sha256(transcript.origin.encode() + b"\0" + self._fingerprint)
+        ids = transcript.log[:stop]
+        digest.update(array("q", ids).tobytes())
+        # An image token that was generated makes it one image more here, which costs no more than a piece that is not found.
+        vision = self._model.vision
+        count = ids.count(vision.image_token_id) if vision else 0
+        for image in transcript.images:
+            if count <= 0 or vision is None:
+                break
+            digest.update(f" {image.key}".encode())
+            count -= image.ids.count(vision.image_token_id)
+        return digest.hexdigest()
+
+    def _states(
+        self, transcript: Transcript, piece: _Piece, data: bytes | None
+    ) -> list[torch.Tensor] | None:
+        """The states in a piece, or None if they are not what was written."""
+        if data is None or _checksum(transcript, data) != piece.checksum:
+            return None
+        layout, num_tokens = self._model.forward.layout, piece.stop - piece.start
+        shapes = [
+            (shape.heads, num_tokens, dim)
+            for dims in ([s.key_dim for s in layout.layers], [s.value_dim for s in layout.layers])
+            for shape, dim in zip(layout.layers, dims, strict=True)
+        ]
+        try:
+            tensors = load(data)
+            states = [tensors[name] for name in self._names()]
+        except (SafetensorError, KeyError):
+            return None
+        same = all(state.dtype == layout.dtype for state in states)
+        return states if same and [tuple(s.shape) for s in states] == shapes else None
+
+    def _found(self, key: str) -> bytes | None:
+        with contextlib.suppress(StoreCorrupt):
+            return self._store.get(key)
+        return None
+
+    def _names(self) -> list[str]:
+        """Of the tensors in a piece, in the order of `KVCache.states`."""
+        layers = range(len(self._model.forward.layout.layers))
+        return [f"{kind}.{layer:03}" for kind in ("keys", "values") for layer in layers]
+
+
+def _key(session_id: str, piece: _Piece) -> str:
+    return f"kv/{session_id}/{piece.name}"
+
+
+def _checksum(transcript: Transcript, data: bytes) -> str:
+    digest = hashlib.sha256(transcript.origin.encode() + b"\0")
+    digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,133 @@
+"""Histories that part: forks and rewinds.
+
+Owns what of a session's history another one begins with, or is left when it goes back. Knows nothing of forward passes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.turn import Status
+from ts_stateful.language.network.load import Model
+from ts_stateful.language.persistence.persistence import Durability
+from ts_stateful.language.text.chat_template import common_prefix
+from ts_stateful.language.turns import reports
+from ts_stateful.language.turns.lifecycle import Turns
+from ts_stateful.language.turns.outbox import Outbox
+from ts_stateful.protocol.answers import Rewound
+from ts_stateful.protocol.errors import InvalidRequest, SessionExists, StatefulError, TurnGap
+from ts_stateful.protocol.requests import Fork, Open, Rewind
+from ts_stateful.sessions.session import Residency, Session, Turn
+from ts_stateful.sessions.table import SessionTable
+
+__all__ = ["Branches"]
+
+
+class Branches:
+    """Forks and rewinds the sessions of one engine; raises a `StatefulError` where one is refused."""
+
+    def __init__(
+        self,
+        model: Model,
+        table: SessionTable[Context],
+        turns: Turns,
+        outbox: Outbox,
+        durability: Durability,
+    ) -> None:
+        self._model = model
+        self._table = table
+        self._turns = turns
+        self._outbox = outbox
+        self._durability = durability
+
+    def forked_before(self, request_id: str, command: Fork) -> bool:
+        """Answers a `fork` that an engine that died had made, but not said so."""
+        name = command.new_session_id
+        fork = self._table.get(name) if name is not None and name in self._table else None
+        if fork is None or fork.origin != request_id:
+            return False
+        self._answer(request_id, fork, str(command.session_id))
+        return True
+
+    def fork(self, request_id: str, source: Session[Context], command: Fork) -> None:
+        """Opens a new session with the same history, up to a turn."""
+        if command.new_session_id is None:
+            raise InvalidRequest("name the new session", field="new_session_id")
+        if source.work and isinstance(source.work[0].command, Open):
+            raise TurnGap("the session is still being opened; fork it when that is answered")
+        at_turn = len(source.turns) if command.at_turn is None else command.at_turn
+        turns = _first_turns(source, at_turn, "at_turn")
+        self._table.touch(source)
+        metadata = source.metadata if command.metadata is None else command.metadata
+        try:
+            fork = self._table.open(
+                command.new_session_id,
+                source.state.fork(turns, self._model.new_kv()),
+                ttl_s=command.ttl_s,
+                metadata=dict(metadata),
+                origin=request_id,
+            )
+        except SessionExists as error:
+            raise SessionExists(error.message, field="new_session_id") from None
+        fork.turns = turns
+        self._lend_kv(source, fork)
+
+        def done(error: StatefulError | None) -> None:
+            if error is None:
+                self._answer(request_id, fork, source.session_id)
+            else:
+                self._table.forget(fork)
+                if isinstance(error, SessionExists):
+                    error.field = "new_session_id"
+                self._outbox.refuse(request_id, error, fork.session_id)
+
+        self._turns.write_down(fork, command, partial(self._durability.forked, fork), done)
+
+    def _answer(self, request_id: str, fork: Session[Context], source_id: str) -> None:
+        self._outbox.answer(
+            request_id,
+            reports.forked(fork, source_id, self._outbox),
+            session_id=fork.session_id,
+            opened_until=self._outbox.unix_time(fork.expires_at),
+        )
+
+    def _lend_kv(self, source: Session[Context], fork: Session[Context]) -> None:
+        """Copies the KV states that a fork can use, if they fit; what is missing is read or computed with its next prompt."""
+        kv = source.state.kv
+        running = [work for work in source.work if work.status is Status.RUNNING]
+        computed = running[0].ids if running else source.state.log
+        length = min(kv.length, common_prefix(computed, fork.state.log))
+        if running and running[0].past is not None:  # the same ids may stand for other images
+            length = min(length, running[0].keep)
+        on_device = source.state.residency is Residency.DEVICE
+        if on_device and self._table.make_room(length * kv.token_bytes, spared=source):
+            source.state.lend_kv(fork.state, length)
+        self._durability.lend(source, fork)
+
+    def rewind(self, request_id: str, session: Session[Context], command: Rewind) -> None:
+        """Goes back to what the session was after a turn."""
+        if session.busy:
+            raise TurnGap("a turn is in progress; cancel it or wait for its end before you rewind")
+        turns = _first_turns(session, command.to_turn, "to_turn")
+        self._table.touch(session)
+
+        def done(error: StatefulError | None) -> None:
+            if error is not None:
+                self._outbox.refuse(request_id, error, session.session_id)
+                return
+            session.state.rewind(turns)
+            session.turns = turns
+            answer = Rewound(session.session_id, len(turns), len(session.state.log))
+            self._outbox.answer(request_id, answer, session_id=session.session_id)
+
+        write = partial(self._durability.rewound, session, len(turns))
+        self._turns.write_down(session, command, write, done)
+
+
+def _first_turns(session: Session[Context], count: int, field: str) -> list[Turn]:
+    if count > len(session.turns):
+        raise TurnGap(
+            f"turn {count} was asked for, but the session has {len(session.turns)}", field=field
+        )
+    return session.turns[:count]

@@ -1,0 +1,181 @@
+"""From images to the embeddings that stand for them in the context.
+
+Owns the processor's and the vision tower's part of a stock vision-language model, one image at a time, and the name of what
+they make of it. Knows nothing of sessions or text, nor of who shares what.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import PIL.Image
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.language.fingerprint import weights_digest
+from ts_stateful.media import content_digest
+
+__all__ = ["ImageInput", "Vision"]
+
+_PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
+
+
+@dataclass(eq=False)
+class ImageInput:
+    """An image of a session, or of all that show the same one.
+
+    `key` names its content (see `Vision.key`); `ids` are the token ids that stand for it in the context; `tensors` what the
+    processor made of it, until `features` replace them: a tensor `(rows, hidden)` a feature map, the first for the image
+    tokens themselves. A media thread makes it; from then on only the engine's thread changes it, and once.
+    """
+
+    key: str
+    ids: list[int]
+    grid: Tensor | None  # (1, 3): patches in time, height and width, for models with M-RoPE
+    tensors: dict[str, Tensor]
+    features: tuple[Tensor, ...] | None = field(default=None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its embeddings on the device; 0 while it has none."""
+        return sum(int(feature.nbytes) for feature in self.features or ())
+
+
+class Vision:
+    """The seeing half of a model."""
+
+    def __init__(self, network: PreTrainedModel, processor: Any) -> None:
+        # A copy, because tokenizers must not be called from two threads at once and this one is called by media threads.
+        self._processor = copy.deepcopy(processor)
+        self._lock = threading.Lock()
+        self._identity = _identity(network, processor)
+        self._network = network
+        self._features = getattr(network.base_model, "get_image_features", None)
+        accepts = inspect.signature(network.forward).parameters
+        if self._features is None or "mm_encoder_outputs" not in accepts:
+            raise ConfigError(
+                f"{type(network).__name__} does not take image embeddings that were made before"
+            )
+        for owner, name in ((processor, "image_token"), (network.config, "image_token_id")):
+            if getattr(owner, name, None) is None:
+                raise ConfigError(f"{type(owner).__name__} has no {name}")
+        self._accepts = frozenset(inspect.signature(self._features).parameters)
+        self.image_token: str = processor.image_token
+        self.image_token_id: int = network.config.image_token_id
+        config = network.config
+        tower = getattr(config, "vision_config", None)
+        deepstack = getattr(tower, "deepstack_visual_indexes", None) or ()
+        width = config.get_text_config(decoder=True).hidden_size * (1 + len(deepstack))
+        self._token_bytes: int = width * network.dtype.itemsize
+        self._pooled_as_list = True
+        self._output_type: Any = BaseModelOutputWithPooling
+        self.num_encoded = 0  # runs of the vision tower
+
+    def unseen(self, images: Sequence[ImageInput]) -> dict[ImageInput, int]:
+        """Those of these images that it has not seen yet, and the bytes that each will take on the device."""
+        return {
+            image: image.ids.count(self.image_token_id) * self._token_bytes
+            for image in images
+            if image.features is None
+        }
+
+    def key(self, image: PIL.Image.Image, *salts: str) -> str:
+        """Names what `prepare` and `encode` make of an image: by its pixels, apart for other `salts`. For any thread."""
+        return content_digest(image, *self._identity, *salts)
+
+    def prepare(self, image: PIL.Image.Image, key: str = "") -> ImageInput:
+        """The processor's part, on the CPU; for any thread."""
+        with self._lock:
+            made = self._processor(
+                text=[self.image_token],
+                images=[image],
+                return_tensors="pt",
+                add_special_tokens=False,
+            )
+        tensors = {
+            name: tensor
+            for name, tensor in made.items()
+            if name in self._accepts and isinstance(tensor, Tensor)
+        }
+        if not any(name in tensors for name in _PIXELS):
+            raise ConfigError("the processor gives the model no pixels")
+        return ImageInput(
+            key=key,
+            ids=made["input_ids"][0].tolist(),
+            grid=made.get("image_grid_thw"),
+            tensors=tensors,
+        )
+
+    def encode(self, image: ImageInput) -> None:
+        """The vision tower's part: replaces an image's `tensors` by its `features`; one that it fails on stays as it was."""
+        device, dtype = self._network.device, self._network.dtype
+        inputs = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in image.tensors.items()
+        }
+        assert self._features is not None
+        output = self._features(**inputs, return_dict=True)
+        self.num_encoded += 1
+        self._pooled_as_list = not isinstance(output.pooler_output, Tensor)
+        self._output_type = type(output)
+        maps = [output.pooler_output, *(output.get("deepstack_features") or ())]
+        features = tuple(
+            torch.cat([part.reshape(-1, part.shape[-1]) for part in feature]) for feature in maps
+        )
+        expected = image.ids.count(self.image_token_id)
+        if features[0].shape[0] != expected:
+            raise RuntimeError(f"{features[0].shape[0]} image features for {expected} tokens")
+        image.features, image.tensors = features, {}
+
+    def mask(self, ids: Sequence[int], images: Sequence[ImageInput]) -> bytearray:
+        """1 for every id that stands for a part of an image; an image token that was generated stands for none."""
+        mask = bytearray(len(ids))
+        at = 0
+        for image in images:
+            span = len(image.ids)
+            while at <= len(ids) - span and (
+                ids[at] != image.ids[0] or ids[at : at + span] != image.ids
+            ):
+                at += 1
+            for index in range(at, min(at + span, len(ids))):
+                mask[index] = ids[index] == self.image_token_id
+            at += span
+        return mask
+
+    def features(self, images: Sequence[ImageInput], start: int, stop: int) -> list[Tensor]:
+        """What fills image tokens `start` to `stop`, counted over `images`: `(tokens, hidden)` a feature map.
+
+        Runs the vision tower for those of these images that it has not seen yet.
+        """
+        parts = []
+        at = 0
+        for image in images:
+            count = image.ids.count(self.image_token_id)
+            first, last = max(0, start - at), min(count, stop - at)
+            if first < last:
+                if image.features is None:
+                    self.encode(image)
+                assert image.features is not None
+                parts.append([feature[first:last] for feature in image.features])
+            at += count
+        return [torch.cat(rows) for rows in zip(*parts, strict=True)]
+
+    def outputs(self, parts: Sequence[Sequence[Tensor]]) -> dict[str, Any]:
+        """The encoder outputs in which a model finds `features`, those of several sequences behind one another."""
+        rows = [torch.cat(features) for features in zip(*parts, strict=True)]
+        wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
+        deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
+        return {"image": self._output_type(pooler_output=wrapped[0], **deepstack)}
+
+
+def _identity(network: PreTrainedModel, processor: Any) -> tuple[str, ...]:
+    """What the embeddings of an image depend on besides the image."""
+    return (processor.to_json_string(), weights_digest(network), str(network.dtype))

@@ -1,0 +1,154 @@
+"""Image files that come in parts, and stay with their session until its prompts use them.
+
+Owns the parts, their hash, and the bounds of what they take. Nothing here is written down: an upload ends with its session or
+with the engine, and a client that finds one missing sends it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence as Items
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ts_stateful.config.schema import MediaConfig
+from ts_stateful.media import UploadedImage
+from ts_stateful.media.encoded import check_size, decode_base64
+from ts_stateful.protocol.answers import Uploaded
+from ts_stateful.protocol.errors import InvalidRequest, MediaInvalid
+from ts_stateful.protocol.requests import Image, Upload
+from ts_stateful.sessions.session import Session
+
+__all__ = ["Uploads"]
+
+
+class _File:
+    """One upload. Parts are hashed as soon as all before them are, so that the last one is not kept waiting for the rest."""
+
+    def __init__(self, num_parts: int) -> None:
+        self.num_parts = num_parts
+        self.parts: dict[int, bytes] = {}
+        self.num_bytes = 0
+        self.touched = 0  # when, as a count of what was touched before
+        self.whole: bytes | None = None
+        self._hash = hashlib.sha256()
+        self._num_hashed = 0
+
+    def add(self, number: int, data: bytes) -> None:
+        """Takes a part that is not there yet."""
+        self.parts[number] = data
+        self.num_bytes += len(data)
+        while self._num_hashed in self.parts:
+            self._hash.update(self.parts[self._num_hashed])
+            self._num_hashed += 1
+
+    def join(self) -> str:
+        """Makes the parts, which are all there, the file; its SHA-256."""
+        self.whole = b"".join(self.parts[number] for number in range(self.num_parts))
+        self.parts = {}
+        return self._hash.hexdigest()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The numbers of the parts that are not there."""
+        if self.whole is not None:
+            return ()
+        return tuple(number for number in range(self.num_parts) if number not in self.parts)
+
+
+class Uploads:
+    """The uploads of an engine's sessions: in each at most `max_images`, in all of them at most `max_upload_bytes`.
+
+    Beyond that those go first that nobody has touched for longest, and their clients send them again.
+    """
+
+    def __init__(self, config: MediaConfig) -> None:
+        self._config = config
+        # By their SHA-256. A session that has ended takes its uploads along.
+        self._files: WeakKeyDictionary[Session[Any], dict[str, _File]] = WeakKeyDictionary()
+        self._clock = itertools.count(1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all uploads of all sessions."""
+        return sum(file.num_bytes for files in self._files.values() for file in files.values())
+
+    def receive(
+        self, session: Session[Any], command: Upload, attachments: Items[bytes]
+    ) -> Uploaded:
+        """Takes a part; one that is there already changes nothing.
+
+        Raises:
+            InvalidRequest: there is no part of that number, or none at all, or two.
+            MediaTooLarge: the file is larger than `max_bytes`. It is forgotten.
+            MediaInvalid: the part is not base64, or the file has another hash. In this case it is forgotten.
+        """
+        if command.part >= command.parts:
+            raise InvalidRequest("parts are counted from 0 to `parts` - 1", field="part")
+        data = self._part(command, attachments)
+        files = self._files.setdefault(session, {})
+        file = files.pop(command.sha256, None)
+        if file is None or (file.whole is None and file.num_parts != command.parts):
+            file = _File(command.parts)  # whoever cuts it otherwise begins anew
+        if command.part in file.missing:
+            check_size(file.num_bytes + len(data), self._config.max_bytes, "base64")
+            file.add(command.part, data)
+            if not file.missing and file.join() != command.sha256:
+                raise MediaInvalid("the parts together have another SHA-256", field="sha256")
+        files[command.sha256] = file
+        file.touched = next(self._clock)
+        self._make_room(session)
+        missing = file.missing
+        return Uploaded(
+            session.session_id,
+            command.sha256,
+            received=file.num_parts - len(missing),
+            missing=missing,
+            complete=not missing,
+        )
+
+    def find(self, session: Session[Any] | None, images: Items[Image]) -> tuple[Image, ...]:
+        """The images with the files of those that were uploaded; `session` is None where it is not open yet.
+
+        Raises:
+            InvalidRequest: an upload is not in the session, or not all of it.
+        """
+        return tuple(
+            image if image.upload is None else self._found(session, image.upload, index)
+            for index, image in enumerate(images)
+        )
+
+    def _found(self, session: Session[Any] | None, sha256: str, index: int) -> UploadedImage:
+        files = {} if session is None else self._files.get(session, {})
+        file = files.get(sha256)
+        if file is None or file.whole is None:
+            raise InvalidRequest(
+                "no such upload in this session, or not all of its parts; `upload` it (again)",
+                field=f"images[{index}].upload",
+            )
+        file.touched = next(self._clock)
+        return UploadedImage(upload=sha256, data=file.whole)
+
+    def _part(self, command: Upload, attachments: Items[bytes]) -> bytes:
+        if (command.base64 is not None) + len(attachments) != 1:
+            raise InvalidRequest("one part, in `base64` or as the file of a form", field="base64")
+        if command.base64 is None:
+            return attachments[0]
+        return decode_base64(command.base64, self._config.max_bytes, "base64")
+
+    def _make_room(self, session: Session[Any]) -> None:
+        own = self._files[session]
+        while len(own) > self._config.max_images:
+            del own[min(own, key=lambda sha256: own[sha256].touched)]
+        all_files = [
+            (files, sha256, file)
+            for files in list(self._files.values())
+            for sha256, file in files.items()
+        ]
+        excess = sum(file.num_bytes for _, _, file in all_files) - self._config.max_upload_bytes
+        for files, sha256, file in sorted(all_files, key=lambda each: each[2].touched):
+            if excess <= 0:
+                return
+            del files[sha256]
+            excess -= file.num_bytes

@@ -1,0 +1,113 @@
+"""Registrations of a model that share their engines: `handler.engineGroup`.
+
+Owns what the members of a group have to agree about, and the file by which they find out. Each keeps a lock on it for as long
+as its worker lives, which the kernel takes back whatever becomes of the worker: who finds nobody else there makes the terms.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from ts_stateful.config.schema import Config, ConfigError
+from ts_stateful.process.archive import content_digest
+from ts_stateful.process.spec import group_file
+
+__all__ = ["Membership", "join", "terms_of"]
+
+_FILES = "files of the archive"
+
+
+def join(config: Config, model_dir: Path, frontend_pid: int) -> Membership | None:
+    """The membership of a worker of the TorchServe `frontend_pid` in the group of its configuration; None if it is in none.
+
+    Raises:
+        ConfigError: another member has other terms; the message names the keys.
+    """
+    name = config.engine.engine_group
+    return None if name is None else Membership(frontend_pid, name, terms_of(config, model_dir))
+
+
+def terms_of(config: Config, model_dir: Path) -> dict[str, Any]:
+    """What concerns engines and sessions, by the names of the keys; defaults count like what is written."""
+    frontend = config.frontend
+    handler = dict(_flat("handler", msgspec.to_builtins(config.engine)))
+    del handler["handler.engineGroup"]
+    terms = {
+        "maxNumSequence": frontend.max_sessions,
+        "sequenceMaxIdleMSec": round(1000 * frontend.idle_s),
+        "sequenceTimeoutMSec": round(1000 * frontend.lifetime_s),
+        "maxSequenceJobQueueSize": frontend.max_sequence_job_queue_size,
+        **handler,
+        _FILES: content_digest(model_dir),
+    }
+    decoded: dict[str, Any] = json.loads(json.dumps(terms, sort_keys=True))  # as they are read
+    return decoded
+
+
+class Membership:
+    """That of one worker in the group `name` of a TorchServe; ends with `leave`, or with the process.
+
+    Raises:
+        ConfigError: another member has other terms; the message names the keys.
+    """
+
+    def __init__(self, frontend_pid: int, name: str, terms: Mapping[str, Any]) -> None:
+        self.identity = ("group", name, dict(terms))  # of the engines
+        path = group_file(frontend_pid, name)
+        path.touch(mode=0o600)
+        self._file = path.open("r+", encoding="utf-8")
+        try:
+            self._agree(name, terms)
+        except BaseException:
+            self.leave()
+            raise
+
+    def _agree(self, name: str, terms: Mapping[str, Any]) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            _write(self._file, terms)
+        # Where another one is alone in between, before this lock is there, its terms are found like those of any other member.
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+        self._file.seek(0)
+        theirs = json.load(self._file)
+        keys = [key for key in sorted({*terms, *theirs}) if terms.get(key) != theirs.get(key)]
+        if keys:
+            differences = "; ".join(
+                _difference(key, theirs.get(key), terms.get(key)) for key in keys
+            )
+            raise ConfigError(
+                f"model-config.yaml: handler.engineGroup: another registration of the group {name} differs in {differences};"
+                " make them agree, or use another group"
+            )
+
+    def leave(self) -> None:
+        """Lets others make the terms."""
+        self._file.close()
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner)
+    else:
+        yield name, value
+
+
+def _write(file: IO[str], terms: Mapping[str, Any]) -> None:
+    file.seek(0)
+    file.truncate()
+    json.dump(terms, file)
+    file.flush()
+
+
+def _difference(key: str, theirs: Any, ours: Any) -> str:
+    return key if key == _FILES else f"{key} ({theirs} there, {ours} here)"

@@ -1,0 +1,66 @@
+"""Session ids: their form, how the server makes them, and which one a request means.
+
+Owns the rules of ids alone; knows nothing of sessions.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch
+
+__all__ = [
+    "MAX_ID_LENGTH",
+    "NEW_SESSION",
+    "check_session_id",
+    "new_session_id",
+    "resolve_session_id",
+]
+
+NEW_SESSION = "NEW_SESSION"
+MAX_ID_LENGTH = 226  # SageMaker's 256 characters less "; Expires=YYYY-MM-DDTHH:MM:SSZ"
+# Ids become names of files and keys of stores, where `.` and `..` mean something else.
+_ID_PATTERN = re.compile(rf"(?!\.\Z|.*\.\.)[A-Za-z0-9\-_.]{{1,{MAX_ID_LENGTH}}}")
+
+
+def new_session_id() -> str:
+    """An id of 128 random bits that matches SageMaker's pattern."""
+    return secrets.token_hex(16)
+
+
+def check_session_id(session_id: str, field: str = "session_id") -> str:
+    """Returns the id.
+
+    Raises:
+        InvalidRequest: it is not 1 to 226 characters of `A-Z a-z 0-9 - _ .`, or is `.`, or has `..` in it
+    """
+    if not _ID_PATTERN.fullmatch(session_id):
+        raise InvalidRequest(
+            f"a session id is 1 to {MAX_ID_LENGTH} characters of A-Z a-z 0-9 - _ . but not `.`, and has no `..` in it",
+            field=field,
+        )
+    return session_id
+
+
+def resolve_session_id(
+    header: str | None, body: str | None, field: str = "session_id"
+) -> str | None:
+    """The one session that a request is about, or None for "none yet" (absent, empty or `NEW_SESSION`).
+
+    `field` is the name that the body has for it.
+
+    Raises:
+        InvalidRequest: an id has a wrong form.
+        SessionIdMismatch: header and body name different sessions.
+    """
+    ids = []
+    for value, name in ((header, "session header"), (body, field)):
+        if value is None or value == "" or value == NEW_SESSION:
+            continue
+        ids.append(check_session_id(value, name))
+    if len(set(ids)) > 1:
+        raise SessionIdMismatch(
+            f"the session header and `{field}` in the body name different sessions", field=field
+        )
+    return ids[0] if ids else None

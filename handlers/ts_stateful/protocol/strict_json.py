@@ -1,0 +1,91 @@
+"""JSON from outside: read strictly, and turned into typed structs.
+
+Owns what passes for JSON here, and how a document that is not as it should be is refused, naming the field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from ts_stateful.protocol.errors import InvalidRequest
+
+__all__ = ["convert", "parse_json"]
+
+
+def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
+    """The JSON object in `body`, strictly: no duplicate keys, no NaN or Infinity, UTF-8 only.
+
+    Raises:
+        InvalidRequest: it is anything else.
+    """
+    if not body:
+        raise InvalidRequest('the body is empty; send a JSON object, e.g. {"prompt": "Hello"}')
+    try:
+        text = body if isinstance(body, str) else bytes(body).decode("utf-8")
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not UTF-8") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    except ValueError as error:  # malformed, or an integer of more digits than Python converts
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "a value is out of range"
+        raise InvalidRequest(f"the body is not JSON: {reason}") from None
+    if not isinstance(document, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    if "\\u" in text:
+        _refuse_lone_surrogates(document)
+    return document
+
+
+def convert(document: dict[str, Any], kind: Any) -> Any:
+    """The typed form of a JSON object.
+
+    Raises:
+        InvalidRequest: unknown field, wrong type or range; `field` names it.
+    """
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InvalidRequest("a key occurs twice", field=twice[:64])
+    return document
+
+
+def _no_constant(name: str) -> float:
+    raise InvalidRequest(f"{name} is not JSON")
+
+
+def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
+    # JSON can spell half a surrogate pair; no tokenizer and no transport can carry it.
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise InvalidRequest("the body spells a character that does not exist") from None
+
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_NAMED = re.compile(r"field `([^`]*)`")
+
+
+def _invalid(message: str) -> InvalidRequest:
+    """msgspec's message, with the path moved into `field` and completed by the name of an unknown or missing field."""
+    path_match = _PATH.search(message)
+    path = path_match.group(1) if path_match else ""
+    reason = message[: path_match.start()] if path_match else message
+    named = _NAMED.search(reason)
+    if named:
+        path = f"{path}.{named.group(1)}" if path else named.group(1)
+    return InvalidRequest(reason[:1].lower() + reason[1:], field=path[:128] or None)

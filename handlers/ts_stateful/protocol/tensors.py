@@ -1,0 +1,199 @@
+"""Tensors on the wire: from JSON and raw bodies to elements in memory, and back.
+
+Owns the formats: the Open Inference Protocol's JSON (https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol),
+and the raw ones that a model may declare. Knows nothing of models; every error names the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ts_stateful.protocol.declarations import Datatype, Input, Raw
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.requests import InputTensor
+
+__all__ = ["Elements", "numpy_dtype", "read_inputs", "read_raw", "write_text"]
+
+_DTYPES = {
+    Datatype.BOOL: np.dtype(np.bool_),
+    Datatype.UINT8: np.dtype(np.uint8),
+    Datatype.INT8: np.dtype(np.int8),
+    Datatype.INT16: np.dtype(np.int16),
+    Datatype.INT32: np.dtype(np.int32),
+    Datatype.INT64: np.dtype(np.int64),
+    Datatype.FP16: np.dtype(np.float16),
+    Datatype.FP32: np.dtype(np.float32),
+    Datatype.FP64: np.dtype(np.float64),
+}
+# What JSON may hold for a datatype of this kind: booleans are no numbers, and 1.5 is no integer.
+_KINDS = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}
+_PCM16_SCALE = 32768.0
+
+
+class Elements(NamedTuple):
+    """One tensor of one row: `data` are its elements in the machine's byte order, in the order of C."""
+
+    data: bytes
+    shape: tuple[int, ...]
+
+
+def numpy_dtype(datatype: Datatype) -> np.dtype[Any]:
+    """The element type; BF16 has none."""
+    return _DTYPES[datatype]
+
+
+def read_inputs(
+    declared: Sequence[Input], sent: Sequence[InputTensor], raw: Mapping[str, bytes]
+) -> list[Elements]:
+    """What a request says of each declared input that clients send, in that order.
+
+    Raises:
+        InvalidRequest: one is missing, unknown, sent twice, of another datatype or shape, or out of range.
+    """
+    by_name: dict[str, Elements] = {}
+    expected = {tensor.name: tensor for tensor in declared}
+    for index, tensor in enumerate(sent):
+        path = f"inputs[{index}]"
+        if tensor.name not in expected:
+            raise InvalidRequest(f"the model takes {', '.join(expected)}", field=f"{path}.name")
+        if tensor.name in by_name:
+            raise InvalidRequest("an input is sent twice", field=f"{path}.name")
+        by_name[tensor.name] = _read(expected[tensor.name], tensor, path)
+    for name, body in raw.items():
+        if name in by_name:
+            raise InvalidRequest("an input is sent twice", field=name[:64])
+        by_name[name] = read_raw(expected[name], body)
+    for name in expected:
+        if name not in by_name:
+            raise InvalidRequest(f"the model takes an input {name}", field="inputs")
+    return [by_name[name] for name in expected]
+
+
+def read_raw(declared: Input, body: bytes) -> Elements:
+    """An input from a body in its declared raw format.
+
+    Raises:
+        InvalidRequest: it has another format or number of elements.
+    """
+    name, dtype = declared.name, numpy_dtype(declared.datatype)
+    if declared.raw is Raw.TEXT:
+        array = _from_text(declared, body)
+    elif declared.raw is Raw.PCM16:
+        if len(body) % 2:
+            raise InvalidRequest("16-bit samples are an even number of bytes", field=name)
+        samples = np.frombuffer(body, "<i2")
+        array = samples.astype(dtype)
+        if dtype.kind == "f":
+            array /= _PCM16_SCALE
+    elif declared.raw is Raw.BYTES:
+        if len(body) % dtype.itemsize:
+            raise InvalidRequest(
+                f"elements of {declared.datatype.value} are {dtype.itemsize} bytes each", field=name
+            )
+        if dtype.kind == "b" and max(body, default=0) > 1:
+            raise InvalidRequest("a BOOL is a byte of 0 or 1", field=name)
+        array = np.frombuffer(body, dtype.newbyteorder("<")).astype(dtype)
+    else:
+        raise InvalidRequest("takes no raw bytes; send it as JSON", field=name)
+    return Elements(array.tobytes(), _shape_of(declared, array.size, name))
+
+
+def write_text(values: Sequence[float]) -> bytes:
+    """The raw answer of format `text`."""
+    return ",".join(map(str, values)).encode()
+
+
+def _from_text(declared: Input, body: bytes) -> np.ndarray[Any, Any]:
+    try:
+        text = body.decode("ascii")
+        if "_" in text:  # which Python takes, and nobody means
+            raise ValueError
+        words = text.replace(",", " ").split()
+        whole = numpy_dtype(declared.datatype).kind in "biu"
+        numbers = [int(word) if whole else float(word) for word in words]
+    except ValueError:
+        raise InvalidRequest(
+            f"the body is not {declared.datatype.value} numbers between commas or spaces",
+            field=declared.name,
+        ) from None
+    return _array(declared, numbers, declared.name)
+
+
+def _read(declared: Input, sent: InputTensor, path: str) -> Elements:
+    if sent.datatype is not None and sent.datatype != declared.datatype.value:
+        raise InvalidRequest(f"must be {declared.datatype.value}", field=f"{path}.datatype")
+    array = _array(declared, sent.data, f"{path}.data")
+    shape = array.shape if sent.shape is None else sent.shape
+    if math.prod(shape) != array.size:
+        raise InvalidRequest(
+            f"{array.size} elements do not fill the shape {list(shape)}", field=f"{path}.data"
+        )
+    return Elements(array.tobytes(), _fitted(declared, shape, array, f"{path}.shape"))
+
+
+def _array(declared: Input, data: object, path: str) -> np.ndarray[Any, Any]:
+    dtype = numpy_dtype(declared.datatype)
+    try:
+        array = np.asarray(data)
+        if array.size and array.dtype.kind not in _KINDS[dtype.kind]:
+            raise ValueError
+        with np.errstate(over="ignore"):
+            typed = array.astype(dtype)
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidRequest(
+            f"must be {declared.datatype.value} elements, flat or nested evenly", field=path
+        ) from None
+    exact = np.isfinite(typed) if dtype.kind == "f" else typed == array
+    if not exact.all():
+        raise InvalidRequest(
+            f"an element is out of the range of {declared.datatype.value}", field=path
+        )
+    return typed
+
+
+def _fitted(
+    declared: Input, shape: Sequence[int], array: np.ndarray[Any, Any], path: str
+) -> tuple[int, ...]:
+    """The shape of the row, where `shape` may have a leading 1 for it; data without a shape of its own may be flat."""
+    for candidate in (tuple(shape), tuple(shape[1:]) if shape[:1] == (1,) else None):
+        if candidate is not None and _matches(declared.shape, candidate):
+            return _bounded(declared, candidate, path)
+    if array.ndim == 1 and tuple(shape) == array.shape:
+        return _shape_of(declared, array.size, path)
+    raise InvalidRequest(f"must be {list(declared.shape)}, as declared", field=path)
+
+
+def _matches(declared: Sequence[int], shape: Sequence[int]) -> bool:
+    return len(declared) == len(shape) and all(
+        asked > 0 if size < 0 else asked == size
+        for size, asked in zip(declared, shape, strict=True)
+    )
+
+
+def _shape_of(declared: Input, count: int, path: str) -> tuple[int, ...]:
+    """The declared shape for so many elements."""
+    num_units, rest = divmod(count, declared.num_elements)
+    if rest or not num_units or (declared.free_dim is None and num_units != 1):
+        raise InvalidRequest(
+            f"{count} elements do not fill the shape {list(declared.shape)}", field=path
+        )
+    return _bounded(
+        declared, tuple(num_units if size < 0 else size for size in declared.shape), path
+    )
+
+
+def _bounded(declared: Input, shape: tuple[int, ...], path: str) -> tuple[int, ...]:
+    length = 0 if declared.free_dim is None else shape[declared.free_dim]
+    if declared.max is not None and length > declared.max:
+        raise InvalidRequest(
+            f"{length} are too many for one step: at most {declared.max}", field=path
+        )
+    return shape
+
+
+assert sys.byteorder == "little", "elements travel between processes as they are"

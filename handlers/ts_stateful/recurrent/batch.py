@@ -1,0 +1,279 @@
+"""Rows of several sequences as one call of the model, and its results as rows again.
+
+Owns stacking, padding, what is told about rows (lengths, masks, controls), and cutting padded results. Knows nothing of
+sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from ts_stateful.config.schema import StateConfig
+from ts_stateful.protocol.declarations import Control, Declared, Input, Output, Ragged, State
+from ts_stateful.recurrent.output_rows import Column
+from ts_stateful.recurrent.program import torch_dtype
+from ts_stateful.recurrent.slots import model_dim
+
+__all__ = ["Grouping", "Results", "Row", "Shaper"]
+
+
+class Row(Struct, eq=False, gc=False):  # of all objects the quickest to make
+    """One step of one sequence: the elements and the shapes of the inputs that its client sent, and what is told about it.
+
+    `lengths` are those of its states, None for one that does not grow.
+    """
+
+    inputs: Sequence[bytes]
+    shapes: Sequence[tuple[int, ...]]
+    lengths: Sequence[int | None] = ()
+    start: bool = False
+    end: bool = False
+
+
+class Grouping:
+    """Which rows can run in one pass: those with equal keys."""
+
+    def __init__(self, settings: StateConfig) -> None:
+        self._inputs = _grouped([tensor for tensor in settings.inputs if not tensor.is_derived])
+        self._states = _grouped(settings.states)
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether all rows have the same key."""
+        return not (self._inputs or self._states)
+
+    def key(self, row: Row) -> tuple[object, ...]:
+        """Of a row."""
+        grouped = [row.shapes[number] for number in self._inputs]
+        return (*grouped, *[row.lengths[number] for number in self._states])
+
+
+class Results(NamedTuple):
+    """What a pass gave.
+
+    `states[i]` is in the model's layout on its device; `state_lengths[i]` are the lengths of its rows, None where nothing is
+    padded.
+    """
+
+    outputs: list[Column]
+    states: list[Tensor]
+    state_lengths: list[list[int] | None]
+
+
+class Shaper:
+    """Makes the tensors of a pass, for one model on one device."""
+
+    def __init__(self, settings: StateConfig, device: torch.device) -> None:
+        self._settings = settings
+        self._device = device
+
+    def inputs(self, rows: Sequence[Row], num_rows: int) -> list[Tensor]:
+        """The model's inputs for `num_rows` rows, of which those behind `rows` are fillers of zeros."""
+        inputs = zip(*[row.inputs for row in rows], strict=True)
+        shapes = zip(*[row.shapes for row in rows], strict=True)
+        sent = zip(inputs, shapes, strict=True)
+        return [
+            self._told(tensor, rows, num_rows)
+            if tensor.is_derived
+            else self._stacked(tensor, *next(sent), num_rows)
+            for tensor in self._settings.inputs
+        ]
+
+    def longest(self, rows: Sequence[Row]) -> list[int | None]:
+        """How much is needed of each state: as much as the longest row has, None of one that does not grow."""
+        lengths = [_lengths_of_states(rows, number) for number in range(len(self._settings.states))]
+        return [None if of_rows is None else max(of_rows) for of_rows in lengths]
+
+    def blanked(self, states: Sequence[Tensor], rows: Sequence[Row]) -> list[Tensor]:
+        """The gathered states with zeros behind the length of every row: what lies there is of former sequences."""
+        blanked = list(states)
+        for number, state in enumerate(self._settings.states):
+            lengths = _lengths_of_states(rows, number)
+            if lengths is None or len(set(lengths)) == 1:
+                continue
+            tensor = blanked[number]
+            mask = self._mask(lengths, tensor.shape[_free(state)], tensor.shape[state.rows_dim])
+            blanked[number] = tensor.masked_fill(_spread(~mask, state, tensor), 0)
+        return blanked
+
+    def results(
+        self, rows: Sequence[Row], outputs: Sequence[Tensor], states: Sequence[Tensor]
+    ) -> Results:
+        """Checks and cuts what the model returned.
+
+        Raises:
+            TypeError: a tensor is not what is declared.
+        """
+        num_rows, settings = len(rows), self._settings
+        all_declared: list[Declared] = [*settings.outputs, *settings.states]
+        for declared, tensor in zip(all_declared, (*outputs, *states), strict=True):
+            _check(declared, tensor, num_rows)
+        on_host = [
+            _rows_first(_without_fillers(tensor, declared, num_rows), declared).to("cpu")
+            for declared, tensor in zip(settings.outputs, outputs, strict=True)
+        ]
+        by_name = {
+            declared.name: tensor
+            for declared, tensor in zip(settings.outputs, on_host, strict=True)
+        }
+
+        def lengths(declared: Output | State, tensor: Tensor) -> list[int] | None:
+            name = declared.lengths_from
+            if name is None:
+                return None
+            told = [int(length) for length in by_name[name].tolist()] if name in by_name else None
+            return _checked(declared, tensor, told or _lengths_of_inputs(settings, rows, name))
+
+        return Results(
+            [
+                Column(declared, on_host[number], lengths(declared, outputs[number]))
+                for number, declared in enumerate(settings.outputs)
+            ],
+            [
+                _without_fillers(tensor, declared, num_rows)
+                for declared, tensor in zip(settings.states, states, strict=True)
+            ],
+            [lengths(*pair) for pair in zip(settings.states, states, strict=True)],
+        )
+
+    def _stacked(
+        self,
+        tensor: Input,
+        rows: Sequence[bytes],
+        shapes: Sequence[tuple[int, ...]],
+        num_rows: int,
+    ) -> Tensor:
+        dtype = torch_dtype(tensor.datatype)
+        if shapes.count(shapes[0]) == len(shapes):
+            flat = torch.frombuffer(bytearray().join(rows), dtype=dtype)
+            made = flat.view(len(rows), *shapes[0])
+            if num_rows > len(rows):
+                made = torch.cat([made, made.new_zeros(num_rows - len(rows), *shapes[0])])
+        else:
+            longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+            made = torch.full((num_rows, *longest), tensor.padding, dtype=dtype)
+            for number, (row, shape) in enumerate(zip(rows, shapes, strict=True)):
+                place = made[number]
+                for dim, size in enumerate(shape):
+                    place = place.narrow(dim, 0, size)
+                place.copy_(torch.frombuffer(bytearray(row), dtype=dtype).view(shape))
+        if tensor.rows_dim:
+            made = made.movedim(0, tensor.rows_dim)
+        return made.to(self._device)
+
+    def _told(self, tensor: Input, rows: Sequence[Row], num_rows: int) -> Tensor:
+        dtype = torch_dtype(tensor.datatype)
+        if tensor.control is not None:
+            flags = [_flag(tensor.control, row) for row in rows]
+            flags += [False] * (num_rows - len(rows))
+            shape = (num_rows, *(1 for _ in tensor.shape))
+            made = torch.tensor(flags).view(shape).expand(num_rows, *tensor.shape)
+            return made.movedim(0, tensor.rows_dim).to(self._device, dtype)
+        name = tensor.lengths_of or tensor.mask_of
+        assert name is not None
+        lengths = _lengths_of_inputs(self._settings, rows, name)
+        if lengths is None:
+            number = [state.name for state in self._settings.states].index(name)
+            lengths = _lengths_of_states(rows, number)
+        assert lengths is not None
+        if tensor.mask_of is not None:
+            return self._mask(lengths, max(lengths), num_rows).to(dtype)
+        lengths = lengths + [0] * (num_rows - len(rows))
+        return torch.tensor(lengths, dtype=dtype, device=self._device)
+
+    def _mask(self, lengths: Sequence[int], longest: int, num_rows: int) -> Tensor:
+        """`(num_rows, longest)`: true within the length of a row."""
+        filled = torch.tensor([*lengths, *[0] * (num_rows - len(lengths))], device=self._device)
+        return torch.arange(longest, device=self._device) < filled.unsqueeze(1)
+
+
+_FLAGS: dict[Control, Callable[[Row], bool]] = {
+    Control.START: lambda row: row.start,
+    Control.END: lambda row: row.end,
+    Control.READY: lambda row: True,
+}
+
+
+def _flag(control: Control, row: Row) -> bool:
+    return _FLAGS[control](row)
+
+
+def _grouped(tensors: Sequence[Input | State]) -> list[int]:
+    """The numbers of those that must be equally long in all rows of a pass."""
+    return [
+        number
+        for number, tensor in enumerate(tensors)
+        if tensor.free_dim is not None and tensor.ragged is Ragged.GROUP
+    ]
+
+
+def _free(tensor: Declared) -> int:
+    assert tensor.free_dim is not None
+    return model_dim(tensor.free_dim, tensor.rows_dim)
+
+
+def _without_fillers(tensor: Tensor, declared: Declared, num_rows: int) -> Tensor:
+    dim = declared.rows_dim
+    return tensor if tensor.shape[dim] == num_rows else tensor.narrow(dim, 0, num_rows)
+
+
+def _rows_first(tensor: Tensor, declared: Declared) -> Tensor:
+    return tensor.movedim(declared.rows_dim, 0) if declared.rows_dim else tensor
+
+
+def _spread(mask: Tensor, state: State, tensor: Tensor) -> Tensor:
+    """A mask `(rows, longest)` in the shape of the state."""
+    if state.rows_dim > _free(state):
+        mask = mask.T
+    shape = [
+        size if dim in (state.rows_dim, _free(state)) else 1
+        for dim, size in enumerate(tensor.shape)
+    ]
+    return mask.reshape(shape)
+
+
+def _lengths_of_inputs(settings: StateConfig, rows: Sequence[Row], name: str) -> list[int] | None:
+    sent = [tensor for tensor in settings.inputs if not tensor.is_derived]
+    for number, tensor in enumerate(sent):
+        if tensor.name == name and tensor.free_dim is not None:
+            return [row.shapes[number][tensor.free_dim] for row in rows]
+    return None
+
+
+def _lengths_of_states(rows: Sequence[Row], number: int) -> list[int] | None:
+    if rows[0].lengths[number] is None:
+        return None  # the state does not grow
+    return [row.lengths[number] or 0 for row in rows]
+
+
+def _check(declared: Declared, tensor: Tensor, num_rows: int) -> None:
+    shape = list(tensor.shape)
+    rows_dim = declared.rows_dim
+    rows = shape.pop(rows_dim) if rows_dim < len(shape) else -1
+    fits = len(shape) == len(declared.shape) and all(
+        size in (-1, found) for size, found in zip(declared.shape, shape, strict=True)
+    )
+    if not fits or rows < num_rows or tensor.dtype != torch_dtype(declared.datatype):
+        expected = list(map(str, declared.shape))
+        expected.insert(rows_dim, "rows")
+        raise TypeError(
+            f"{declared.name} is {tensor.dtype} of {list(tensor.shape)} for {num_rows} rows; declared are"
+            f" {declared.datatype.value} and [{', '.join(expected)}]"
+        )
+
+
+def _checked(declared: Declared, tensor: Tensor, lengths: list[int] | None) -> list[int] | None:
+    """The lengths, if the tensor has so much: what is beyond its end would be taken from former sequences."""
+    if lengths is None or declared.free_dim is None:
+        return lengths
+    most = tensor.shape[_free(declared)]
+    if min(lengths) < 0 or max(lengths) > most:
+        raise TypeError(
+            f"{declared.name} has room for {most}; the lengths of its rows are {lengths}"
+        )
+    return lengths

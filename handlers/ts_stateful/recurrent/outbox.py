@@ -1,0 +1,119 @@
+"""From outputs of steps to the events that a worker gets.
+
+Owns the documents of steps and which request gets which. Knows nothing of when a step runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ts_stateful.config.schema import StateConfig
+from ts_stateful.engine.outbox import Answering
+from ts_stateful.protocol.answers import StepAnswer, encode
+from ts_stateful.protocol.declarations import Output, Raw
+from ts_stateful.protocol.events import Event, EventKind
+from ts_stateful.protocol.requests import Step
+from ts_stateful.protocol.tensors import write_text
+from ts_stateful.recurrent.output_rows import Column
+from ts_stateful.recurrent.sequence import SequenceState
+from ts_stateful.recurrent.step import Job
+from ts_stateful.recurrent.step_records import Answered
+from ts_stateful.sessions.session import Session
+
+__all__ = ["Outbox"]
+
+_LAST = EventKind.LAST
+_PCM16_SCALE = 32768.0
+_CONTENT_TYPES = {
+    Raw.TEXT: "text/plain",
+    Raw.PCM16: "application/octet-stream",
+    Raw.BYTES: "application/octet-stream",
+}
+
+
+class Outbox(Answering):
+    """Emits the answers to steps."""
+
+    def __init__(
+        self,
+        settings: StateConfig,
+        model_name: str,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float],
+        utc: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(emit, clock, utc)
+        self._settings = settings
+        self._model_name = model_name
+        self._raw = next((index for index, o in enumerate(settings.outputs) if o.raw), None)
+        self._shown = [index for index, o in enumerate(settings.outputs) if not o.hidden]
+
+    def answers(self, done: Sequence[tuple[int, Job]], outputs: Sequence[Column]) -> list[Answered]:
+        """What is said of steps that were these rows of a pass: their outputs, and that they are done."""
+        answers = []
+        for row, job in done:
+            step, session = job.step, job.session
+            until = content_type = None
+            if job.opens and not step.end:
+                until = self.unix_time(session.expires_at)
+            if job.raw and self._raw is not None:
+                body, content_type = self._raw_body(outputs[self._raw].tensor(row))
+            else:
+                shown = self._asked(step) if step.outputs else self._shown
+                document = StepAnswer(
+                    model_name=self._model_name,
+                    session_id=session.session_id,
+                    turn=session.state.num_steps,
+                    outputs=[outputs[number].answers[row] for number in shown],
+                    id=step.id,
+                    closed=step.end,
+                )
+                body = encode(document)
+            answers.append(Answered(job.request_ids, body, content_type, until, step.end))
+        return answers
+
+    def send(self, request_ids: Iterable[str], session_id: str, answered: Answered) -> None:
+        """To all who wait."""
+        for request_id in request_ids:
+            event = Event(
+                request_id,
+                _LAST,
+                answered.body,
+                session_id=session_id,
+                opened_until=answered.opened_until,
+                closed=answered.closed,
+                content_type=answered.content_type,
+            )
+            self._emit(event)
+
+    def replay(self, request_id: str, session: Session[SequenceState], body: bytes) -> None:
+        """The answer of the last step once more."""
+        document = msgspec.json.decode(body) | {"replayed": True}
+        self.answer(request_id, document, session_id=session.session_id)
+
+    def _raw_body(self, tensor: Tensor) -> tuple[bytes, str]:
+        assert self._raw is not None
+        declared = self._settings.outputs[self._raw]
+        assert declared.raw is not None
+        return _elements(declared, tensor), _CONTENT_TYPES[declared.raw]
+
+    def _asked(self, step: Step) -> Sequence[int]:
+        """The numbers of the outputs that it names."""
+        names = {output.name for output in step.outputs}
+        return [index for index, o in enumerate(self._settings.outputs) if o.name in names]
+
+
+def _elements(declared: Output, tensor: Tensor) -> bytes:
+    if declared.raw is Raw.TEXT:
+        return write_text(tensor.reshape(-1).tolist())
+    if declared.raw is Raw.PCM16 and tensor.is_floating_point():
+        scaled = (tensor.float() * _PCM16_SCALE).round().clamp(-_PCM16_SCALE, _PCM16_SCALE - 1)
+        tensor = scaled.to(torch.int16)
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    return tensor.contiguous().numpy().tobytes()

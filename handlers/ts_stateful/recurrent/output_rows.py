@@ -1,0 +1,52 @@
+"""One output of all rows of a pass.
+
+Owns how a row is cut out of it, as a tensor or as an answer has it. Knows nothing of sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from torch import Tensor
+
+from ts_stateful.protocol.answers import TensorAnswer
+from ts_stateful.protocol.declarations import Datatype, Output
+
+__all__ = ["Column"]
+
+
+class Column:
+    """A tensor `(rows, ...)` on the host, each row of which ends in its free dimension where `lengths` say so."""
+
+    def __init__(self, declared: Output, tensor: Tensor, lengths: Sequence[int] | None) -> None:
+        self._declared = declared
+        self._tensor = tensor
+        self._lengths = None if declared.free_dim is None else lengths
+
+    def tensor(self, row: int) -> Tensor:
+        """A row, cut to its length."""
+        tensor, dim = self._tensor[row], self._declared.free_dim
+        if dim is None or self._lengths is None:
+            return tensor
+        return tensor.narrow(dim, 0, self._lengths[row])
+
+    @cached_property
+    def answers(self) -> list[TensorAnswer]:
+        """All rows, each cut to its length."""
+        name, datatype = self._declared.name, self._datatype
+        if self._lengths is None:
+            # All at once: a call of torch's takes longer than the few elements of a row.
+            shape = tuple(self._tensor.shape[1:])
+            flat = self._tensor.flatten(1) if shape else self._tensor.unsqueeze(1)
+            return [TensorAnswer(name, datatype, shape, row) for row in flat.tolist()]
+        return [
+            TensorAnswer(name, datatype, tuple(row.shape), row.reshape(-1).tolist())
+            for row in map(self.tensor, range(len(self._lengths)))
+        ]
+
+    @property
+    def _datatype(self) -> str:
+        # No format that clients read has BF16; its elements are those of FP32.
+        declared = self._declared.datatype
+        return str((Datatype.FP32 if declared is Datatype.BF16 else declared).value)

@@ -1,0 +1,135 @@
+"""One pass of the model for the next steps of several sequences.
+
+Owns the way from rows and slots through the model back into the slots: states change only where the step has succeeded. Knows
+nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ts_stateful.config.schema import StateConfig
+from ts_stateful.protocol.declarations import WhenFull
+from ts_stateful.protocol.errors import ContextTooLong
+from ts_stateful.recurrent.batch import Results, Row, Shaper
+from ts_stateful.recurrent.output_rows import Column
+from ts_stateful.recurrent.program import Program
+from ts_stateful.recurrent.slots import Pool, model_dim
+
+__all__ = ["Passes", "Stepped"]
+
+
+class Stepped(NamedTuple):
+    """What a pass did for its rows: their outputs, and of each the new lengths of its states; by the numbers of rows why
+    states stay as they were.
+    """
+
+    outputs: Sequence[Column]
+    lengths: Sequence[Sequence[int | None]]
+    errors: Mapping[int, ContextTooLong]
+
+
+class Passes:
+    """Runs passes of one model."""
+
+    def __init__(
+        self, program: Program, settings: StateConfig, pool: Pool, device: torch.device
+    ) -> None:
+        self._program = program
+        self._settings = settings
+        self._pool = pool
+        self._shaper = Shaper(settings, device)
+
+    def run(self, rows: Sequence[Row], slots: Sequence[int]) -> Stepped:
+        """Steps the sequences in these slots, whose rows must have the same key (see `Grouping`).
+
+        Rows that begin (`Row.start`) begin with the initial states. Raises what the model raises; no state has changed then.
+        """
+        fresh = [slot for slot, row in zip(slots, rows, strict=True) if row.start]
+        if fresh:
+            self._pool.reset(fresh)
+        num_rows = self._settings.max_rows if self._settings.fixed_rows else len(rows)
+        index = self._pool.index([*slots, *[slots[-1]] * (num_rows - len(slots))])
+        gathered = self._pool.gather(index, self._shaper.longest(rows))
+        states = self._shaper.blanked(gathered, rows)
+        outputs, new = self._program(self._shaper.inputs(rows, num_rows), states)
+        return self._commit(rows, index, self._shaper.results(rows, outputs, new))
+
+    def _commit(self, rows: Sequence[Row], index: Tensor, results: Results) -> Stepped:
+        num_rows = len(rows)
+        grown = [self._grown(number, results, num_rows) for number in range(len(results.states))]
+        errors = self._errors([lengths for _, lengths in grown])
+        self._scatter(index, [tensor for tensor, _ in grown], num_rows, errors)
+        return Stepped(results.outputs, _by_row([ls for _, ls in grown], num_rows), errors)
+
+    def _errors(self, lengths: Sequence[list[int] | None]) -> dict[int, ContextTooLong]:
+        """By row, the first state that would grow too long."""
+        errors: dict[int, ContextTooLong] = {}
+        for state, of_rows in zip(self._settings.states, lengths, strict=True):
+            for row, length in enumerate(of_rows or ()):
+                if length > (state.max or 0) and row not in errors:
+                    errors[row] = ContextTooLong(
+                        f"the state {state.name} may not grow beyond {state.max}"
+                    )
+        return errors
+
+    def _grown(
+        self, number: int, results: Results, num_rows: int
+    ) -> tuple[Tensor, list[int] | None]:
+        """A new state and the lengths of its rows, cut to what may be kept of it."""
+        state, tensor = self._settings.states[number], results.states[number]
+        if state.free_dim is None or state.max is None:
+            return tensor, None
+        dim = model_dim(state.free_dim, state.rows_dim)
+        lengths = results.state_lengths[number] or [tensor.shape[dim]] * num_rows
+        if state.when_full is WhenFull.DROP_OLDEST and max(lengths) > state.max:
+            tensor = torch.cat(
+                [
+                    _last(tensor.narrow(state.rows_dim, row, 1), dim, length, state.max)
+                    for row, length in enumerate(lengths)
+                ],
+                state.rows_dim,
+            )
+            lengths = [min(length, state.max) for length in lengths]
+        return tensor.narrow(dim, 0, min(tensor.shape[dim], state.max)), lengths
+
+    def _scatter(
+        self, index: Tensor, new: Sequence[Tensor], num_rows: int, errors: Container[int]
+    ) -> None:
+        """Keeps the new states of the `num_rows` rows but those with an error; behind them `index` may name fillers."""
+        if errors or num_rows < len(index):
+            good = [row for row in range(num_rows) if row not in errors]
+            if not good:
+                return
+            rows = torch.tensor(good, device=index.device)
+            index = index[rows]
+            new = [
+                tensor.index_select(state.rows_dim, rows)
+                for state, tensor in zip(self._settings.states, new, strict=True)
+            ]
+        self._pool.scatter(index, new)
+
+
+def _by_row(
+    lengths: Sequence[Sequence[int] | None], num_rows: int
+) -> Sequence[Sequence[int | None]]:
+    """Lengths of all states, of each of all rows, the other way round."""
+    if not any(lengths):
+        return [[None] * len(lengths)] * num_rows  # nothing grows
+    columns = [[None] * num_rows if of_rows is None else of_rows for of_rows in lengths]
+    return list(zip(*columns, strict=True))
+
+
+def _last(row: Tensor, dim: int, length: int, most: int) -> Tensor:
+    """The last `most` of the first `length`, in a room of `most`."""
+    kept = min(length, most)
+    tail = row.narrow(dim, length - kept, kept)
+    if kept == most:
+        return tail
+    room = list(row.shape)
+    room[dim] = most - kept
+    return torch.cat([tail, tail.new_zeros(room)], dim)

@@ -1,0 +1,130 @@
+"""A model with recurrent state, as it is called.
+
+Owns how the three forms are loaded (TorchScript, exported program, Python class) and what a call must give back. Knows
+nothing of sequences.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
+
+from ts_stateful.config.schema import ConfigError, StateConfig
+from ts_stateful.protocol.declarations import Datatype
+
+__all__ = ["Program", "load_program", "torch_dtype"]
+
+_DTYPES = {
+    Datatype.BOOL: torch.bool,
+    Datatype.UINT8: torch.uint8,
+    Datatype.INT8: torch.int8,
+    Datatype.INT16: torch.int16,
+    Datatype.INT32: torch.int32,
+    Datatype.INT64: torch.int64,
+    Datatype.FP16: torch.float16,
+    Datatype.FP32: torch.float32,
+    Datatype.FP64: torch.float64,
+    Datatype.BF16: torch.bfloat16,
+}
+
+
+def torch_dtype(datatype: Datatype) -> torch.dtype:
+    """The element type."""
+    return _DTYPES[datatype]
+
+
+class Program:
+    """Calls `function(*inputs, *states)`, which returns the outputs and the new states in one flat tuple."""
+
+    def __init__(
+        self, function: Callable[..., Any], settings: StateConfig, *, name: str, num_parameters: int
+    ) -> None:
+        self.name = name
+        self.num_parameters = num_parameters
+        self._function = function
+        self._num_outputs = len(settings.outputs)
+        self._num_states = len(settings.states)
+
+    def __call__(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs and new states.
+
+        Raises:
+            TypeError: the model returns something else.
+        """
+        with torch.inference_mode():
+            made = self._function(*inputs, *states)
+        made = [made] if isinstance(made, Tensor) else list(made)
+        if len(made) != self._num_outputs + self._num_states:
+            raise TypeError(
+                f"{self.name} returns {len(made)} tensors; {self._num_outputs} outputs and"
+                f" {self._num_states} states are declared, in one flat tuple"
+            )
+        return made[: self._num_outputs], made[self._num_outputs :]
+
+
+def load_program(
+    settings: StateConfig, model_dir: Path, device: torch.device, name: str
+) -> Program:
+    """The program that a configuration names, on its device.
+
+    Raises:
+        ConfigError: it is not there, or cannot be loaded.
+    """
+    path, _, class_name = settings.model.partition(":")
+    file = model_dir / path
+    if not file.is_file():
+        raise ConfigError(f"handler.model: no file {path} in the archive")
+    if not class_name and (settings.arguments or settings.weights):
+        raise ConfigError("handler.arguments, handler.weights: only `file.py:Class` takes them")
+    try:
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # which a program may mean by "cuda"
+        module = _load(file, class_name, settings, model_dir, device)
+    except Exception as error:  # whatever a user's file raises
+        raise ConfigError(f"handler.model {settings.model!r} cannot be loaded: {error}") from error
+    count = sum(weight.numel() for weight in module.parameters())
+    return Program(module, settings, name=name, num_parameters=count)
+
+
+def _load(
+    file: Path, class_name: str, settings: StateConfig, model_dir: Path, device: torch.device
+) -> nn.Module:
+    if class_name:
+        module: nn.Module = _class_of(file, class_name)(**settings.arguments)
+        if settings.weights is not None:
+            module.load_state_dict(load_file(model_dir / settings.weights))
+        return module.to(device).eval()
+    if file.suffix == ".pt2":
+        # Tensors that it makes as well are on the device that is written in the file.
+        exported = move_to_device_pass(torch.export.load(file), device)
+        return exported.module()  # its mode was fixed by the export
+    with warnings.catch_warnings():
+        # Of TorchScript: what is there is served.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted: nn.Module = torch.jit.load(file, map_location=device)
+    return scripted.eval()
+
+
+def _class_of(file: Path, name: str) -> type[nn.Module]:
+    module_name = f"ts_stateful_model_{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise TypeError(f"{file.name} defines no torch.nn.Module {name}")
+    return found

@@ -1,0 +1,79 @@
+"""Which steps run next, and in which slots.
+
+Owns the order among sequences: a pass takes the step that has waited longest, and those that can run beside it. Knows nothing
+of requests or answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from itertools import islice
+
+import torch
+
+from ts_stateful.config.schema import StateConfig
+from ts_stateful.recurrent.batch import Grouping
+from ts_stateful.recurrent.sequence import SequenceState
+from ts_stateful.recurrent.slots import Pool
+from ts_stateful.recurrent.step import Job
+from ts_stateful.sessions.session import Session
+from ts_stateful.sessions.table import SessionTable
+
+__all__ = ["Line"]
+
+
+class Line:
+    """The next step of every sequence that has one, those that have waited longest first."""
+
+    def __init__(
+        self, settings: StateConfig, table: SessionTable[SequenceState], pool: Pool
+    ) -> None:
+        self._max_rows = settings.max_rows
+        self._grouping = Grouping(settings)
+        self._table = table
+        self._pool = pool
+        self._jobs: dict[str, Job] = {}
+
+    def __len__(self) -> int:
+        """Sequences with a step that waits."""
+        return len(self._jobs)
+
+    def add(self, job: Job) -> None:
+        """Takes the next step of a sequence that has none here."""
+        session_id = job.session.session_id
+        assert session_id not in self._jobs
+        self._jobs[session_id] = job
+
+    def remove(self, session: Session[SequenceState]) -> None:
+        """Lets go of a sequence's step, if it has one here."""
+        self._jobs.pop(session.session_id, None)
+
+    def next_jobs(self) -> list[Job]:
+        """The jobs of the next pass; they stay in line until they are removed. Without memory some have no slot."""
+        most = min(self._max_rows, self._pool.max_slots)
+        jobs = list(islice(self._alike(), most))
+        with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
+            self._give_slots(jobs)
+        return jobs
+
+    def _alike(self) -> Iterable[Job]:
+        """Those that can run together with the one that has waited longest, in their order."""
+        jobs, key = self._jobs.values(), self._grouping.key
+        if not jobs or self._grouping.is_trivial:
+            return jobs
+        wanted = key(next(iter(jobs)).row)
+        return (job for job in jobs if key(job.row) == wanted)
+
+    def _give_slots(self, jobs: list[Job]) -> None:
+        """Slots for all of these: free ones, else those of idle sessions, else of others, least recently used first."""
+        missing = [job.session.state for job in jobs if not job.session.state.has_slot]
+        excess = len(missing) - self._pool.num_free
+        if excess > 0:
+            running = {id(job.session) for job in jobs}
+            held = [s for s in self._table if s.state.has_slot and id(s) not in running]
+            held.reverse()  # the table begins with those used last
+            for session in sorted(held, key=lambda s: s.busy)[:excess]:
+                session.state.to_host()
+        for state in missing:
+            state.to_device()

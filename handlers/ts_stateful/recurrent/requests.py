@@ -1,0 +1,177 @@
+"""Requests against the engine of a model with recurrent state: what each type asks for.
+
+Owns the rules of step numbers and queues, and how sequences are opened, forked and closed. Knows nothing of models or stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ts_stateful.config.schema import Config
+from ts_stateful.protocol.answers import Closed, Forked, Opened, Usage, encode
+from ts_stateful.protocol.errors import (
+    InvalidRequest,
+    QueueFull,
+    SessionClosed,
+    SessionNotFound,
+    StatefulError,
+)
+from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Step
+from ts_stateful.recurrent.batch import Row
+from ts_stateful.recurrent.lifecycle import Steps
+from ts_stateful.recurrent.lookup import Sequences, gap
+from ts_stateful.recurrent.outbox import Outbox
+from ts_stateful.recurrent.persistence import Durability
+from ts_stateful.recurrent.reports import hello, info
+from ts_stateful.recurrent.sequence import SequenceState
+from ts_stateful.recurrent.step import Job
+from ts_stateful.recurrent.step_records import Answered
+from ts_stateful.sessions.session import Session
+from ts_stateful.sessions.table import SessionTable
+
+__all__ = ["Requests"]
+
+_Session = Session[SequenceState]
+
+
+class Requests:
+    """Takes the requests of one engine; raises a `StatefulError` where one is refused."""
+
+    def __init__(
+        self,
+        config: Config,
+        model_name: str,
+        table: SessionTable[SequenceState],
+        sequences: Sequences,
+        steps: Steps,
+        outbox: Outbox,
+        durability: Durability,
+        clock: Callable[[], float],
+        resubmit: Callable[[Submit], None],
+    ) -> None:
+        self._config = config
+        self._max_waiting = config.frontend.max_sequence_job_queue_size
+        self._model_name = model_name
+        self._table = table
+        self._sequences = sequences
+        self._steps = steps
+        self._outbox = outbox
+        self._durability = durability
+        self._clock = clock
+        self._resubmit = resubmit
+
+    def handle(self, message: Submit) -> None:
+        """Takes a request of a client."""
+        command = message.command
+        if self._durability.holds(message):
+            return
+        answered = self._durability.answered(message) if message.again else None
+        if answered is not None:
+            self._outbox.send([message.request_id], command.session_id or "", answered)
+        elif isinstance(command, Step):
+            self._step(message, command)
+        elif isinstance(command, Open):
+            self._open(message, command)
+        elif isinstance(command, Close):
+            self._close(message, command.session_id)
+        elif isinstance(command, Info):
+            self._info(message.request_id, self._sequences.get(command.session_id))
+        elif isinstance(command, Fork):
+            self._fork(message, command)
+        elif isinstance(command, Hello):
+            greeting = hello(self._config, self._model_name, message.profile)
+            self._outbox.answer(message.request_id, greeting)
+        else:
+            raise InvalidRequest(
+                "this model has recurrent states: it takes `step`, `open`, `close`, `fork`, `info`, `hello`",
+                field="type",
+            )
+
+    def _step(self, message: Submit, command: Step) -> None:
+        session, opens = self._sequences.of_step(message, command)
+        if command.turn is not None and self._attached(session, command, message.request_id):
+            return
+        if len(session.work) > self._max_waiting:
+            raise QueueFull(
+                f"{len(session.work) - 1} steps of this session are waiting, as many as"
+                " maxSequenceJobQueueSize allows",
+                retry_after_s=0.1,
+            )
+        row = Row(message.attachments, message.shapes, end=command.end)
+        self._steps.add(Job(session, command, row, (message.request_id,), message.raw, opens))
+
+    def _attached(self, session: _Session, command: Step, request_id: str) -> bool:
+        """Whether a step of this number is there already, waiting or done; its answer then goes to this request too."""
+        assert command.turn is not None
+        for job in session.work:
+            if job.step.turn == command.turn and job.step.start == command.start:
+                job.request_ids += (request_id,)
+                return True
+        state = session.state
+        if session.busy or command.start or command.turn == state.num_steps + 1:
+            return False  # checked when it is its turn
+        if command.turn == state.num_steps and state.last_answer is not None:
+            self._outbox.replay(request_id, session, state.last_answer)
+            return True
+        raise gap(command.turn, state.num_steps + 1)
+
+    def _open(self, message: Submit, command: Open) -> None:
+        if command.system is not None or command.images or message.attachments:
+            field = "system" if command.system is not None else "images"
+            raise InvalidRequest("a model with recurrent states takes none", field=field)
+        assert command.session_id is not None
+        session = self._sequences.begin(command.session_id, command.ttl_s, dict(command.metadata))
+        answer = Opened(session.session_id, self._outbox.rfc3339(session.expires_at), Usage())
+        self._answer_opened(message.request_id, session, answer)
+
+    def _fork(self, message: Submit, command: Fork) -> None:
+        source = self._sequences.get(command.session_id)
+        if self._durability.behind(source, partial(self._resubmit, message)):
+            return  # its last step may have to be taken back
+        session = self._sequences.fork(source, command)
+        answer = Forked(
+            session.session_id,
+            self._outbox.rfc3339(session.expires_at),
+            Usage(),
+            forked_from=source.session_id,
+            turn=session.state.num_steps,
+        )
+        self._answer_opened(message.request_id, session, answer)
+
+    def _answer_opened(self, request_id: str, session: _Session, answer: Opened) -> None:
+        until = self._outbox.unix_time(session.expires_at)
+        answered = Answered((request_id,), encode(answer), opened_until=until)
+
+        def written(error: StatefulError | None) -> None:
+            if error is None:
+                self._outbox.send([request_id], session.session_id, answered)
+                return
+            self._outbox.refuse(request_id, error, session.session_id)
+            self._steps.lose(session, error)
+
+        if session.state.place is None:
+            written(None)
+        else:
+            self._durability.write(session, answered, written)
+
+    def _close(self, message: Submit, session_id: str | None) -> None:
+        try:
+            session = self._sequences.get(session_id)
+        except SessionNotFound:
+            if not message.again:  # else it was closed by the engine that is gone
+                raise
+            self._closed(message.request_id, session_id)
+            return
+        self._steps.refuse_all(session, SessionClosed("the session was closed"))
+        self._table.close(session)
+        self._durability.removed(session, partial(self._closed, message.request_id, session_id))
+
+    def _closed(self, request_id: str, session_id: str | None) -> None:
+        answer = Closed(session_id or "")
+        self._outbox.answer(request_id, answer, session_id=session_id, closed=True)
+
+    def _info(self, request_id: str, session: _Session) -> None:
+        answer = info(session, self._outbox, self._clock())
+        self._outbox.answer(request_id, answer, session_id=session.session_id)

@@ -1,0 +1,273 @@
+"""Values as files: whole or not there, whoever is killed when, and never two for one key.
+
+Owns the folder, its permissions and what a crash leaves in it. Knows nothing of what the values mean.
+
+A value is written under a temporary name and gets its own by `link`, which fails if the name is taken. `sessions/a/00000001`
+is the file `sessions/a/00000001@`: no key has an `@`, so a key can be a value and a prefix of others. In front of the value
+are 12 bytes: `TSF1` and, big-endian, the millisecond of Unix time until which it must be kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.store.base import StoreCorrupt, StoreUnavailable, check_key
+
+__all__ = ["FileStore"]
+
+_HEADER = struct.Struct(">4sQ")
+_MAGIC = b"TSF1"
+_FOREVER = 2**64 - 1
+_VALUE = "@"
+_TEMPORARY = "~"
+_ABANDONED_S = 3600.0  # nobody needs this long to write a value: what is older was left by a crash
+_MAX_TRIES = 100
+_PAUSE_S = 0.001
+_NO_SPACE = "free some space, or name another folder in handler.store.url"
+_CURES = {
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EROFS: "mount it for writing, or name another folder in handler.store.url",
+    errno.EACCES: "give the server's user the folder and all in it",
+    errno.EPERM: "the file system must have hard links, and the folder belong to the server's user",
+    errno.EOPNOTSUPP: "the file system must have hard links; name a folder on another one",
+    errno.EMFILE: "raise the limit of open files",
+    errno.ENFILE: "raise the limit of open files",
+}
+
+
+class FileStore:
+    """A folder that processes of one user share. `clock` gives seconds of Unix time.
+
+    With `fsync` a value that was created survives a loss of power, without it only the loss of processes.
+
+    Raises:
+        ConfigError: the folder belongs to, or is open to, somebody else.
+        StoreUnavailable: it cannot be made or written.
+    """
+
+    def __init__(
+        self, folder: Path, *, fsync: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.folder = folder
+        self._temporary = folder / _TEMPORARY
+        self._fsync = fsync
+        self._clock = clock
+        with self._reported():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_private(folder)
+            self._temporary.mkdir(mode=0o700, exist_ok=True)
+            self._sweep_temporary()
+
+    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
+        """Writes a value if there is none under that key."""
+        path = self._path(key)
+        end_ms = _FOREVER if ttl_s is None else int((self._clock() + ttl_s) * 1000)
+        with self._reported():
+            for _ in range(_MAX_TRIES):
+                try:
+                    if self._prolong(path, end_ms):
+                        return False
+                    if self._publish(path, (_HEADER.pack(_MAGIC, end_ms), data)):
+                        return True
+                except FileNotFoundError:
+                    continue  # a folder was removed just now, because it was empty or deleted
+                except BlockingIOError:
+                    time.sleep(_PAUSE_S)  # another one prolongs or sweeps the same value
+        raise StoreUnavailable(
+            f"the folder {self.folder} is gone, or is changed all the time",
+            "look who else removes files there, and start the server again",
+        )
+
+    def get(self, key: str) -> bytes | None:
+        """The value, or None if there is none."""
+        path = self._path(key)
+        with self._reported():
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            with os.fdopen(descriptor, "rb") as file:
+                _end_ms(descriptor)
+                file.seek(_HEADER.size)
+                return file.read()
+
+    def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values in the order of their keys; None where there is none."""
+        return [self.get(key) for key in keys]
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """The keys below `prefix`, in order."""
+        folder = self.folder / check_key(prefix)
+        keys = []
+        with self._reported():
+            for parent, _, names in os.walk(folder, onerror=_raise_unless_gone):
+                relative = Path(parent).relative_to(self.folder).as_posix()
+                keys += [f"{relative}/{n[: -len(_VALUE)]}" for n in names if n.endswith(_VALUE)]
+        return sorted(keys)
+
+    def delete(self, prefix: str) -> None:
+        """Removes the value at `prefix` and all below it, the latter at once."""
+        value, folder = self._path(prefix), self.folder / prefix
+        removed = self._temporary / secrets.token_hex(16)
+        with self._reported():
+            value.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(removed)
+                _remove(removed)
+            if self._fsync and folder.parent.is_dir():
+                _sync(folder.parent)
+
+    def sweep(self) -> None:
+        """Removes values whose life is over, folders without any, and what crashes have left.
+
+        Of a session the last entries go first, so that what is left of it, if this is interrupted, is a session.
+        """
+        with self._reported():
+            self._sweep_temporary()
+            now_ms = int(self._clock() * 1000)
+            for parent, _, names in os.walk(self.folder, topdown=False, onerror=_raise_unless_gone):
+                folder = Path(parent)
+                if folder == self.folder or self._temporary in (folder, *folder.parents):
+                    continue
+                for name in sorted(names, reverse=True):
+                    if name.endswith(_VALUE):
+                        _remove_if_over(folder / name, now_ms)
+                with contextlib.suppress(OSError):  # it is not empty
+                    folder.rmdir()
+
+    def close(self) -> None:
+        """Does nothing: no file stays open."""
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{check_key(key)}{_VALUE}"
+
+    def _prolong(self, path: Path, end_ms: int) -> bool:
+        """Whether the value is there; then it is kept until `end_ms` at least."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if _end_ms(descriptor) < end_ms:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
+                if not os.path.samestat(os.fstat(descriptor), path.lstat()):
+                    return False  # swept a moment ago, and made again
+                if _end_ms(descriptor) < end_ms:
+                    os.pwrite(descriptor, _HEADER.pack(_MAGIC, end_ms), 0)
+                    if self._fsync:
+                        os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _publish(self, path: Path, parts: Sequence[bytes]) -> bool:
+        """Gives a file with that content its name; False if the name is taken."""
+        temporary = self._temporary / secrets.token_hex(16)
+        try:
+            descriptor = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+            )
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines(parts)
+                file.flush()
+                if self._fsync:
+                    os.fsync(descriptor)
+            folders = [self.folder / folder for folder in path.relative_to(self.folder).parents]
+            for folder in reversed(folders):
+                # Not `exist_ok`, which fails where somebody removes the folder a moment later.
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir(mode=0o700)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                # Over NFS the answer to a link that was made can be lost; then the second attempt finds the first.
+                if temporary.stat().st_nlink != 2:
+                    return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        if self._fsync:
+            for folder in folders:
+                _sync(folder)
+        return True
+
+    def _sweep_temporary(self) -> None:
+        for entry in os.scandir(self._temporary):
+            with contextlib.suppress(FileNotFoundError):
+                # Not the time of modification: that of a folder is older than its removal.
+                if entry.stat(follow_symlinks=False).st_ctime < self._clock() - _ABANDONED_S:
+                    _remove(Path(entry.path))
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Names the folder and not the file, whose name has a session's id in it."""
+        try:
+            yield
+        except OSError as error:
+            cure = _CURES.get(error.errno or 0, "look at the file system and at the kernel's log")
+            raise StoreUnavailable(f"the folder {self.folder}: {error.strerror}", cure) from error
+
+
+def _check_private(folder: Path) -> None:
+    """Under /dev/shm or /tmp anybody may have made the folder before us."""
+    info = folder.lstat()
+    is_own = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
+    if not is_own or info.st_mode & 0o077:
+        raise ConfigError(
+            f"handler.store.url: {folder} must be a folder, no link, that belongs to the server's user and is open to "
+            f"nobody else; chmod 700 it, or name one below it, which will be made so"
+        )
+
+
+def _end_ms(descriptor: int) -> int:
+    """Until when a value must be kept."""
+    header = os.pread(descriptor, _HEADER.size, 0)
+    if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+        raise StoreCorrupt(
+            "a file is no value of this store, or was not on the disk when the power was lost",
+            "close the session; handler.store.fsync prevents it",
+        )
+    return int(_HEADER.unpack(header)[1])
+
+
+def _remove_if_over(path: Path, now_ms: int) -> None:
+    # What cannot be judged stays: a value that is being prolonged, and a file of somebody else's.
+    with contextlib.suppress(OSError, StoreCorrupt):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _end_ms(descriptor) <= now_ms:
+                path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)  # another one may be removing it too
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -1,0 +1,94 @@
+"""A store by its URL.
+
+Owns the schemes, and what of a URL may be shown. A backend's client library is imported when its scheme is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from ts_stateful.config.schema import ConfigError, StoreConfig
+from ts_stateful.store.backends.file import FileStore
+from ts_stateful.store.backends.memory import MemoryStore
+from ts_stateful.store.base import Store
+
+__all__ = ["open_store", "redacted"]
+
+_KNOWN = (
+    "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix, memory://"
+)
+
+
+def open_store(url: str, options: StoreConfig | None = None) -> Store:
+    """The store at `url`; of `options` everything but its own `url` and the policy is used.
+
+    Raises:
+        ConfigError: the scheme is unknown, something is missing in the URL or installed, or the place is not private.
+        StoreUnavailable: a folder cannot be made or written. Servers are not asked before the first call.
+    """
+    options = options or StoreConfig()
+    variable = options.encryption_key_env
+    if variable is None:
+        return _open(url, options)
+    with _extra("encryption"):
+        from ts_stateful.store.backends.sealed import SealedStore, read_keys  # noqa: PLC0415 - an extra
+
+    keys = read_keys(variable)
+    return SealedStore(_open(url, options), keys)
+
+
+def redacted(url: str) -> str:
+    """The URL without what nobody but the server should read: user, password and parameters."""
+    parts = _split(url)
+    host = parts.netloc.rpartition("@")[2]
+    hidden = "***@" if "@" in parts.netloc else ""
+    return f"{parts.scheme}://{hidden}{host}{parts.path}{'?***' if parts.query else ''}"
+
+
+def _open(url: str, options: StoreConfig) -> Store:
+    parts = _split(url)
+    if parts.scheme == "file":
+        return FileStore(_folder(url, parts), fsync=options.fsync)
+    if parts.scheme in ("redis", "rediss"):
+        with _extra("redis"):
+            from ts_stateful.store.backends.redis import RedisStore  # noqa: PLC0415 - an extra
+
+        return RedisStore(url, timeout_s=options.timeout_sec)
+    if parts.scheme == "s3":
+        with _extra("s3"):
+            from ts_stateful.store.backends.s3 import S3Store  # noqa: PLC0415 - an extra
+
+        return S3Store(url, timeout_s=options.timeout_sec)
+    if parts.scheme == "memory":
+        return MemoryStore()
+    raise ConfigError(f"handler.store.url: {parts.scheme or 'no'}:// is none of {_KNOWN}")
+
+
+@contextlib.contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """What is imported here comes with an extra of the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"handler.store: {error.name} is not installed; pip install 'torchserve-stateful[{name}]'"
+        ) from error
+
+
+def _folder(url: str, parts: SplitResult) -> Path:
+    is_path = parts.path.startswith("/") and parts.path.strip("/")
+    if parts.netloc or parts.query or parts.fragment or not is_path:
+        raise ConfigError(
+            f"handler.store.url: {redacted(url)} must be like file:///dev/shm/ts-stateful, with three slashes"
+        )
+    return Path(unquote(parts.path))
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise ConfigError("handler.store.url: not a URL") from None

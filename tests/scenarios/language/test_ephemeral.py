@@ -1,0 +1,52 @@
+"""Turns whose session is theirs alone: it ends with the answer, and nothing of it is left but what others can use."""
+
+from __future__ import annotations
+
+from tests.support.harness import Harness
+from tests.support.pictures import noise
+from tests.support.tiny import llama, llava
+from ts_stateful.protocol.requests import Image, Info, Prompt
+
+
+def test_its_session_ends_with_the_answer() -> None:
+    """The id is then as unknown as before, and its place free."""
+    harness = Harness(llama(), {"maxNumSequence": 1})
+    for _ in range(3):
+        answer = harness.ask(Prompt(session_id="a", prompt="hi"), opens=True, alone=True)
+        assert answer["finish_reason"] in ("stop", "length")
+        assert harness.ask(Info(session_id="a"))["error"]["code"] == "session_not_found"
+    assert len(harness.engine.table) == 0
+
+
+def test_a_failure_leaves_nothing_either() -> None:
+    """As of any request that opens a session."""
+    harness = Harness(llama())
+    long = Prompt(session_id="a", prompt="hi " * 10_000)
+    assert harness.ask(long, opens=True, alone=True)["error"]["code"] == "context_too_long"
+    assert len(harness.engine.table) == 0
+
+
+def test_without_its_client_it_ends_at_once() -> None:
+    """Nobody could come back to it."""
+    harness = Harness(llama())
+    prompt = Prompt(session_id="a", prompt="hi", max_new_tokens=500, ignore_eos=True)
+    request = harness.submit(prompt, opens=True, alone=True)
+    harness.steps(3)
+    harness.engine.drop(request)
+    harness.engine.tick()
+    assert not harness.engine.busy
+    assert len(harness.engine.table) == 0
+    harness.engine.check_integrity()
+
+
+def test_its_images_are_there_for_the_next_one() -> None:
+    """An image that is shown again is not encoded again."""
+    model = llava()
+    harness = Harness(model)
+    assert model.vision is not None
+    before = model.vision.num_encoded
+    harness.pictures["p"] = noise(1)
+    for name in ("a", "b"):
+        prompt = Prompt(session_id=name, prompt="hi", images=(Image(url="p"),), max_new_tokens=2)
+        assert "error" not in harness.ask(prompt, opens=True, alone=True)
+    assert model.vision.num_encoded == before + 1

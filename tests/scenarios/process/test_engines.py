@@ -1,0 +1,171 @@
+"""Engine processes, for real: found, watched, killed, restarted, left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.pictures import noise, png, png_base64
+from tests.support.worker import Worker, eventually
+from ts_stateful.process.spec import runtime_folder
+from ts_stateful.process.worker.fork_server import has_ended
+from ts_stateful.process.worker.supervisor import EngineDied
+from ts_stateful.protocol.events import EventKind
+from ts_stateful.protocol.requests import Continue, Fork, Image, Info, Open, Prompt
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def worker(start: Start) -> Worker:
+    """A worker with a running engine."""
+    return start()
+
+
+def test_a_conversation_through_the_socket(worker: Worker, runtime: Path) -> None:
+    """Images in, streamed text out; the socket and its folder are this user's alone."""
+    picture = noise(1)
+    opened = worker.ask(
+        Open(session_id="s", images=(Image(base64=png_base64(picture)),)),
+        attachments=(png(noise(2)),),
+        opens=True,
+    )
+    assert opened["usage"]["prompt_tokens"] > 32
+    request = worker.submit(
+        Prompt(session_id="s", prompt="What is it?", stream=True, max_new_tokens=8)
+    )
+    answer = worker.wait(request)
+    parts = [json.loads(e.body)["text"] for e in worker.events[request] if e.kind is EventKind.PART]
+    replayed = worker.ask(Prompt(session_id="s", prompt="What is it?", turn=1))
+    assert "".join(parts) + answer["text"] == replayed["text"]
+    (socket_path,) = runtime.glob("*/*/engine-0.sock")
+    assert socket_path.stat().st_mode & 0o777 == 0o600
+    assert socket_path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def texts(worker: Worker, request: str) -> str:
+    """All text that a streamed request has got."""
+    last = worker.wait(request)
+    parts = [json.loads(e.body)["text"] for e in worker.events[request] if e.kind is EventKind.PART]
+    return "".join(parts) + str(last.get("text", last))
+
+
+def test_a_killed_engine_is_back_with_its_sessions(worker: Worker) -> None:
+    """Streams go on where they stood, with the text that they would have had: greedy, sampled, unstreamed or pulled."""
+    worker.ask(Open(session_id="s", images=(Image(base64=png_base64(noise(1))),)), opens=True)
+    ways: list[dict[str, Any]] = [
+        {"stream": True},
+        {"stream": True, "temperature": 1.0, "seed": 7},
+        {},
+    ]
+    common: dict[str, Any] = {"prompt": "Go", "max_new_tokens": 300, "ignore_eos": True}
+    whole = []
+    for number, way in enumerate(ways):
+        name = f"calm-{number}"
+        worker.ask(Fork(session_id="s", new_session_id=name), opens=True)
+        whole.append(texts(worker, worker.submit(Prompt(session_id=name, **common, **way))))
+        worker.ask(Fork(session_id="s", new_session_id=f"rough-{number}"), opens=True)
+    worker.ask(Fork(session_id="s", new_session_id="pulled"), opens=True)
+    requests = [
+        worker.submit(Prompt(session_id=f"rough-{number}", **common, **way))
+        for number, way in enumerate(ways)
+    ]
+    pulled = worker.ask(Prompt(session_id="pulled", **common), pull=True)
+    text = pulled["text"]
+    for _ in range(2):
+        worker.wait(requests[0], EventKind.PART)
+        text += worker.ask(Continue(session_id="pulled", turn=1, after=len(text)))["text"]
+        first = worker.kill(signal.SIGKILL)
+        eventually(lambda first=first: worker.engine_pid() not in (0, first))  # type: ignore[misc]
+    more = True
+    while more:
+        answer = worker.ask(Continue(session_id="pulled", turn=1, after=len(text)))
+        text, more = text + answer["text"], answer["more"]
+    assert [texts(worker, request) for request in requests] == whole
+    assert text == whole[0]
+    assert worker.ask(Info(session_id="rough-0"))["turns"] == 1
+
+
+def test_what_was_opened_is_opened_once(worker: Worker) -> None:
+    """However often the engine dies while it is asked."""
+    requests = [worker.submit(Open(session_id=f"s{index}"), opens=True) for index in range(4)]
+    worker.kill(signal.SIGKILL)
+    for index, request in enumerate(requests):
+        assert worker.wait(request)["session_id"] == f"s{index}"
+        assert worker.ask(Info(session_id=f"s{index}"))["turns"] == 0
+
+
+def test_a_hung_engine_is_killed_and_replaced(start: Start) -> None:
+    """No sign of life within `heartbeatSec` counts as death."""
+    worker = start(heartbeatSec=2.5)
+    pid = worker.kill(signal.SIGSTOP)
+    assert worker.ask(Open(session_id="s"), opens=True)["session_id"] == "s"
+    assert worker.engine_pid() != pid
+
+
+def test_a_new_worker_takes_up_with_the_engine(worker: Worker, start: Start) -> None:
+    """Sessions and turns in progress survive the worker; a broken stream is resumed by `continue`."""
+    worker.ask(Open(session_id="s"), opens=True)
+    running = worker.submit(
+        Prompt(session_id="s", prompt="Go", stream=True, max_new_tokens=300, ignore_eos=True)
+    )
+    worker.wait(running, EventKind.PART)
+    pid = worker.engine_pid()
+    worker.dispatcher.close()
+    successor = start()
+    assert successor.engine_pid() == pid
+    text, more, answer = "", True, {}
+    while more:
+        answer = successor.ask(Continue(session_id="s", turn=1, after=len(text)))
+        text, more = text + answer["text"], answer["more"]
+    assert answer["usage"]["completion_tokens"] == 300
+    assert successor.ask(Info(session_id="s"))["turns"] == 1
+
+
+def test_an_engine_ends_when_torchserve_does(
+    worker: Worker, frontend: subprocess.Popen[bytes], runtime: Path
+) -> None:
+    """Nothing is left behind but the store: no process, no socket, no folder."""
+    pid = worker.engine_pid()
+    frontend.kill()
+    frontend.wait()
+    worker.dispatcher.close()
+    eventually(lambda: has_ended(pid))
+    assert [path.name for path in runtime.glob("*/*")] == ["store"]
+
+
+def test_an_engine_without_a_worker_waits_and_ends(start: Start) -> None:
+    """`engineLingerSec` after its worker has gone, however long it took to load."""
+    worker = start(engineLingerSec=1)
+    pid = worker.engine_pid()
+    worker.dispatcher.close()
+    eventually(lambda: has_ended(pid))
+
+
+def test_a_model_that_cannot_be_loaded_is_named(start: Start, tmp_path: Path) -> None:
+    """The error has the end of the engine's log, where the reason is."""
+    with pytest.raises(EngineDied, match="no-such-model"):
+        start(model_dir=tmp_path, model="no-such-model")
+
+
+def test_a_folder_of_somebody_else_is_refused(runtime: Path) -> None:
+    """A link in its place could be anybody's."""
+    (runtime / f"ts-stateful-{os.getuid()}").symlink_to(runtime)
+    with pytest.raises(RuntimeError, match="not a folder of this user"):
+        runtime_folder(1, "x")
+
+
+def test_a_path_too_long_for_a_socket_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says which variable moves it."""
+    monkeypatch.setenv("TS_STATEFUL_RUNTIME_DIR", str(tmp_path / ("x" * 100)))
+    with pytest.raises(RuntimeError, match="TS_STATEFUL_RUNTIME_DIR"):
+        runtime_folder(1, "x")

@@ -1,0 +1,85 @@
+"""The worker's side of sequences: which ids are free to begin with the next step, and which have lost their states."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.worker import Worker, eventually
+from ts_stateful.config.schema import load_config
+from ts_stateful.protocol.requests import Close, InputTensor, Open, Step
+from ts_stateful.protocol.tensors import read_inputs
+
+Start = Callable[..., Worker]
+SOURCE = """
+import torch
+
+class Counter(torch.nn.Module):
+    def forward(self, number, total):
+        total = total + number
+        return total, total
+"""
+HANDLER: dict[str, Any] = {
+    "model": "counter.py:Counter",
+    "inputs": [{"name": "number", "datatype": "INT64", "shape": [1]}],
+    "outputs": [{"name": "sum", "datatype": "INT64", "shape": [1]}],
+    "states": [{"name": "total", "datatype": "INT64", "shape": [1]}],
+}
+
+
+@pytest.fixture
+def worker(start: Start, tmp_path: Path) -> Worker:
+    """A worker with one engine that counts, and two places."""
+    (tmp_path / "counter.py").write_text(SOURCE)
+    return start(model_dir=tmp_path, max_sessions=2, **HANDLER)
+
+
+def step(worker: Worker, number: int, name: str, **fields: Any) -> int | str:
+    """The sum after a step, or the code of the error."""
+    state = load_config({"handler": HANDLER}).state
+    assert state is not None
+    elements = read_inputs(state.inputs, [InputTensor("number", [number])], {})
+    answer = worker.ask(
+        Step(session_id=name, **fields),
+        attachments=tuple(tensor.data for tensor in elements),
+        shapes=tuple(tensor.shape for tensor in elements),
+        opens=fields.get("start", False),
+    )
+    return (
+        str(answer["error"]["code"]) if "error" in answer else int(answer["outputs"][0]["data"][0])
+    )
+
+
+def test_a_sequence_that_found_no_place_begins_when_there_is_one(worker: Worker) -> None:
+    """The refusal does not make its id a known one."""
+    for name in "ab":
+        worker.ask(Open(session_id=name), opens=True)
+    assert [step(worker, 1, "c") for _ in range(2)] == ["too_many_sessions"] * 2
+    worker.ask(Close(session_id="a"))
+    assert step(worker, 1, "c") == 1
+
+
+def test_only_an_ended_sequence_begins_anew_behind_a_crash(worker: Worker) -> None:
+    """One whose states were lost says so until somebody says START."""
+    assert step(worker, 1, "ended", end=True) == 1
+    assert step(worker, 1, "open") == 1
+    worker.kill(signal.SIGKILL)
+    assert step(worker, 5, "ended") == 5
+    assert step(worker, 5, "open") == "session_not_found"
+    assert step(worker, 7, "open", start=True) == 7
+    assert step(worker, 1, "open") == 8
+
+
+def test_whoever_shares_the_engines_knows_which_ids_are_free(start: Start, tmp_path: Path) -> None:
+    """A sequence goes on through another worker, on the engine that has it, and begins anew where it has ended elsewhere."""
+    (tmp_path / "counter.py").write_text(SOURCE)
+    one, two = (start(model_dir=tmp_path, engineGroup="g", engines=2, **HANDLER) for _ in "ab")
+    for name in "abcd":
+        assert [step(one, 1, name), step(two, 2, name), step(one, 3, name)] == [1, 3, 6]
+        assert step(two, 4, name, end=True) == 10
+        eventually(lambda name=name: step(one, 5, name) == 5)  # type: ignore[misc]
+        assert step(two, 1, name) == 6

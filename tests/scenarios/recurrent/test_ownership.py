@@ -1,0 +1,110 @@
+"""Sequences between engines of one store: where one goes on, and what is not taken for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.sums import EVERY, MortalStore, Start, add, code, settings, starter, total
+from ts_stateful.protocol.requests import Open
+from ts_stateful.recurrent.step_records import scope_of
+
+
+@pytest.fixture
+def store() -> MortalStore:
+    """What outlives the engines."""
+    return MortalStore()
+
+
+@pytest.fixture
+def start(store: MortalStore) -> Start:
+    """Starts an engine; they share a clock, the store, and the names of requests."""
+    return starter(store)
+
+
+def test_a_sequence_goes_on_in_one_place(start: Start) -> None:
+    """Who lags behind is told so, and then goes on from what the other one has done."""
+    first, second = start(), start()
+    assert total(first.ask(add(1))) == 1
+    assert [total(second.ask(add(1))) for _ in range(4)] == [2, 3, 4, 5]
+    assert code(first.ask(add(1))) == "session_moved"
+    assert total(first.ask(add(1))) == 6
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_what_was_left_behind_expires_alone(num_steps: int, start: Start) -> None:
+    """A sequence stays for the engine that goes on with it."""
+    left, other = start(3), start(3)
+    left.ask(add(1))
+    left.clock.now += left.engine.table.get("a").idle_s / 2
+    for _ in range(num_steps):
+        answer = other.ask(add(1), opens=False)
+    left.clock.now += left.engine.table.get("a").idle_s / 2
+    left.engine.tick()
+    left.run()
+    assert "a" not in left.engine.table
+    assert total(start(3).ask(add(1), opens=False)) == total(answer) + 1
+
+
+def test_a_sequence_that_was_begun_in_two_places_is_one_of_them(start: Start) -> None:
+    """The one that was written first."""
+    first, second = start(), start()
+    one, other = first.submit(add(1)), second.submit(add(2))
+    for harness in (first, second):
+        harness.pump()
+    for harness in (first, second):
+        harness.run()
+    assert total(first.answer(one)) == 1
+    assert second.code(other) == "session_moved"
+
+
+def test_a_sequence_that_has_run_out_is_not_found(start: Start) -> None:
+    """Its time passes while no engine has it, too."""
+    harness = start()
+    harness.ask(add(1))
+    harness.clock.now += harness.engine.table.get("a").idle_s
+    assert code(start().ask(add(1), opens=False)) == "session_not_found"
+    assert total(start().ask(add(1, start=True), opens=False)) == 1
+
+
+@EVERY
+def test_a_sequence_in_use_does_not_idle_while_no_engine_is_there(every: int, start: Start) -> None:
+    """The step that its engine died of is done by the next one, however long that took to start."""
+    harness = start(every)
+    harness.ask(add(1))
+    harness.clock.now += harness.engine.table.get("a").idle_s
+    assert total(start(every).ask(add(1), opens=False, again="lost")) == 2
+
+
+def test_another_program_has_other_sequences(start: Start, tmp_path: Path) -> None:
+    """Neither other weights nor other declarations nor another name find what was not made by them."""
+    (tmp_path / "none").write_bytes(b"one")
+    scopes = {scope_of(settings(1), tmp_path, "model"), scope_of(settings(1), tmp_path, "other")}
+    (tmp_path / "none").write_bytes(b"two")
+    scopes.add(scope_of(settings(1), tmp_path, "model"))
+    assert len(scopes) == 3
+    assert total(start().ask(add(1))) == 1
+    assert code(start(scope="states-other").ask(add(1), opens=False)) == "session_not_found"
+
+
+def test_a_damaged_sequence_is_refused(start: Start, store: MortalStore) -> None:
+    """It is not begun anew behind its client's back."""
+    start().ask(add(1))
+    for key in store.list("states-model/a"):
+        store.delete(key)
+        store.create(key, b"damaged")
+    assert code(start().ask(add(1), opens=False)) == "store_unavailable"
+
+
+def test_a_name_that_no_folder_can_have_is_refused(start: Start) -> None:
+    """Whatever the store."""
+    assert code(start().ask(add(1, ".."))) == "invalid_request"
+
+
+def test_open_is_kept_with_its_metadata(start: Start) -> None:
+    """Also without a step."""
+    start().ask(Open(session_id="a", metadata={"who": "me"}), opens=True)
+    after = start()
+    assert total(after.ask(add(5), opens=False)) == 5
+    assert after.engine.table.get("a").metadata == {"who": "me"}

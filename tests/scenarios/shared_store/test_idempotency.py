@@ -1,0 +1,104 @@
+"""Requests that an engine had when it died, at the next one: nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from tests.support.harness import Harness
+from tests.support.store_engines import ask, code, expire
+from ts_stateful.protocol.events import EventKind
+from ts_stateful.protocol.requests import Close, Continue, Fork, Open, Prompt, Rewind
+
+
+def test_a_turn_is_taken_up_behind_what_was_told(first: Harness, second: Harness) -> None:
+    """The stream goes on where it stood: the same text, the ids that were told not chosen again."""
+    first.open("s")
+    whole = first.ask(ask(max_new_tokens=20, temperature=1.0, seed=3, turn=1))["text"]
+    first.ask(Rewind(session_id="s", to_turn=0))
+    told = first.submit(ask(max_new_tokens=20, temperature=1.0, seed=3, stream=True))
+    first.steps(12)
+    ids = [token for event in first.events[told] for token in event.token_ids]
+    text = "".join(first.parts(told))
+    assert 4 < len(ids) < 20
+    request = second.submit(
+        ask(max_new_tokens=20, temperature=1.0, seed=3, stream=True),
+        again=True,
+        skip=len(text),
+        replay=tuple(ids),
+    )
+    second.run()
+    rest = "".join(second.parts(request)) + second.last(request)["text"]
+    assert text + rest == whole
+    new = [token for event in second.events[request] for token in event.token_ids]
+    assert (*ids, *new) == second.engine.table.get("s").turns[0].delta.ids[-20:][
+        : len(ids) + len(new)
+    ]
+
+
+@pytest.mark.parametrize("command", [Open(session_id="s"), ask()])
+def test_an_answer_that_was_lost_is_given_again(
+    first: Harness, second: Harness, command: Open | Prompt
+) -> None:
+    """What opened a session and was done when the engine died is not done twice."""
+    before = first.ask(command, opens=True)
+    request = next(iter(first.events))
+    second._ids = iter([int(request[1:])])  # type: ignore[assignment]
+    after = second.ask(command, opens=True, again=True)
+    assert after["session_id"] == before["session_id"]
+    assert second.engine.table.get("s").turns == first.engine.table.get("s").turns
+
+
+def test_a_fork_that_was_made_is_not_made_twice(first: Harness, second: Harness) -> None:
+    """Also where nobody was told; and one that was not made is made now."""
+    first.open("s")
+    first.ask(ask())
+    fork = Fork(session_id="s", new_session_id="f")
+    request = first.submit(fork, opens=True)
+    first.run()
+    second._ids = iter([int(request[1:]), 90, 91])  # type: ignore[assignment]
+    again = second.ask(fork, opens=True, again=True)
+    assert (again["session_id"], again["turn"], again["forked_from"]) == ("f", 1, "s")
+    other = structs.replace(fork, new_session_id="g")
+    assert second.ask(other, opens=True, again=True)["session_id"] == "g"
+    assert code(second.ask(fork, opens=True, again=True)) == "session_exists"
+
+
+def test_what_never_got_there_begins_anew(second: Harness) -> None:
+    """An `open` that the engine had when it died, but not in the store yet."""
+    assert second.ask(Open(session_id="s"), opens=True, again=True)["session_id"] == "s"
+
+
+def test_a_close_that_was_done_is_answered_again(first: Harness, second: Harness) -> None:
+    """By the next engine; whoever closes a session that was closed is told so."""
+    first.open("s")
+    first.close("s")
+    assert second.ask(Close(session_id="s"), again=True) == {"session_id": "s", "closed": True}
+    assert code(second.ask(Close(session_id="s"))) == "session_closed"
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_an_open_that_was_lost_does_not_meet_who_had_its_id(
+    first: Harness, second: Harness, expires: bool
+) -> None:
+    """A session of that id has ended long ago; the one that the dead engine was asked for begins."""
+    first.open("s")
+    if expires:
+        expire(first)
+    else:
+        first.close("s")
+    assert second.ask(Open(session_id="s"), opens=True, again=True)["session_id"] == "s"
+    assert second.ask(ask())["turn"] == 1
+
+
+def test_a_pulled_turn_tells_the_worker_of_its_ids(first: Harness) -> None:
+    """Until it is over: what a `continue` has shown is chosen for good."""
+    first.open("s")
+    pulled = first.submit(ask(max_new_tokens=12), pull=True)
+    first.steps(6)
+    first.ask(Continue(session_id="s", turn=1, after=0))
+    events = first.events[pulled]
+    assert [event.more for event in events if event.kind is EventKind.LAST] == [True]
+    ids = [token for event in events for token in event.token_ids]
+    assert ids == list(first.engine.table.get("s").turns[0].delta.ids[-12:][: len(ids)])
+    assert events[-1].kind is EventKind.OVER

@@ -1,0 +1,151 @@
+"""Sessions between engines of one store: who goes on with one, and what becomes of what is left behind."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from tests.support.harness import Harness
+from tests.support.store_engines import FailingStore, ask, code, expire
+from ts_stateful.language.network.load import Model
+from ts_stateful.protocol.requests import Continue, Fork, Info
+
+
+def test_two_owners_cannot_both_commit(first: Harness, second: Harness) -> None:
+    """The loser is told, forgets what it has, and takes the session over as the winner left it."""
+    first.open("s")
+    second.ask(ask("One"))
+    lost = first.ask(ask("Two"))
+    assert code(lost) == "session_moved"
+    again = first.ask(ask("Two"))
+    assert again["turn"] == 2
+    assert code(second.ask(ask("Three"))) == "session_moved"
+
+
+def test_a_session_that_was_elsewhere_is_taken_back(first: Harness, second: Harness) -> None:
+    """What is here of it lags behind: a turn that follows on what was said there is no gap."""
+    first.open("s")
+    first.ask(ask("One", turn=1))
+    second.ask(ask("Two", turn=2))
+    assert first.ask(Continue(session_id="s", turn=2, after=0))["turn"] == 2
+    second.ask(ask("Three", turn=3))
+    assert first.ask(ask("Four", turn=4))["turn"] == 4
+    assert code(first.ask(ask("Six", turn=6))) == "turn_gap"
+    assert code(first.ask(Continue(session_id="s", turn=9, after=0))) == "turn_gap"
+
+
+def test_an_id_is_opened_once(first: Harness, second: Harness) -> None:
+    """Wherever; what opens it a second time tells so, whichever request it is."""
+    first.open("s")
+    first.open("other")
+    assert code(second.open("s")) == "session_exists"
+    assert second.ask(Info(session_id="s"))["turns"] == 0
+    assert (
+        code(second.ask(structs.replace(ask(), session_id="other"), opens=True)) == "session_exists"
+    )
+    assert code(second.open("s")) == "session_exists"
+
+
+def test_the_id_of_a_fork_is_opened_once(first: Harness, second: Harness) -> None:
+    """Whoever waits for a fork that could not be made is told that there is none."""
+    first.open("s")
+    first.open("taken")
+    second.ask(Info(session_id="s"))
+    fork = second.submit(Fork(session_id="s", new_session_id="taken"), opens=True)
+    waiting = second.submit(structs.replace(ask(), session_id="taken"))
+    second.run()
+    assert code(second.last(waiting)) == "session_not_found"
+    refused = second.last(fork)["error"]
+    assert (refused["code"], refused["field"]) == ("session_exists", "new_session_id")
+    assert second.ask(structs.replace(ask(), session_id="taken"))["turn"] == 1
+
+
+def test_an_expired_session_is_not_taken_over(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """Its idle time goes on while nobody holds it, and who has asked for it leaves nothing behind."""
+    first.open("s")
+    second.clock.now += 61
+    assert code(second.ask(ask())) == "session_expired"
+    assert not store.list("adopted")
+    expire(first)
+    assert not store.list("sessions")
+
+
+def test_a_session_in_use_does_not_idle_while_no_engine_is_there(
+    first: Harness, second: Harness
+) -> None:
+    """The turn that its engine died of is done by the next one, however long that took to start."""
+    first.open("s")
+    second.clock.now += 61
+    assert second.ask(ask(), again=True)["turn"] == 1
+
+
+def test_what_is_left_behind_of_a_session_ends_alone(
+    model: Model, first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """It expires where nobody uses it any more; its log stays for those who go on with it elsewhere."""
+    first.open("s")
+    first.ask(ask())
+    assert second.ask(ask())["turn"] == 2
+    first.clock.now += 61
+    first.engine.tick()
+    first.run()
+    assert len(store.list("sessions/s")) == 3
+    assert second.ask(ask())["turn"] == 3
+    assert Harness(model, store=store).ask(ask())["turn"] == 4
+
+
+def test_a_session_in_use_elsewhere_does_not_expire_here(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """Although nothing was written there yet; who goes on with it last removes it."""
+    first.open("s")
+    first.ask(ask())
+    assert second.ask(Info(session_id="s"))["turns"] == 1
+    expire(first)
+    assert len(store.list("sessions/s")) == 2
+    assert second.ask(ask())["turn"] == 2
+    expire(second)
+    assert [store.list(where) for where in ("sessions", "adopted")] == [[], []]
+    assert code(first.ask(ask())) == "session_expired"
+
+
+def test_a_session_that_has_idled_here_comes_back_from_where_it_was_used(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """It has expired here alone, and is asked for here again."""
+    first.open("s")
+    second.clock.now += 50
+    assert second.ask(ask())["turn"] == 1
+    expire(first)
+    assert first.ask(ask())["turn"] == 2
+    assert first.ask(Info(session_id="s"))["turns"] == 2
+    first.clock.now += 61
+    lost = first.submit(ask())
+    first.executor.run()
+    first.run()
+    assert code(first.last(lost)) == "session_expired"
+    store.fails = True
+    assert code(first.ask(ask())) == "store_unavailable"
+
+
+def test_what_expires_without_having_been_written_is_known_to_have_expired(
+    model: Model, store: FailingStore
+) -> None:
+    """The store, which is asked whether somebody else has it, knows nothing of it."""
+    first = Harness(model, store=store, policy="best_effort")
+    store.fails = True
+    first.open("s")
+    expire(first)
+    store.fails = False
+    assert code(first.ask(ask())) == "session_expired"
+
+
+def test_a_session_that_was_only_looked_at_here_goes_on_elsewhere(
+    first: Harness, second: Harness
+) -> None:
+    """What was adopted expires alone too."""
+    first.open("s")
+    second.ask(Info(session_id="s"))
+    expire(second)
+    assert first.ask(ask())["turn"] == 1

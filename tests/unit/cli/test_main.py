@@ -1,0 +1,170 @@
+"""The `ts-stateful` command, through its entry point and against a server without a model."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_servers import http_server
+from tests.support.fake_sessions import FakeSessions, Fault, reply_to
+from ts_stateful.cli import main
+from ts_stateful.client import connect
+from ts_stateful.protocol.errors import InternalError, QueueFull
+
+Run = Callable[..., int]
+
+
+def test_prompt_prints_the_reply(
+    run: Run, fake: FakeSessions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`prompt` opens a session with the image, prints the reply alone, and closes the session."""
+    image = tmp_path / "scene.png"
+    image.write_bytes(b"image")
+    options = ("--max-new-tokens", "7", "--stop", "A", "--stop", "B", "--system", "Be brief.")
+    assert run("prompt", "Hello", "--image", str(image), *options) == 0
+    assert capsys.readouterr().out == reply_to("Hello") + "\n"
+    opened, prompt = fake.of_kind("open")[0], fake.of_kind("prompt")[0]
+    assert opened["images"] == [{"base64": "aW1hZ2U="}]
+    assert opened["system"] == "Be brief."
+    assert (prompt["max_new_tokens"], prompt["stop"]) == (7, ["A", "B"])
+    assert len(fake.closed) == 1
+
+
+def test_prompt_prints_json(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """`prompt --json` prints one document with everything that is known of the turn."""
+    assert run("prompt", "-", "--json", lines="Hello") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["text"] == reply_to("Hello")
+    assert (document["turn"], document["finish_reason"]) == (1, "stop")
+    assert document["usage"]["completion_tokens"] == len(document["text"])
+
+
+def test_prompt_goes_on_with_a_session(run: Run, url: str, fake: FakeSessions) -> None:
+    """`prompt --session` continues a session and leaves it open."""
+    with connect(url) as server:
+        server.open(session_id="mine").ask("one")
+    assert run("prompt", "two", "--session", "mine") == 0
+    assert [turn.prompt for turn in fake.sessions["mine"]] == ["one", "two"]
+    assert fake.closed == set()
+
+
+def test_info_shows_the_server_or_a_session(
+    run: Run, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`info` prints the server's figures, `info SESSION` those of a session."""
+    assert run("info") == 0
+    assert "profile: continuous\n" in capsys.readouterr().out
+    with connect(url) as server:
+        server.open(session_id="mine")
+    assert run("info", "mine", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["session_id"] == "mine"
+
+
+def test_a_failure_is_one_line(
+    run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever fails is said in one line on standard error, with status 1."""
+    fake.fail("open", Fault(error=InternalError("trace\nid 7")))
+    for arguments, said in (
+        (("prompt", "Hello"), "internal: trace id 7"),
+        (("info", "nobody"), "session_not_found: no session nobody"),
+        (("prompt", "Hello", "--image", "no/such.png"), "no/such.png: No such file"),
+        (("info", "--model", "nope"), "Model not found: nope"),
+    ):
+        assert run(*arguments) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"error: {said}")
+        assert err.count("\n") == 1
+
+
+def test_wrong_usage_is_status_two(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the command line cannot mean is refused with status 2."""
+    assert run("info", "--url", "nonsense") == 2
+    assert "grpc://" in capsys.readouterr().err
+    for arguments, told in (
+        ((), "required: COMMAND"),
+        (("prompt",), "required: prompt"),
+        (("dance",), "invalid choice: 'dance'"),
+        (("info", "--timeout", "-1"), "-1 is not above 0"),
+        (("info", "--timeout", "soon"), "'soon' is no number"),
+        (("info", "--max-body-bytes", "0"), "0 is not from 1"),
+        (("info", "--max-body-bytes", "1.5"), "'1.5' is no number, or not a whole one"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            run(*arguments)
+        assert caught.value.code == 2
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["", "chat", "prompt", "info", "check", "doctor", "plan"])
+def test_help_teaches_by_example(
+    run: Run, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every help page ends with something to try."""
+    with pytest.raises(SystemExit) as caught:
+        run(*([command] if command else []), "--help")
+    assert caught.value.code == 0
+    assert "ts-stateful" in capsys.readouterr().out.partition("example")[2]
+
+
+def test_the_token_may_come_from_the_environment(
+    run: Run, fake: FakeSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token need not stand in the list of processes."""
+    monkeypatch.setenv("TS_STATEFUL_TOKEN", "secret")
+    assert run("info") == 0
+    assert fake.headers[-1]["authorization"] == "Bearer secret"
+
+
+def test_http_works_alike(fake: FakeSessions, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command speaks HTTP as well."""
+    with http_server(fake) as port:
+        assert main(["prompt", "Hello", "--url", f"http://127.0.0.1:{port}"]) == 0
+    assert capsys.readouterr().out == reply_to("Hello") + "\n"
+
+
+def test_check_finds_what_is_wrong(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`check` passes the shipped configuration, and fails one that would hang, with the cure."""
+    assert main(["check", str(repository / "model-config.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert "holds: 256 sessions on an engine per device" in out
+    assert out.endswith("ok\n")
+    config = tmp_path / "model-config.yaml"
+    config.write_text("continuousBatching: true\nminWorkers: 2\nmaxWorkers: 2\n")
+    assert main(["check", str(config)]) == 1
+    out = capsys.readouterr().out
+    assert "error: " in out
+    assert "  cure: " in out
+
+
+def test_an_interrupt_elsewhere_is_status_130(
+    run: Run, fake: FakeSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C outside of a chat ends the command."""
+
+    class Interrupted(io.StringIO):
+        def write(self, text: str) -> int:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdout", Interrupted())
+    assert run("prompt", "Hello") == 130
+    assert "cancel" in fake.kinds()
+    assert len(fake.closed) == 1
+
+
+def test_a_full_server_is_waited_for(
+    run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command waits as long as the server says, within its timeout."""
+    fake.fail("prompt", Fault(error=QueueFull("full", retry_after_s=0.01)))
+    assert run("prompt", "Hello") == 0
+    fake.fail("prompt", Fault(error=QueueFull("full", retry_after_s=60.0)))
+    assert run("prompt", "Hello", "--timeout", "5") == 1
+    assert capsys.readouterr().err == "error: queue_full: full\n"

@@ -1,0 +1,142 @@
+"""client.steps: the number of the next step, and the sequence's end, where a step or an answer was lost."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.support.fake_client import FakeTime
+from ts_stateful.client import DeadlineExceeded, ServerUnreachable
+from ts_stateful.client.calls import Calls
+from ts_stateful.client.documents import encode
+from ts_stateful.client.steps import Steps
+from ts_stateful.client.transports.transport import Events, Transport
+from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound, StatefulError, TurnGap
+from ts_stateful.protocol.requests import Command, Prompt
+
+
+class Line(Transport):
+    """A transport, and its pipeline, to a server that has one sequence. `fails` are what comes instead of the next answers."""
+
+    max_body_bytes = 1000
+
+    def __init__(self) -> None:
+        self.num_steps: int | None = None  # None: there is no sequence
+        self.fails: deque[Exception | type[BaseException] | None] = deque()
+        self.kinds: list[str] = []
+        self._answers: deque[bytes] = deque()
+
+    def call(
+        self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
+    ) -> bytes:
+        """See `Transport`."""
+        request = json.loads(encode(command))
+        self.kinds.append(request["type"])
+        failure = self.fails.popleft() if self.fails else None
+        try:
+            if isinstance(failure, StatefulError):
+                raise failure
+            answer = self._answer(request)
+        except StatefulError as error:
+            return json.dumps(error.to_body()).encode()
+        if failure is not None:  # the answer is lost
+            raise failure
+        return json.dumps(answer).encode()
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["type"] == "close":
+            if self.num_steps is None:
+                raise SessionNotFound("no such session")
+            self.num_steps = None
+            return {"session_id": "s", "closed": True}
+        if request["turn"] != (self.num_steps or 0) + 1:
+            raise TurnGap("that is not the next step")
+        self.num_steps = request["turn"]
+        return {"model_name": "m", "session_id": "s", "turn": self.num_steps, "outputs": []}
+
+    def pipeline(self, session_id: str, timeout_s: float) -> Line:
+        """See `Transport`."""
+        return self
+
+    def send(self, command: Command, raw: Mapping[str, bytes]) -> None:
+        """See `Pipeline`."""
+        self._answers.append(self.call(command, 1.0, raw))
+
+    def receive(self, timeout_s: float) -> bytes:
+        """See `Pipeline`."""
+        return self._answers.popleft()
+
+    def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
+        """See `Transport`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """See `Transport`."""
+
+
+@pytest.fixture
+def line() -> Line:
+    """The server."""
+    return Line()
+
+
+@pytest.fixture
+def steps(line: Line) -> Steps:
+    """A sequence that has not begun."""
+    return Steps(Calls(line, 5.0, FakeTime().policy(max_retries=0)), "s", num_steps=0)
+
+
+@pytest.mark.parametrize("lost", [DeadlineExceeded("late"), KeyboardInterrupt])
+def test_a_sequence_whose_first_answer_was_lost_is_ended(
+    line: Line, steps: Steps, lost: Exception | type[BaseException]
+) -> None:
+    """The server has it, and would keep it until it is idle for long enough."""
+    line.fails.append(lost)
+    with pytest.raises((DeadlineExceeded, KeyboardInterrupt)), steps:
+        steps.step({})
+    assert (line.kinds, line.num_steps) == (["step", "close"], None)
+
+
+def test_a_sequence_of_which_nothing_has_arrived_is_closed_enough(line: Line, steps: Steps) -> None:
+    """Nobody knows whether there is one before it is to be ended; one that was refused is not asked about."""
+    line.fails.append(InvalidRequest("no such input"))
+    with pytest.raises(InvalidRequest):
+        steps.step({})
+    steps.close()
+    assert line.kinds == ["step"]
+    line.fails.append(DeadlineExceeded("late"))
+    with pytest.raises(DeadlineExceeded):
+        steps.step({})
+    line.num_steps = None
+    steps.close()
+    assert line.kinds == ["step", "step", "close"]
+
+
+def test_a_close_that_failed_can_be_repeated(line: Line, steps: Steps) -> None:
+    """It has not ended the sequence."""
+    steps.step({})
+    line.fails.append(ServerUnreachable("broken"))
+    with pytest.raises(ServerUnreachable):
+        steps.close()
+    line.num_steps = 1  # that request was lost, too
+    for _ in range(2):
+        steps.close()
+    assert line.kinds == ["step", "close", "close"]
+
+
+def test_steps_go_on_behind_one_that_was_refused(line: Line, steps: Steps) -> None:
+    """When all answers are there, the next step is the one that was refused."""
+    line.fails.extend([None, InvalidRequest("no such input")])
+    for _ in range(3):
+        steps.send({})
+    assert steps.receive().turn == 1
+    for refused in (InvalidRequest, TurnGap):
+        with pytest.raises(refused):
+            steps.receive()
+    steps.send({})
+    assert steps.receive().turn == 2
+    assert steps.step({}).turn == 3

@@ -1,0 +1,253 @@
+"""client.sagemaker: what boto3 is told, and what is made of what it says. Sessions over it are in test_client_sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.support.fake_client import FakeTime, connected
+from tests.support.fake_sessions import FakeSessions, Fault, reply_to
+from tests.support.sagemaker import ENDPOINT, endpoint_of, serving
+from ts_stateful.client import RequestTooLarge, Server, ServerRefused, ServerUnreachable, connect
+from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
+from ts_stateful.sagemaker_local.eventstream import MEDIA_TYPE, payload_part, stream_error
+from ts_stateful.sagemaker_local.server import Limits
+
+
+@pytest.fixture
+def fake() -> FakeSessions:
+    """The sessions behind an endpoint."""
+    return FakeSessions(profile="sagemaker")
+
+
+class Service:
+    """Answers requests one after the other with what a test says; `seen` are their paths, headers and bodies."""
+
+    def __init__(self) -> None:
+        self.answers: list[web.Response] = []
+        self.seen: list[tuple[str, dict[str, str], bytes]] = []
+        self.app = web.Application(client_max_size=10_000_000)
+        self.app.router.add_post("/{path:.*}", self._answer)
+
+    def says(self, status: int, document: Any, error: str | None = None) -> None:
+        """The next request gets this."""
+        headers = {} if error is None else {"x-amzn-ErrorType": error}
+        self.answers.append(web.json_response(document, status=status, headers=headers))
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.seen.append((request.path, headers, await request.read()))
+        return self.answers.pop(0)
+
+
+@pytest.fixture
+def service() -> Service:
+    """A service without a router."""
+    return Service()
+
+
+@pytest.fixture
+def url(service: Service) -> Iterator[str]:
+    """Its URL."""
+    with serving(service.app) as (url,):
+        yield f"sagemaker://{ENDPOINT}?endpoint_url={url}"
+
+
+@pytest.fixture
+def server(url: str, time: FakeTime) -> Iterator[Server]:
+    """A connection to it."""
+    with connect(url, policy=time.policy()) as server:
+        yield server
+
+
+def test_the_service_is_told_of_sessions(fake: FakeSessions, time: FakeTime) -> None:
+    """NEW_SESSION opens one, whose id everything later is routed by; a fork is routed to its source."""
+    with connected(fake, time) as server:
+        server.hello()
+        with server.open() as session, session.fork() as fork:
+            list(fork.prompt("Hello"))
+    routed = [headers.get("x-amzn-sagemaker-session-id") for headers in fake.headers]
+    first, second = session.session_id, fork.session_id
+    assert routed == [None, "NEW_SESSION", first, second, second, first]
+    assert fake.of_kind("open")[0]["session_id"] == first
+
+
+def test_steps_open_a_session(service: Service, server: Server) -> None:
+    """The first step of a sequence opens it, the next ones find it."""
+    for turn in (1, 2):
+        outputs: list[object] = []
+        service.says(
+            200, {"model_name": "m", "session_id": "seq-0", "turn": turn, "outputs": outputs}
+        )
+    steps = server.steps("seq-0")
+    steps.step({"number": [1]})
+    steps.step({"number": b"\x01"})
+    routed = [headers["x-amzn-sagemaker-session-id"] for _, headers, _ in service.seen]
+    assert routed == ["NEW_SESSION", "seq-0"]
+    assert service.seen[1][1]["content-type"].startswith("multipart/form-data; boundary=")
+    assert b'name="number"' in service.seen[1][2]
+
+
+@pytest.mark.parametrize("session_id", ["a_b", "a.b", "-a", "a-"])
+def test_an_id_that_the_service_refuses_is_not_sent(
+    service: Service, server: Server, session_id: str
+) -> None:
+    """Other transports take it; here it is named before anything leaves."""
+    for call in (server.attach, lambda name: server.open(session_id=name)):
+        with pytest.raises(InvalidRequest, match="hyphens") as caught:
+            call(session_id)
+        assert caught.value.field == "session_id"
+    assert service.seen == []
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "document", "expected"),
+    [
+        (400, "ValidationError", {"Message": "Session abc not found."}, SessionNotFound),
+        (
+            400,
+            "ValidationError",
+            {"Message": f"Endpoint {ENDPOINT} of account 1 not found."},
+            ServerRefused,
+        ),
+        (403, "AccessDeniedException", {"Message": "no"}, ServerRefused),
+        (413, None, {"message": "HTTP content length exceeded 6291456 bytes."}, RequestTooLarge),
+        (
+            424,
+            "ModelError",
+            {"OriginalStatusCode": 404, "OriginalMessage": "<html>"},
+            ServerRefused,
+        ),
+    ],
+)
+def test_a_final_error_is_typed(
+    service: Service,
+    server: Server,
+    time: FakeTime,
+    status: int,
+    error: str | None,
+    document: dict[str, Any],
+    expected: type[Exception],
+) -> None:
+    """And not tried again."""
+    service.says(status, document, error)
+    with pytest.raises(expected):
+        server.attach("abc")
+    assert time.slept == []
+    assert len(service.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "document"),
+    [
+        (400, "ThrottlingException", {"Message": "Rate exceeded"}),
+        (429, "ModelNotReadyException", {"Message": "loading"}),
+        (503, "ServiceUnavailable", {"Message": "try again"}),
+        (500, "InternalFailure", {}),
+        (530, "InternalDependencyException", {}),
+        (424, "ModelError", {"OriginalStatusCode": 500, "OriginalMessage": "exited"}),
+        (424, "ModelError", {"OriginalStatusCode": 503, "OriginalMessage": "<html>"}),
+    ],
+)
+def test_an_error_that_passes_is_waited_out(
+    service: Service,
+    server: Server,
+    time: FakeTime,
+    status: int,
+    error: str,
+    document: dict[str, Any],
+) -> None:
+    """Throttling, and what fails inside service or container, is tried again after a delay."""
+    service.says(status, document, error)
+    service.says(400, {"Message": "Session abc not found."}, "ValidationError")
+    with pytest.raises(SessionNotFound):
+        server.attach("abc")
+    assert time.slept == pytest.approx([0.1])
+
+
+def test_a_turn_that_outlives_the_time_limit_is_joined(fake: FakeSessions, time: FakeTime) -> None:
+    """The service waits for a minute; the same turn is asked for again, and happens once."""
+    fake.fail("prompt", Fault(lost=True, stalls=True))
+    with (
+        endpoint_of(fake, limits=Limits(model_s=1.5)) as url,
+        connect(f"sagemaker://{ENDPOINT}?endpoint_url={url}", policy=time.policy()) as server,
+        server.open() as session,
+    ):
+        assert session.ask("Hello") == reply_to("Hello")
+    assert [request["turn"] for request in fake.of_kind("prompt")] == [1, 1]
+    assert time.slept == []
+
+
+def _streams(service: Service, *frames: bytes) -> None:
+    headers = {"X-Amzn-SageMaker-Content-Type": "text/event-stream", "Content-Type": MEDIA_TYPE}
+    service.answers.append(web.Response(body=b"".join(frames), headers=headers))
+
+
+def _events(*documents: dict[str, Any]) -> bytes:
+    return b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in documents)
+
+
+LAST = {"text": "\u00e4", "session_id": "abc", "turn": 1, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize("cut", [1, 2, 7, 1000])
+def test_events_are_cut_anywhere(service: Service, server: Server, cut: int) -> None:
+    """A payload part holds a piece of an event, or several."""
+    data = _events({"text": "one "}, {"text": "two "}, LAST).replace(b"\\u00e4", "\u00e4".encode())
+    service.says(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
+    _streams(service, *(payload_part(data[at : at + cut]) for at in range(0, len(data), cut)))
+    pieces = list(server.open(session_id="abc").prompt("Hello"))
+    assert pieces == ["one ", "two ", "\u00e4"]
+    path, headers, _ = service.seen[1]
+    assert path == f"/endpoints/{ENDPOINT}/invocations-response-stream"
+    assert "authorization" not in headers  # to this machine itself
+
+
+@pytest.mark.parametrize("kind", ["ModelStreamError", "InternalStreamFailure"])
+def test_a_failed_stream_is_resumed(service: Service, server: Server, kind: str) -> None:
+    """An error event is a broken connection: the turn goes on behind what has come."""
+    service.says(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
+    failure = stream_error(kind, {"Message": "gone", "ErrorCode": "StreamBroken"})
+    _streams(service, payload_part(_events({"text": "one "})), failure)
+    service.says(200, {**LAST, "next": 5, "more": False})
+    assert server.open(session_id="abc").prompt("Hello").result() == "one \u00e4"
+    assert json.loads(service.seen[2][2])["after"] == 4
+
+
+@pytest.mark.parametrize("at", [0, 20, -1])
+def test_a_damaged_stream_is_resumed(service: Service, server: Server, at: int) -> None:
+    """Its checksums say so: in its head, in what it carries, or in the checksum itself."""
+    service.says(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
+    damaged = bytearray(payload_part(_events({"text": "two "})))
+    damaged[at] ^= 1
+    _streams(service, payload_part(_events({"text": "one "})), bytes(damaged))
+    service.says(200, {**LAST, "next": 5, "more": False})
+    assert server.open(session_id="abc").prompt("Hello").result() == "one \u00e4"
+    assert json.loads(service.seen[2][2])["after"] == 4
+
+
+def test_the_limit_of_the_service_holds_whatever_the_server_takes(
+    fake: FakeSessions, time: FakeTime
+) -> None:
+    """A larger `max_body_bytes` does not raise it."""
+    with (
+        connected(fake, time, max_body_bytes=20_000_000) as server,
+        pytest.raises(RequestTooLarge, match="6,291,456"),
+    ):
+        server.open(system="x" * 6_400_000)
+    assert fake.requests == []
+
+
+def test_an_endpoint_that_is_not_there_is_unreachable(time: FakeTime) -> None:
+    """A refused connection is tried again for a while, and then named."""
+    url = f"sagemaker://{ENDPOINT}?endpoint_url=http://127.0.0.1:1"
+    with (
+        connect(url, policy=time.policy(max_retries=2)) as server,
+        pytest.raises(ServerUnreachable),
+    ):
+        server.hello()
+    assert time.slept == pytest.approx([0.1, 0.2])

@@ -1,0 +1,196 @@
+"""config_check: what would hang, leak or lose is refused with a cure; what would be slow is warned about.
+
+What it says about capacity is in test_config_check_capacity.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ts_stateful.config.check import Finding, check_config, check_file
+from ts_stateful.config.edit import edited
+from ts_stateful.config.schema import load_config
+from ts_stateful.protocol.profile import Profile
+
+_GOOD: dict[str, Any] = {
+    "minWorkers": 1,
+    "maxWorkers": 1,
+    "continuousBatching": True,
+    "batchSize": 64,
+    "maxBatchDelay": 1,
+    "startupTimeout": 1200,
+}
+_SEQUENCE: dict[str, Any] = {
+    **{key: value for key, value in _GOOD.items() if key != "continuousBatching"},
+    "sequenceBatching": True,
+    "maxNumSequence": 63,
+    "sequenceMaxIdleMSec": 600_000,
+}
+_ASYNC: dict[str, Any] = {
+    **{key: value for key, value in _GOOD.items() if key != "continuousBatching"},
+    "asyncCommunication": True,
+    "batchSize": 1,
+}
+
+
+def _found(document: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(f.severity, f.key) for f in check_config(load_config(document))]
+
+
+@pytest.mark.parametrize("document", [_GOOD, _SEQUENCE, _ASYNC])
+def test_the_three_profiles_pass(document: dict[str, Any]) -> None:
+    """A configuration of each profile as documented has no finding."""
+    assert _found(document) == []
+
+
+def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
+    """model-config.yaml has no finding, nor has it when archive.sh rewrites it for another profile."""
+    document = yaml.safe_load((repository / "model-config.yaml").read_text())
+    assert check_file(repository / "model-config.yaml") == []
+    for profile in Profile:
+        assert _found(edited(document, profile=profile)) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "expected"),
+    [
+        (_GOOD, {"maxWorkers": 2}, ("error", "maxWorkers")),
+        (_GOOD, {"minWorkers": 0}, ("error", "minWorkers")),
+        (_GOOD, {"continuousBatching": False}, ("error", "continuousBatching")),
+        (_GOOD, {"asyncCommunication": True, "batchSize": 1}, ("error", "asyncCommunication")),
+        (
+            _GOOD,
+            {"sequenceBatching": True, "sequenceMaxIdleMSec": 600_000},
+            ("warning", "sequenceBatching"),
+        ),
+        (_GOOD, {"batchSize": 1}, ("warning", "batchSize")),
+        (_GOOD, {"maxBatchDelay": 100}, ("warning", "maxBatchDelay")),
+        (_GOOD, {"responseTimeout": 5}, ("error", "responseTimeout")),
+        (_GOOD, {"responseTimeout": 30}, ("warning", "responseTimeout")),
+        (_GOOD, {"startupTimeout": 120}, ("warning", "startupTimeout")),
+        (
+            _GOOD,
+            {"sequenceMaxIdleMSec": 60_000, "sequenceTimeoutMSec": 1000},
+            ("warning", "sequenceTimeoutMSec"),
+        ),
+        (_SEQUENCE, {"maxWorkers": 4}, ("error", "maxWorkers")),
+        (_SEQUENCE, {"maxNumSequence": 65}, ("error", "maxNumSequence")),
+        (_SEQUENCE, {"maxNumSequence": 64}, ("warning", "batchSize")),
+        (_SEQUENCE, {"maxNumSequence": 0}, ("error", "maxNumSequence")),
+        (_SEQUENCE, {"sequenceMaxIdleMSec": 0}, ("error", "sequenceMaxIdleMSec")),
+        (
+            _SEQUENCE,
+            {"handler": {"restartDeadlineSec": 120}},
+            ("error", "handler.restartDeadlineSec"),
+        ),
+        (
+            _SEQUENCE,
+            {"handler": {"drainSec": 60}},
+            ("error", "handler.restartDeadlineSec"),
+        ),
+        (_ASYNC, {"batchSize": 8}, ("error", "batchSize")),
+        (_ASYNC, {"maxWorkers": 2}, ("error", "maxWorkers")),
+        (_GOOD, {"handler": {"deviceCacheBytes": 2000}}, ("warning", "handler.deviceCacheBytes")),
+        (
+            _GOOD,
+            {"handler": {"device": "cpu", "store": {"kvSpill": True}}},
+            ("warning", "handler.store.kvSpill"),
+        ),
+        (
+            _GOOD,
+            {"handler": {"store": {"kvSpill": True, "content": "none"}}},
+            ("warning", "handler.store.kvSpill"),
+        ),
+        (
+            _GOOD,
+            {"handler": {"device": "cpu", "hostCacheBytes": 1 << 30}},
+            ("warning", "handler.hostCacheBytes"),
+        ),
+        (_GOOD, {"handler": {"contextLength": 128}}, ("warning", "handler.prefillChunk")),
+        (_GOOD, {"handler": {"reattachSec": 90}}, ("warning", "handler.engineLingerSec")),
+        (
+            _GOOD,
+            {"handler": {"reattachSec": 700, "engineLingerSec": 701}},
+            ("warning", "handler.reattachSec"),
+        ),
+        (_GOOD, {"handler": {"trustRemoteCode": True}}, ("warning", "handler.trustRemoteCode")),
+        (
+            _GOOD,
+            {"handler": {"media": {"allowedSchemes": ["http"]}}},
+            ("warning", "handler.media.allowedSchemes"),
+        ),
+        (
+            _GOOD,
+            {
+                "handler": {
+                    "store": {"url": "s3://bucket/sessions"},
+                    "media": {"allowedBuckets": ["photos", "bucket"]},
+                }
+            },
+            ("warning", "handler.media.allowedBuckets"),
+        ),
+        (
+            _GOOD,
+            {"handler": {"media": {"allowPrivateAddresses": True}}},
+            ("warning", "handler.media.allowPrivateAddresses"),
+        ),
+    ],
+)
+def test_a_bad_combination_is_found(
+    base: dict[str, Any], change: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    """Each rule names its key, and says how grave it is."""
+    assert expected in _found({**base, **change})
+
+
+def test_more_workers_are_refused_with_the_cure() -> None:
+    """The message for several workers says why, and to use engines instead."""
+    [finding] = check_config(load_config({**_GOOD, "maxWorkers": 3}))
+    assert "stall" in finding.message
+    assert "engines: N" in finding.cure
+
+
+def test_errors_come_first() -> None:
+    """Findings are sorted by severity."""
+    found = _found({**_GOOD, "maxBatchDelay": 50, "maxWorkers": 2})
+    assert found == [("error", "maxWorkers"), ("warning", "maxBatchDelay")]
+
+
+def test_a_finding_reads_as_one_line() -> None:
+    """str() gives severity, key, reason and cure."""
+    assert str(Finding("error", "a", "is wrong", "right it")) == "error: a: is wrong; right it"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: [", "is not YAML"),
+        ("- a\n- b\n", "is not a mapping"),
+        ("handler:\n  modle: x\n", "modle"),
+        ("batchSize: many\n", "batchSize"),
+    ],
+)
+def test_a_broken_file_is_a_finding(tmp_path: Path, text: str, told: str) -> None:
+    """Syntax, unknown keys and wrong types are findings, not exceptions."""
+    path = tmp_path / "model-config.yaml"
+    path.write_text(text)
+    [finding] = check_file(path)
+    assert finding.severity == "error"
+    assert told in finding.message
+
+
+def test_a_missing_file_is_a_finding(tmp_path: Path) -> None:
+    """A path that does not exist is reported as such."""
+    [finding] = check_file(tmp_path / "none.yaml")
+    assert "cannot be read" in finding.message
+
+
+def test_an_empty_file_chooses_no_mode(tmp_path: Path) -> None:
+    """An empty file is TorchServe's defaults, which have no safe mode."""
+    path = tmp_path / "model-config.yaml"
+    path.write_text("")
+    assert check_file(path)[0].key == "continuousBatching"

@@ -1,0 +1,216 @@
+"""capacity: the bytes of a session, told from files alone, are those that engines allocate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, LlamaConfig, MistralConfig, Qwen2Config
+
+from tests.support.tiny import MODELS, MORE_MODELS
+from ts_stateful.config.sizes import (
+    ModelUnknown,
+    StatesSize,
+    TransformerSize,
+    parse_bytes,
+    read_transformer,
+    show_bytes,
+)
+from ts_stateful.protocol.declarations import Datatype, State
+
+# Of all tiny models but one whose configuration has a key that its family does not know, and one of which older transformers
+# keep more.
+_TOLD = {
+    name: build
+    for name, build in {**MODELS, **MORE_MODELS}.items()
+    if name not in ("opt", "deepseek_v3")
+}
+_LLAMA_31_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128_256,
+}
+# As on the hub: what equals the defaults of its class is not in `text_config`.
+_LLAVA_15_7B: dict[str, Any] = {
+    "model_type": "llava",
+    "text_config": {
+        "model_type": "llama",
+        "max_position_embeddings": 4096,
+        "vocab_size": 32064,
+        "torch_dtype": "float16",
+    },
+    "vision_config": {
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+    },
+}
+
+
+def _size(tmp_path: Path, document: object) -> TransformerSize:
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    return read_transformer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("512", 512),
+        ("2_000_000", 2_000_000),
+        ("80GiB", 80 << 30),
+        ("80 gib", 80 << 30),
+        ("24GB", 24_000_000_000),
+        ("1.5k", 1500),
+        ("512Mi", 512 << 20),
+        ("7B", 7),
+    ],
+)
+def test_bytes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
+    """Decimal and binary units, with or without the B."""
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "80 gigs", "1.2.3"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    """The message shows how to write it."""
+    with pytest.raises(ValueError, match="80GiB"):
+        parse_bytes(text)
+
+
+@given(st.integers(0, 1 << 60))
+def test_shown_bytes_are_near_what_they_show(num_bytes: int) -> None:
+    """Three digits are within half a percent, and can be read again."""
+    shown = show_bytes(num_bytes).replace(",", "").replace(" bytes", "")
+    assert abs(parse_bytes(shown) - num_bytes) <= 0.006 * num_bytes
+
+
+@pytest.mark.parametrize("name", sorted(_TOLD))
+def test_a_token_takes_what_the_engine_finds_out(tmp_path: Path, name: str) -> None:
+    """The sizes in config.json give the layout that running the model gives, and its window."""
+    model = _TOLD[name]()
+    model.network.config.to_json_file(str(tmp_path / "config.json"), use_diff=False)
+    size = read_transformer(tmp_path)
+    assert size.token_bytes("float32") == model.forward.layout.token_bytes
+    assert size.window == model.context_tokens
+    assert size.sees == (model.vision is not None)
+    # An estimate, of tiny models.
+    assert size.weights == pytest.approx(model.num_parameters, rel=0.4)
+
+
+def test_models_of_the_field_are_known(tmp_path: Path) -> None:
+    """Half a megabyte a token for LLaVA-1.5-7B, a quarter of it for Llama-3.1-8B, and weights as on the model's card."""
+    llama = _size(tmp_path, _LLAMA_31_8B)
+    assert llama.token_bytes("bfloat16") == 131_072
+    assert llama.window == 131_072
+    assert not llama.sees
+    assert llama.weights == pytest.approx(8.03e9, rel=0.01)
+    assert llama.estimated
+    assert "32 layers x 8 KV heads x (128 + 128) x 2 bytes" in llama.arithmetic("bfloat16")
+    vision = _size(tmp_path, _LLAVA_15_7B)
+    assert vision.token_bytes("float16") == 524_288
+    assert vision.image_tokens == 576
+    assert vision.image_bytes(576, "float16") == 576 * 4096 * 2
+    assert vision.weights == pytest.approx(7.06e9, rel=0.01)
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(), MistralConfig(), Qwen2Config()])
+def test_defaults_are_those_of_transformers(tmp_path: Path, config: Any) -> None:
+    """A configuration that leaves everything out is read as transformers reads it."""
+    size = _size(tmp_path, {"model_type": config.model_type})
+    assert size.layers == config.num_hidden_layers
+    assert size.kv_heads == config.num_key_value_heads
+    assert size.key_dim == config.hidden_size // config.num_attention_heads
+    assert size.window == config.max_position_embeddings
+
+
+@pytest.mark.parametrize(
+    ("document", "elements"),
+    [
+        ({"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}, 12 * 12 * 128),
+        ({"n_layer": 2, "n_head": 8, "n_embd": 64, "multi_query": True}, 2 * 1 * 16),
+        (
+            {
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "hidden_size": 64,
+                "kv_lora_rank": 16,
+                "qk_rope_head_dim": 8,
+            },
+            2 * (16 + 8),
+        ),
+    ],
+)
+def test_other_families_are_read(tmp_path: Path, document: object, elements: int) -> None:
+    """Older names, one head of keys for all, and latent attention, which keeps what keys and values are made of."""
+    assert _size(tmp_path, document).token_bytes("float32") == 4 * elements
+
+
+def test_the_window_of_growing_positions_is_the_original_one(tmp_path: Path) -> None:
+    """Beyond it what is kept would change, so the engine does not go there."""
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+    assert _size(tmp_path, {**_LLAMA_31_8B, "rope_scaling": rope}).window == 4096
+
+
+def test_weights_are_counted_where_they_are(tmp_path: Path) -> None:
+    """The files beside config.json count, or the index of them; else the dimensions give an estimate."""
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 4000}}')
+    size = _size(tmp_path, _LLAMA_31_8B)
+    assert (size.weights, size.estimated) == (2000, False)
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(bytes(8000))
+    size = _size(tmp_path, _LLAMA_31_8B)
+    assert size.weight_bytes("float32") == 16_000
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "cannot be read"),
+        ("{", "no JSON"),
+        ("[]", "no configuration"),
+        ('{"model_type": "new"}', "use_diff=False"),
+    ],
+)
+def test_what_does_not_tell_is_refused(tmp_path: Path, text: str | None, told: str) -> None:
+    """With what to give instead."""
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelUnknown, match=told):
+        read_transformer(tmp_path)
+
+
+def test_the_cure_for_an_incomplete_configuration_works(tmp_path: Path) -> None:
+    """What transformers writes with `use_diff=False` tells everything."""
+    config = AutoConfig.for_model("gemma2")
+    config.to_json_file(str(tmp_path / "config.json"), use_diff=False)
+    size = read_transformer(tmp_path / "config.json")
+    assert (size.layers, size.kv_heads, size.key_dim) == (26, 4, 256)
+
+
+def test_states_take_their_elements() -> None:
+    """Fixed states what they are, growing ones their `max`."""
+    states = [
+        State(name="hidden", shape=(2, 1024)),
+        State(name="keys", shape=(-1, 64), max=128, datatype=Datatype.FP16),
+        State(name="step", shape=(), datatype=Datatype.INT64),
+    ]
+    size = StatesSize.of(states)
+    assert size.num_bytes == 2 * 1024 * 4 + 128 * 64 * 2 + 8
+    assert "keys 128 x 64 x 2 bytes (FP16)" in size.arithmetic
+
+
+def test_every_datatype_has_a_size() -> None:
+    """As torch has it."""
+    for datatype in Datatype:
+        assert StatesSize.of([State(name="x", shape=(3,), datatype=datatype)]).num_bytes >= 3

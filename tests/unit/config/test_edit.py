@@ -1,0 +1,82 @@
+"""config_edit: a configuration for another profile or model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ts_stateful.config.edit import edited, main
+from ts_stateful.config.schema import load_config
+from ts_stateful.protocol.profile import Profile
+
+_DOCUMENT: dict[str, Any] = {
+    "minWorkers": 1,
+    "maxWorkers": 1,
+    "continuousBatching": True,
+    "batchSize": 16,
+    "maxBatchDelay": 1,
+    "startupTimeout": 1200,
+    "maxNumSequence": 256,
+    "handler": {"model": "model", "threads": 2},
+}
+
+
+@pytest.mark.parametrize("profile", list(Profile))
+def test_the_profile_that_is_asked_for_is_what_the_keys_select(profile: Profile) -> None:
+    """Whatever a document says, the edited one selects the profile."""
+    for before in Profile:
+        document = edited(edited(_DOCUMENT, profile=before), profile=profile)
+        assert load_config(document).frontend.profile is profile
+
+
+def test_sequence_never_opens_more_sessions_than_the_batch_holds() -> None:
+    """In the sequence profile a session of which there is no place in the batch would hang."""
+    document = edited(_DOCUMENT, profile=Profile.SEQUENCE)
+    assert (document["maxNumSequence"], document["batchSize"]) == (16, 17)
+    assert document["sequenceMaxIdleMSec"] > 0
+
+
+def test_async_has_a_batch_of_one() -> None:
+    """A larger batch hangs in the async profile."""
+    assert edited(_DOCUMENT, profile=Profile.ASYNC)["batchSize"] == 1
+
+
+def test_the_model_is_replaced_and_nothing_else_of_the_handler() -> None:
+    """`--model` touches handler.model alone, and the original stays as it was."""
+    document = edited(_DOCUMENT, model="owner/name")
+    assert document["handler"] == {"model": "owner/name", "threads": 2}
+    assert _DOCUMENT["handler"]["model"] == "model"
+
+
+def test_the_command_prints_the_edited_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command writes YAML that loads as the same configuration."""
+    path = tmp_path / "model-config.yaml"
+    path.write_text(yaml.safe_dump(_DOCUMENT))
+    assert main([str(path), "--model", "a/b", "--profile", "async"]) == 0
+    document = yaml.safe_load(capsys.readouterr().out)
+    assert document == edited(_DOCUMENT, model="a/b", profile=Profile.ASYNC)
+
+
+def test_what_would_hang_is_not_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration with an error is refused, with the finding on standard error."""
+    path = tmp_path / "model-config.yaml"
+    path.write_text(yaml.safe_dump({**_DOCUMENT, "maxWorkers": 2}))
+    assert main([str(path)]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "maxWorkers" in told.err
+
+
+def test_an_unknown_key_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typo under `handler:` is named."""
+    path = tmp_path / "model-config.yaml"
+    path.write_text("handler:\n  modle: x\n")
+    assert main([str(path)]) == 1
+    assert "modle" in capsys.readouterr().err

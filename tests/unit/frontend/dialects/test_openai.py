@@ -1,0 +1,241 @@
+"""What OpenAI's clients say; what they hear is in test_dialect_openai_voice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.dialects import Exchange, ask
+from tests.support.fake_dispatcher import ID, START
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.requests import Chat, Image, Said
+
+CHAT = {"url_path": "v1/chat/completions"}
+HI: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def completion(headers: dict[str, str] | None = None, **fields: Any) -> Exchange:
+    return ask({**HI, **fields}, headers={**CHAT, **(headers or {})})
+
+
+def messages(*told: Any) -> Exchange:
+    return completion(messages=list(told))
+
+
+@pytest.mark.parametrize("headers", [CHAT, {"url_path": "v1/chat/completions/"}, {}])
+def test_a_conversation_is_told_by_path_or_body(headers: dict[str, str]) -> None:
+    """`/invocations` has no path behind it."""
+    exchange = ask(HI, headers=headers)
+    assert exchange.command == Chat(
+        session_id=exchange.command.session_id,
+        max_new_tokens=1024,
+        messages=(Said("user", ("hi",)),),
+    )
+    assert exchange.submit.alone
+
+
+def test_everything_that_is_honoured() -> None:
+    """Under OpenAI's names, and some that its clients send to other servers."""
+    command = completion(
+        max_completion_tokens=5,
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        seed=-1,
+        stop=["a", "b"],
+        stream=True,
+        ignore_eos=True,
+    ).command
+    assert command == Chat(
+        session_id=command.session_id,
+        messages=(Said("user", ("hi",)),),
+        max_new_tokens=5,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        seed=2**63 - 1,
+        stop=("a", "b"),
+        stream=True,
+        ignore_eos=True,
+    )
+    assert completion(stop=".", top_k=-1, max_tokens=7).command.stop == "."
+
+
+def test_a_reply_is_greedy_unless_it_is_asked_otherwise() -> None:
+    """As everywhere on this server; sampled ones get a seed, for engines that die."""
+    assert completion().command.temperature == 0
+    assert completion(temperature=1).command.seed == 7
+
+
+def test_messages_of_all_kinds() -> None:
+    """Texts in one piece or several, images where they stand, a developer as the system."""
+    url = "data:image/png;base64,AA=="
+    parts = [
+        {"type": "text", "text": "Look:"},
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+        {"type": "text", "text": "well?"},
+    ]
+    reply = {"role": "assistant", "content": "no", "refusal": None, "tool_calls": None}
+    command = messages(
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts, "name": "Ann"},
+        reply,
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    ).command
+    assert command.images == (Image(url=url),)
+    assert command.messages == (
+        Said("system", ("Be brief.",)),
+        Said("user", ("Look:", None, "well?")),
+        Said("assistant", ("no",)),
+        Said("user", ("hi",)),
+    )
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    """Whatever the value of some is, and of others the value that asks for nothing."""
+    exchange = completion(
+        user="u",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        n=1,
+        logprobs=False,
+        top_logprobs=None,
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        logit_bias={},
+        response_format={"type": "text"},
+        tools=[],
+        tool_choice="none",
+        parallel_tool_calls=True,
+        modalities=["text"],
+        max_tokens=None,
+        stream=False,
+    )
+    assert isinstance(exchange.command, Chat)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"functions": [{}]}, "functions"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"logit_bias": {"1": 2}}, "logit_bias"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 10**9}, "max_completion_tokens"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"session_id": 5}, "session_id"),
+        ({"session_id": "a b"}, "session_id"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x", "y": 1}]}, "messages[0].y"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].image_url.url",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "system",
+                        "content": [{"type": "image_url", "image_url": {"url": "https://x"}}],
+                    }
+                ]
+            },
+            "messages[0].content[0].image_url",
+        ),
+    ],
+)
+def test_what_is_wrong_or_not_done_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    """In OpenAI's form."""
+    status, body = completion(**fields).refusal
+    assert status == 400
+    assert body["error"]["param"] == param
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["code"] == "invalid_request"
+    assert body["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"model": "chat", "model": "chat"}'])
+def test_a_body_that_cannot_be_read_is_refused_in_openais_form_where_the_path_tells(
+    body: bytes,
+) -> None:
+    """And in this package's own where nothing does."""
+    assert ask(body, headers=CHAT).refusal[1]["error"]["type"] == "invalid_request_error"
+    assert "retryable" in ask(body).refusal[1]["error"]
+
+
+def test_a_conversation_has_so_many_messages_and_parts_at_most() -> None:
+    """Although each is small."""
+    message = {"role": "user", "content": ""}
+    assert completion(messages=[message] * 4096).submit
+    part = {"type": "text", "text": ""}
+    parts = {"role": "user", "content": [part] * 100}
+    for told in ([message] * 4097, [parts] * 41, [{"role": "user", "content": [part] * 4097}]):
+        status, body = completion(messages=told).refusal
+        assert (status, body["error"]["param"].partition("[")[0]) == (400, "messages")
+
+
+def test_another_model_is_not_found() -> None:
+    """And none at all is not enough."""
+    status, body = completion(model="gpt-4o").refusal
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+    assert body["error"]["param"] == "model"
+    assert ask({"messages": HI["messages"]}, headers=CHAT).refusal[1]["error"]["param"] == "model"
+
+
+def test_models_are_listed_and_shown() -> None:
+    """The one that there is; without an engine, and without a body."""
+    listed = json.loads(ask(b"", headers={"url_path": "v1/models"}).said)
+    assert (listed["object"], [model["id"] for model in listed["data"]]) == ("list", ["chat"])
+    assert json.loads(ask(b"", headers={"url_path": "v1/models/chat"}).said)["id"] == "chat"
+    assert ask(b"", headers={"url_path": "v1/models/x"}).refusal[0] == 404
+
+
+def test_another_path_is_not_found() -> None:
+    """There are no embeddings here."""
+    status, body = ask(HI, headers={"url_path": "v1/embeddings"}).refusal
+    assert (status, body["error"]["code"]) == (404, "unknown_url")
+
+
+def test_with_a_session_header_the_session_goes_on() -> None:
+    """An id names it, `none yet` opens one that stays; the body may say the same."""
+    submit = completion({ID: "s"}).submit
+    assert (submit.command.session_id, submit.opens, submit.alone) == ("s", False, False)
+    for value in ("", "NEW_SESSION"):
+        submit = completion({ID: value}).submit
+        assert (submit.opens, submit.alone) == (True, False)
+    assert not completion(session_id="s").submit.opens
+    assert not completion(session_id="NEW_SESSION").submit.alone
+    assert completion({ID: "s"}, session_id="t").refusal[0] == 400
+
+
+def test_an_id_that_torchserve_has_made_is_no_session_header() -> None:
+    """In the sequence profile it makes one for every request without."""
+    headers = {**CHAT, ID: "ts-seq-1", START: "true"}
+    submit = ask(HI, headers=headers, profile=Profile.SEQUENCE).submit
+    assert submit.alone
+    assert submit.command.session_id != "ts-seq-1"

@@ -1,0 +1,129 @@
+"""How OpenAI's clients are answered: completions, chunks and errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.dialects import Exchange, ask
+from ts_stateful.protocol.errors import (
+    ContextTooLong,
+    EngineUnavailable,
+    InvalidRequest,
+    MediaForbidden,
+    QueueFull,
+    SessionExpired,
+    StatefulError,
+)
+
+
+def completion(**fields: Any) -> Exchange:
+    messages = [{"role": "user", "content": "hi"}]
+    return ask({"model": "chat", "messages": messages, **fields})
+
+
+def chunks(stream: bytes) -> list[Any]:
+    """The documents of a stream that ends as it should."""
+    *events, done, nothing = stream.decode().split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_a_completion() -> None:
+    """With counts, those of the cache among them."""
+    document = completion().answered()
+    assert document["object"] == "chat.completion"
+    assert document["model"] == "chat"
+    assert document["id"].startswith("chatcmpl-")
+    (choice,) = document["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "red", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert document["usage"] == {
+        "prompt_tokens": 9,
+        "completion_tokens": 2,
+        "total_tokens": 11,
+        "prompt_tokens_details": {"cached_tokens": 7},
+    }
+    assert (
+        completion().answered({"finish_reason": "length"})["choices"][0]["finish_reason"]
+        == "length"
+    )
+
+
+def test_a_stream_of_chunks() -> None:
+    """The role comes first, the reason last, and the counts where they are asked for."""
+    told = chunks(completion(stream=True).streamed("dark", " "))
+    deltas = [chunk["choices"][0]["delta"] for chunk in told]
+    assert deltas == [
+        {"role": "assistant", "content": "dark"},
+        {"content": " "},
+        {"content": "red"},
+        {},
+    ]
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in told]
+    assert reasons == [None, None, None, "stop"]
+    assert len({chunk["id"] for chunk in told}) == 1
+    assert all("usage" not in chunk for chunk in told)
+    counted = completion(stream=True, stream_options={"include_usage": True}).streamed("a")
+    *others, last = chunks(counted)
+    assert all(chunk["usage"] is None for chunk in others)
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 11)
+
+
+def test_a_stream_without_pieces_has_a_role_all_the_same() -> None:
+    """Short replies are one event."""
+    told = chunks(completion(stream=True).streamed())
+    assert told[0]["choices"][0]["delta"] == {"role": "assistant", "content": "red"}
+
+
+def test_a_stream_that_breaks_ends_with_the_error() -> None:
+    """Without DONE: clients raise it."""
+    stream = completion(stream=True).streamed("a", error=EngineUnavailable("gone")).decode()
+    last = stream.removesuffix("\n\n").split("\n\n")[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "kind", "param"),
+    [
+        (
+            ContextTooLong("x", field="prompt"),
+            400,
+            "context_length_exceeded",
+            "invalid_request_error",
+            "messages",
+        ),
+        (
+            InvalidRequest("x", field="system"),
+            400,
+            "invalid_request",
+            "invalid_request_error",
+            "messages",
+        ),
+        (SessionExpired("x"), 410, "session_expired", "invalid_request_error", None),
+        (QueueFull("x"), 429, "queue_full", "rate_limit_error", None),
+        (EngineUnavailable("x"), 503, "engine_unavailable", "server_error", None),
+    ],
+)
+def test_errors_of_the_engine(
+    error: StatefulError, status: int, code: str, kind: str, param: str | None
+) -> None:
+    """In OpenAI's form, and where it has a code of its own, by that."""
+    expected = {"message": "x", "type": kind, "param": param, "code": code}
+    assert completion().fails(error) == (status, {"error": expected})
+
+
+def test_an_image_is_called_as_the_client_does() -> None:
+    """Which message, which part."""
+    image = {"type": "image_url", "image_url": {"url": "http://10.0.0.1"}}
+    exchange = completion(
+        messages=[
+            {"role": "user", "content": [image]},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, image]},
+        ]
+    )
+    status, body = exchange.fails(MediaForbidden("x", field="images[1].url"))
+    assert status == 403
+    assert body["error"]["param"] == "messages[1].content[1].image_url.url"

@@ -1,0 +1,95 @@
+"""The engines' figures as CloudWatch's metrics in the log."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
+from ts_stateful.protocol.stats import Figures
+
+
+class Log:
+    """What is written, at a time that the test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_800_000_000.25  # the beginning of a minute
+        self.out = io.StringIO()
+        self.metrics = CloudWatchMetrics(
+            "Sessions",
+            {"EndpointName": "demo", "ModelName": "model"},
+            out=self.out,
+            clock=lambda: self.now_s,
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """As JSON."""
+        return [json.loads(line) for line in self.out.getvalue().splitlines()]
+
+
+def test_a_line_is_in_the_embedded_metric_format() -> None:
+    """Every metric and dimension that its head names is a member of the document, and the time is in milliseconds."""
+    log = Log()
+    log.metrics.publish(Figures(sessions_open=3, device_bytes=1024, host_bytes=5))
+    (line,) = log.lines()
+    assert line.pop("_aws") == {
+        "Timestamp": 1_800_000_000_250,
+        "CloudWatchMetrics": [
+            {
+                "Namespace": "Sessions",
+                "Dimensions": [["EndpointName", "ModelName"]],
+                "Metrics": [
+                    {"Name": "SessionsOpen", "Unit": "Count"},
+                    {"Name": "DeviceBytes", "Unit": "Bytes"},
+                    {"Name": "HostBytes", "Unit": "Bytes"},
+                ],
+            }
+        ],
+    }
+    assert line == {
+        "EndpointName": "demo",
+        "ModelName": "model",
+        "SessionsOpen": 3,
+        "DeviceBytes": 1024,
+        "HostBytes": 5,
+    }
+
+
+def test_a_minute_has_one_line() -> None:
+    """However often figures come, and whether or not they have changed."""
+    log = Log()
+    for seconds, open_sessions in ((0, 1), (1, 2), (59, 3), (60, 3), (61, 4), (120, 4)):
+        log.now_s = 1_800_000_000 + seconds
+        log.metrics.publish(Figures(sessions_open=open_sessions))
+    assert [line["SessionsOpen"] for line in log.lines()] == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("environ", "dimensions"),
+    [
+        ({"TS_STATEFUL_CLOUDWATCH_NAMESPACE": "N"}, {"ModelName": "model"}),
+        (
+            {"TS_STATEFUL_CLOUDWATCH_NAMESPACE": "N", "TS_STATEFUL_ENDPOINT_NAME": "demo"},
+            {"EndpointName": "demo", "ModelName": "model"},
+        ),
+    ],
+)
+def test_the_environment_switches_them_on(
+    environ: dict[str, str], dimensions: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By their namespace; on standard output, by model and, if it is named, by endpoint."""
+    metrics = CloudWatchMetrics.of("model", environ)
+    assert metrics is not None
+    metrics.publish(Figures())
+    line = json.loads(capsys.readouterr().out)
+    assert line["_aws"]["CloudWatchMetrics"][0]["Dimensions"] == [list(dimensions)]
+    assert dimensions.items() <= line.items()
+
+
+@pytest.mark.parametrize("environ", [{}, {"TS_STATEFUL_CLOUDWATCH_NAMESPACE": ""}])
+def test_without_a_namespace_there_are_none(environ: dict[str, str]) -> None:
+    """Elsewhere nobody reads them."""
+    assert CloudWatchMetrics.of("model", environ) is None

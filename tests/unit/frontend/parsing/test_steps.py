@@ -1,0 +1,141 @@
+"""Steps as they come from TorchServe: JSON, raw bodies, forms, gRPC inputs, and where START and END are said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.state_harness import state_settings
+from ts_stateful.frontend.parsing.headers import HeaderNames, RowHeaders
+from ts_stateful.frontend.parsing.requests import RequestParser
+from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch, StatefulError
+from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.requests import Info, Step
+
+HTTP = {"host": "localhost", "url_path": ""}
+NAMES = HeaderNames(
+    "ts_request_sequence_id",
+    "ts_request_sequence_end",
+    frozenset({"ts_request_sequence_id"}),
+    frozenset({"ts_request_sequence_start"}),
+    frozenset({"ts_request_sequence_end"}),
+)
+ONE = b'{"inputs": [{"name": "x", "data": [1]}]}'
+
+
+def parse(
+    data: dict[str, Any], headers: dict[str, str] | None = None, raw: str | None = "text"
+) -> Submit:
+    """What an engine would get of a row."""
+    settings = state_settings(
+        inputs=[{"name": "x", "datatype": "INT16", "shape": [-1], "raw": raw}],
+        outputs=[{"name": "y", "shape": [1]}],
+        states=[{"name": "h", "shape": [1]}],
+    )
+    parser = RequestParser(Profile.CONTINUOUS, NAMES, settings)
+    message = parser.parse("r", data, RowHeaders.read(headers or {}, NAMES, minting=False))
+    assert isinstance(message, Submit)
+    return message
+
+
+def step(*arguments: Any, **options: Any) -> Step:
+    """The command of a step."""
+    command = parse(*arguments, **options).command
+    assert isinstance(command, Step)
+    return command
+
+
+@pytest.mark.parametrize(
+    ("data", "headers", "raw", "whole"),
+    [
+        ({"body": ONE}, {**HTTP, "Content-Type": "application/json"}, "text", False),
+        ({"body": ONE}, HTTP, "text", False),
+        ({"data": ONE}, {}, "text", False),
+        ({"body": b"1"}, HTTP, "text", True),
+        ({"body": "1"}, {**HTTP, "content-type": "text/plain; charset=utf-8"}, "text", True),
+        ({"data": b"1"}, {}, "text", True),
+        ({"body": b"\1\0"}, {**HTTP, "Content-Type": "audio/l16"}, "pcm16", True),
+        (
+            {"data": b"{}", "x": b"\1\0"},
+            {**HTTP, "Content-Type": "multipart/form-data"},
+            "pcm16",
+            False,
+        ),
+        ({"x": b"\1\0"}, {}, "pcm16", True),
+        ({"x": b"\1\0", "data": b"{}"}, {}, "pcm16", False),
+        ({"data": ONE}, {}, "pcm16", False),
+    ],
+)
+def test_the_same_step_in_many_forms(
+    data: dict[str, Any], headers: dict[str, str], raw: str, whole: bool
+) -> None:
+    """A body that is the input itself is answered in kind."""
+    message = parse(data, headers, raw)
+    assert isinstance(message.command, Step)
+    assert (message.attachments, message.shapes, message.raw) == ((b"\1\0",), ((1,),), whole)
+    assert message.command.session_id is not None
+    assert message.opens
+
+
+@pytest.mark.parametrize(
+    ("data", "headers", "flags"),
+    [
+        ({"body": b"1"}, {**HTTP, "TS_REQUEST_SEQUENCE_START": "true"}, (True, False)),
+        ({"body": b"1"}, {**HTTP, "ts_request_sequence_end": "True"}, (False, True)),
+        ({"data": b"1", "ts_request_sequence_end": b"true"}, {}, (False, True)),
+        ({"data": b"1"}, {"ts_request_sequence_end": "true"}, (False, False)),  # TorchServe's own
+        ({"data": b'{"start": true, ' + ONE[1:]}, {}, (True, False)),
+        ({"data": b'{"parameters": {"sequence_end": true}, ' + ONE[1:]}, {}, (False, True)),
+    ],
+)
+def test_start_and_end(
+    data: dict[str, Any], headers: dict[str, str], flags: tuple[bool, bool]
+) -> None:
+    """In the body, beside it, and as Triton says it."""
+    made = step(data, headers)
+    assert (made.start, made.end) == flags
+
+
+def test_whose_step_it_is() -> None:
+    """By header, body, or Triton's parameter; they must agree."""
+    named = {**HTTP, "ts_request_sequence_id": "7"}
+    by_parameter = b'{"parameters": {"sequence_id": 7}, ' + ONE[1:]
+    assert step({"body": b"1"}, named).session_id == "7"
+    assert step({"data": by_parameter}).session_id == "7"
+    assert step({"body": by_parameter}, named).session_id == "7"
+    assert not parse({"body": b"1"}, named).opens
+    with pytest.raises(SessionIdMismatch):
+        parse({"body": by_parameter}, {**named, "ts_request_sequence_id": "8"})
+    with pytest.raises(SessionIdMismatch):
+        parse({"data": b'{"session_id": "8", ' + by_parameter[1:]})
+    info = parse({"data": b'{"type": "info"}'}, {"ts_request_sequence_id": "7"}).command
+    assert info == Info(session_id="7")
+
+
+@pytest.mark.parametrize(
+    ("data", "headers", "raw", "says"),
+    [
+        ({}, HTTP, "text", "text/plain"),
+        ({"1": ""}, HTTP, "text", "text/plain"),
+        ({}, HTTP, None, "application/json"),
+        ({"body": b"1"}, HTTP, None, "JSON"),
+        ({"body": b"\1\0"}, HTTP, "pcm16", "not"),
+        ({"body": b"1", "y": b"1"}, HTTP, "text", "not an input"),
+        ({"data": b"1", "y": b"1"}, {}, "text", "unknown input"),
+        ({"x": b"1", "data": ONE}, {}, "text", "sent twice"),
+        ({"x": b"1", "data": b'{"type": "info", "session_id": "a"}'}, {}, "text", "`step` alone"),
+        ({"data": b'{"outputs": [{"name": "z"}], ' + ONE[1:]}, {}, "text", "the model gives y"),
+        ({"data": b'{"inputs": []}'}, {}, "text", "takes an input x"),
+        ({"data": b'{"prompt": "Hi", "inputs": []}'}, {}, "text", "unknown field"),
+    ],
+)
+def test_what_is_no_step_is_refused(
+    data: dict[str, Any], headers: dict[str, str], raw: str | None, says: str
+) -> None:
+    """And the message says what to do instead."""
+    with pytest.raises(InvalidRequest) as error:
+        parse(data, headers, raw)
+    assert says in error.value.message
+    assert isinstance(error.value, StatefulError)

@@ -1,0 +1,174 @@
+"""The handler: what it checks at start, and what it puts together."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fake_dispatcher import ScriptedDispatcher, last
+from tests.support.fake_torchserve import (
+    Context,
+    ContinuousFrontend,
+    Job,
+    MetricLog,
+    SequenceFrontend,
+)
+from ts_stateful.config.schema import Config, ConfigError
+from ts_stateful.frontend.delivery.pull import ContinuousDelivery
+from ts_stateful.frontend.delivery.push import SequenceDelivery
+from ts_stateful.frontend.delivery.push_async import AsyncDelivery
+from ts_stateful.frontend.handler import SessionHandler
+from ts_stateful.protocol.events import Event
+from ts_stateful.protocol.stats import Figures
+
+_BASE: dict[str, Any] = {
+    "minWorkers": 1,
+    "maxWorkers": 1,
+    "maxBatchDelay": 1,
+    "startupTimeout": 1200,
+    "responseTimeout": 120,
+}
+_CONTINUOUS = {**_BASE, "continuousBatching": True, "batchSize": 8}
+_SEQUENCE = {
+    **_BASE,
+    "sequenceBatching": True,
+    "batchSize": 8,
+    "maxNumSequence": 8,
+    "sequenceMaxIdleMSec": 60_000,
+}
+_ASYNC = {**_BASE, "asyncCommunication": True, "batchSize": 1}
+
+
+class _Mailbox:
+    def __init__(self, post: Callable[[Event], None]) -> None:
+        self.post = post
+
+    def expect(self, request_id: str) -> None:
+        """Not the dispatcher's business."""
+
+    def forget(self, request_id: str) -> None:
+        """Not the dispatcher's business."""
+
+
+class _Handler(SessionHandler):
+    """Answers everything at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: dict[str, Any] = {}
+        self.dispatcher_factory = self._start
+
+    def _start(
+        self,
+        config: Config,
+        document: dict[str, Any],
+        *,
+        model_name: str,
+        model_dir: Path,
+        on_event: Callable[[Event], None],
+        on_figures: Callable[[Figures], None],
+    ) -> ScriptedDispatcher:
+        self.publish = on_figures
+        self.started = {"document": document, "model_name": model_name, "model_dir": model_dir}
+        return ScriptedDispatcher(_Mailbox(on_event), lambda s: [last(s.request_id, {"a": 1})])
+
+
+def initialized(document: dict[str, Any]) -> _Handler:
+    handler = _Handler()
+    handler.initialize(
+        Context(
+            "chat",
+            "/models/chat",
+            None,
+            1,
+            None,
+            "0.12.0",
+            metrics=MetricLog(),
+            model_yaml_config=document,
+        )
+    )
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("document", "delivery"),
+    [(_CONTINUOUS, ContinuousDelivery), (_SEQUENCE, SequenceDelivery), (_ASYNC, AsyncDelivery)],
+)
+def test_the_profile_chooses_the_delivery(document: dict[str, Any], delivery: type) -> None:
+    """And the dispatcher is told where the model is."""
+    handler = initialized(document)
+    assert isinstance(handler._delivery, delivery)
+    assert handler.initialized
+    assert handler.started == {
+        "document": document,
+        "model_name": "chat",
+        "model_dir": Path("/models/chat"),
+    }
+
+
+def test_cloudwatch_gets_the_figures_of_a_group_by_the_name_of_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It adds up what several workers write under one name, and each of them has the figures of all."""
+    monkeypatch.setenv("TS_STATEFUL_CLOUDWATCH_NAMESPACE", "N")
+    handler = initialized({**_CONTINUOUS, "handler": {"engineGroup": "g"}})
+    handler.publish(Figures(sessions_open=3))
+    line = json.loads(capsys.readouterr().out)
+    assert (line["ModelName"], line["SessionsOpen"]) == ("chat", 3)
+
+
+def test_a_request_goes_through() -> None:
+    """From TorchServe's batch to its answer."""
+    job = Job("r", {"prompt": "hi"})
+    ContinuousFrontend(initialized(_CONTINUOUS).handle).round(job)
+    assert (job.status, job.body) == (200, b'{"a": 1}')
+
+
+def test_the_sequence_profile_takes_over_ids_that_the_frontend_makes() -> None:
+    """Else a client without an id would get one that its next request could not use."""
+    headers = {
+        "Host": "x",
+        "url_path": "",
+        "ts_request_sequence_id": "ts-seq-1",
+        "ts_request_sequence_start": "true",
+    }
+    job = Job("r", {"type": "info"}, headers=headers)
+    SequenceFrontend(initialized(_SEQUENCE).handle).batch(job)
+    assert job.status == 400
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ({**_CONTINUOUS, "handler": {"nonsense": 1}}, "nonsense"),
+        ({**_CONTINUOUS, "maxWorkers": 2}, "maxWorkers"),
+        ({**_ASYNC, "batchSize": 2}, "batchSize"),
+        ({}, "continuousBatching"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(document: dict[str, Any], named: str) -> None:
+    """Before any engine starts, by the name of the key."""
+    with pytest.raises(ConfigError, match=named):
+        initialized(document)
+
+
+def test_a_configuration_that_is_slow_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    """And works."""
+    caplog.set_level(logging.WARNING)
+    initialized({**_CONTINUOUS, "maxBatchDelay": 100})
+    assert "maxBatchDelay" in caplog.text
+
+
+def test_a_header_name_that_only_the_frontend_knows_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the sequence profile, where users would share a session."""
+    monkeypatch.setenv("TS_HEADER_KEY_SEQUENCE_ID", "X-Session")
+    initialized(_CONTINUOUS)
+    with pytest.raises(ConfigError, match="TS_REQUEST_SEQUENCE_ID"):
+        initialized(_SEQUENCE)

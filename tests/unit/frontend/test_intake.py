@@ -1,0 +1,164 @@
+"""Requests taken in: one row never fails another."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.support.fake_dispatcher import ID, START, ScriptedDispatcher
+from tests.support.fake_torchserve import HTTP
+from ts_stateful.frontend.inbox import Inbox
+from ts_stateful.frontend.pending_response import RowKind
+from ts_stateful.protocol.events import Event, Submit
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.requests import Prompt
+
+_SECRET = "an embarrassing question\n[METRICS]"
+
+
+def body(document: Any) -> dict[str, bytes]:
+    return {"body": json.dumps(document).encode()}
+
+
+def test_a_request_is_submitted_as_it_was_parsed() -> None:
+    """And the row remembers what its answer will look like."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    data = {"data": b'{"prompt": "hi", "stream": true, "session_id": "s"}', "x": b"PNG"}
+    row = dispatcher.intake(Profile.CONTINUOUS).take("r", data, HTTP)
+    prompt = Prompt(prompt="hi", stream=True, session_id="s")
+    assert dispatcher.submitted["r"] == Submit("r", prompt, (b"PNG",), opens=False, pull=False)
+    assert (row.kind, row.streams, row.num_bytes) == (
+        RowKind.HTTP,
+        True,
+        sum(map(len, data.values())),
+    )
+
+
+def test_a_pulled_prompt_and_an_opening_one_say_so() -> None:
+    """Over gRPC, in the continuous profile."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    dispatcher.intake(Profile.CONTINUOUS).take("r", {"data": b'{"prompt": "hi"}'}, {})
+    assert dispatcher.submitted["r"].pull
+    assert dispatcher.submitted["r"].opens
+
+
+def test_a_description_is_asked_of_the_dispatcher() -> None:
+    """It comes from the management API and has no body."""
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox)
+    row = dispatcher.intake(Profile.ASYNC).take("r", {}, {"describe": "True", "Host": "x"})
+    assert row.kind is RowKind.DESCRIBE
+    assert json.loads(inbox.take("r")[0].body) == {"described": True}
+
+
+def test_an_id_is_minted_once() -> None:
+    """A client that sends it back means its session, also with a start header of its own."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    intake = dispatcher.intake(Profile.SEQUENCE, minting=True)
+    headers = {**HTTP, ID: "ts-seq-0b9fd3a0", START: "true"}
+    intake.take("a", body({"prompt": "hi"}), headers)
+    intake.take("b", body({"prompt": "and"}), headers)
+    opened, asked = dispatcher.submitted["a"], dispatcher.submitted["b"]
+    assert (opened.opens, asked.opens) == (True, False)
+    assert opened.command.session_id == asked.command.session_id == "ts-seq-0b9fd3a0"
+
+
+def test_what_needs_no_engine_is_answered_at_once() -> None:
+    """The dispatcher never hears of it."""
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox)
+    intake = dispatcher.intake(Profile.CONTINUOUS)
+    row = intake.take("r", {"body": b""}, {**HTTP, "url_path": "v1/models"})
+    row.add(inbox.take("r"))
+    response = row.next()
+    assert response is not None
+    assert json.loads(response.body)["object"] == "list"
+    assert not dispatcher.submitted
+
+
+def test_a_refusal_is_said_in_the_dialect_of_the_request() -> None:
+    """Also where not even its body can be read."""
+    inbox = Inbox()
+    intake = ScriptedDispatcher(inbox).intake(Profile.CONTINUOUS)
+    for data, path, form in (
+        (b'{"inputs": 1}', "", {"error", "code"}),
+        (b"{", "v1/chat/completions", {"error"}),
+    ):
+        row = intake.take("r", {"body": data}, {**HTTP, "url_path": path})
+        row.add(inbox.take("r"))
+        response = row.next()
+        assert response is not None
+        assert response.status == 400
+        assert json.loads(response.body).keys() == form
+        assert "retryable" not in response.body.decode()
+
+
+def test_a_prompt_that_stands_alone_has_no_session_header() -> None:
+    """The row knows from the beginning."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    row = dispatcher.intake(Profile.CONTINUOUS).take("r", body({"inputs": "hi"}), HTTP)
+    assert dispatcher.submitted["r"].alone
+    assert not row.names_session
+
+
+def test_a_refused_request_gets_its_error_as_last_event() -> None:
+    """The dispatcher never hears of it."""
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox)
+    dispatcher.intake(Profile.CONTINUOUS).take("r", body({"prompt": 1}), HTTP)
+    (event,) = inbox.take("r")
+    assert event.status == 400
+    assert json.loads(event.body)["error"]["field"] == "prompt"
+    assert not dispatcher.submitted
+
+
+def test_a_defect_becomes_the_rows_answer_with_an_id_that_the_log_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With a trace, but without the exception's text: it may quote the prompt, and start a line of its own."""
+
+    def broken(submitted: Submit) -> Sequence[Event]:
+        raise RuntimeError(_SECRET)
+
+    inbox = Inbox()
+    ScriptedDispatcher(inbox, broken).intake(Profile.CONTINUOUS).take(
+        "r", body({"prompt": _SECRET}), HTTP
+    )
+    (event,) = inbox.take("r")
+    assert event.status == 500
+    message = json.loads(event.body)["error"]["message"]
+    assert "RuntimeError" in caplog.text
+    assert "in broken" in caplog.text
+    assert message.split()[2].rstrip(";") in caplog.text
+    assert _SECRET not in caplog.text.replace("raise RuntimeError(_SECRET)", "")
+    assert "METRICS" not in caplog.text
+
+
+def test_logs_have_hashes_sizes_and_durations(caplog: pytest.LogCaptureFixture) -> None:
+    """Never an id in full, never a prompt."""
+    caplog.set_level(logging.DEBUG)
+    dispatcher = ScriptedDispatcher(Inbox())
+    intake = dispatcher.intake(Profile.CONTINUOUS)
+    row = intake.take("request-1", body({"prompt": _SECRET}), HTTP)
+    intake.finish(row)
+    intake.drop(row)
+    assert "1000.0 ms" in caplog.text
+    assert "request-1" not in caplog.text
+    assert "embarrassing" not in caplog.text
+
+
+def test_a_finished_or_dropped_row_leaves_nothing_behind() -> None:
+    """The dispatcher is told of a client that has gone, and of no other."""
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox)
+    intake = dispatcher.intake(Profile.CONTINUOUS)
+    rows = [intake.take(request_id, body({"prompt": "hi"}), HTTP) for request_id in "ab"]
+    assert len(inbox) == 2
+    intake.finish(rows[0])
+    intake.drop(rows[1])
+    assert len(inbox) == 0
+    assert dispatcher.dropped == ["b"]

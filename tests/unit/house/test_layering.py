@@ -1,0 +1,191 @@
+"""The direction of imports: frontend -> process -> engines -> sessions -> session_log -> store -> protocol."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_PACKAGE = "ts_stateful"
+_HANDLERS = Path(__file__).resolve().parents[3] / "handlers"
+
+# What each part may import of the others; every part may import modules at the package's top.
+_MAY_IMPORT: dict[str, set[str]] = {
+    "pb": set(),
+    "protocol": set(),
+    "config": {"protocol"},
+    "store": {"protocol", "config"},
+    "session_log": {"protocol", "store"},
+    "media": {"protocol", "config"},
+    "sessions": {"protocol"},
+    "engine": {"protocol", "config", "session_log", "sessions", "store"},
+    "language": {"protocol", "config", "engine", "media", "session_log", "sessions", "store"},
+    "recurrent": {"protocol", "config", "engine", "session_log", "sessions", "store"},
+    "process": {"protocol", "config", "language", "recurrent", "sessions", "store", "media"},
+    "frontend": {"protocol", "config", "process"},
+    "client": {"pb", "protocol"},
+    "plan": {"protocol", "config"},
+    "torchserve": {"protocol", "process"},
+    "sagemaker_local": {"protocol", "process", "torchserve"},
+    "cli": {
+        "pb",
+        "protocol",
+        "config",
+        "client",
+        "plan",
+        "process",
+        "sagemaker_local",
+        "torchserve",
+    },
+}
+_TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
+_WITHOUT_TORCH = {"safetensors"}  # loads none by itself: blobs have its format
+_MAY_IMPORT_TORCH = {
+    "engine",
+    "language",
+    "recurrent",
+    "process",
+}  # process: counts devices, runs an engine
+_ENGINES = {"engine", "language", "recurrent"}
+_NEVER_TORCH = {"ts_stateful.language.scheduler"}
+_NETWORK = {"httpx", "httpcore", "requests", "aiohttp", "urllib.request", "urllib3"}
+_MAY_OPEN = {"media", "client", "sagemaker_local"}
+
+
+def _modules() -> dict[str, ast.Module]:
+    modules = {}
+    for path in sorted((_HANDLERS / _PACKAGE).rglob("*.py")):
+        parts = path.relative_to(_HANDLERS).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return modules
+
+
+MODULES = _modules()
+
+
+def _imports(module: str) -> Iterator[str]:
+    """Full names of what a module imports, wherever in it; `from a import b` gives `a.b` if that is a module, else `a`."""
+    for node in ast.walk(MODULES[module]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import; write the full name"
+            source = node.module or ""
+            for alias in node.names:
+                full = f"{source}.{alias.name}"
+                yield full if full in MODULES or source == "urllib" else source
+
+
+def _part(module: str) -> str:
+    """The part that a module of this package belongs to: its folder or, at the top level, its own name."""
+    return [*module.split("."), ""][1]
+
+
+def _is_leaf(part: str) -> bool:
+    return part not in _MAY_IMPORT
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_direction(module: str) -> None:
+    """A module imports only parts below its own, and leaves."""
+    part = _part(module)
+    for imported in _imports(module):
+        if imported.split(".")[0] != _PACKAGE:
+            continue
+        other = _part(imported)
+        allowed = other == part or _is_leaf(other) or other in _MAY_IMPORT.get(part, set())
+        assert allowed, f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_torch_stays_in_the_engine(module: str) -> None:
+    """Accounting, storage, the handler and the client run without torch."""
+    if _part(module) in _MAY_IMPORT_TORCH and module not in _NEVER_TORCH:
+        return
+    loaded = {name for name in _imports(module) if name.split(".")[0] in _TORCH}
+    if _part(module) == "session_log":
+        loaded -= _WITHOUT_TORCH
+    assert not loaded, f"{module} imports {loaded}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_frontend_knows_torchserve(module: str) -> None:
+    """`ts` is imported by the frontend alone."""
+    if _part(module) != "frontend":
+        assert "ts" not in {name.split(".")[0] for name in _imports(module)}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_media_opens_urls_and_images(module: str) -> None:
+    """Bytes from outside come in through one door on the server."""
+    if _part(module) in _MAY_OPEN:
+        return
+    for name in _imports(module):
+        assert not any(name == n or name.startswith(f"{n}.") for n in _NETWORK), (
+            f"{module} imports {name}"
+        )
+    for node in ast.walk(MODULES[module]):
+        if isinstance(node, ast.Attribute) and node.attr == "open":
+            assert not (isinstance(node.value, ast.Name) and node.value.id == "Image"), (
+                f"{module}:{node.lineno} opens an image"
+            )
+
+
+def test_only_the_entry_of_the_engine_process_imports_the_engine() -> None:
+    """What runs in the worker shares messages with the engine, not code."""
+    importers = {
+        module
+        for module in MODULES
+        if _part(module) == "process"
+        and any(_part(name) in _ENGINES for name in _imports(module) if name.startswith(_PACKAGE))
+    }
+    assert importers == {"ts_stateful.process.engine.main"}
+
+
+def test_messages_know_only_the_protocol() -> None:
+    """The messages between worker and engine are made of requests, events and figures, and nothing else."""
+    own = {name for name in _imports("ts_stateful.process.messages") if name.startswith(_PACKAGE)}
+    assert own <= {
+        "ts_stateful.protocol.requests",
+        "ts_stateful.protocol.events",
+        "ts_stateful.protocol.stats",
+    }
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_says_what_it_owns(module: str) -> None:
+    """A module with code has a docstring, and `__all__` names only what it defines."""
+    tree = MODULES[module]
+    if _part(module) == "pb" or not tree.body:
+        return
+    assert ast.get_docstring(tree), f"{module} has no docstring"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "sessions",
+        "session_log",
+        "store",
+        "client",
+        "cli",
+        "torchserve",
+        "config",
+        "plan",
+        "protocol",
+    ],
+)
+def test_torch_is_not_loaded_by_the_way(part: str) -> None:
+    """Importing these loads no torch through something else either."""
+    names = [module for module in MODULES if _part(module) == part]
+    names += sorted(_NEVER_TORCH) if part == "sessions" else []
+    code = f"import sys, {', '.join(names) or 'os'}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=_HANDLERS, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"importing {names} loads torch\n{done.stderr}"

@@ -1,0 +1,61 @@
+"""What an engine keeps for a session, where there is no memory for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.sessions.session import Delta, Residency
+
+HOST = torch.device("cpu")
+IDS = (1, 2, 3)
+
+
+@pytest.fixture
+def context() -> Context:
+    """A session of three tokens with their states."""
+    kv = KVCache(KVLayout((LayerShape(1, 4, 4),), torch.float32), HOST)
+    kv.reserve(len(IDS))
+    kv.length = len(IDS)
+    return Context(Delta(ids=IDS), kv)
+
+
+def refuse(patch: pytest.MonkeyPatch, error: Exception) -> None:
+    def move(*_: object) -> None:
+        raise error
+
+    patch.setattr(KVCache, "move", move)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no room to gather them"),
+        torch.AcceleratorError("no memory to pin"),
+        MemoryError(),
+    ],
+    ids=["device", "pinned", "host"],
+)
+def test_states_that_host_memory_cannot_take_are_dropped(
+    context: Context, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whoever needs the room on the device gets it."""
+    refuse(monkeypatch, error)
+    context.to_host()
+    assert context.residency is Residency.RECORD
+    assert context.kv.device == HOST
+    assert (context.device_bytes, context.host_bytes) == (0, 0)
+    assert context.to_device() == "replay"
+
+
+def test_states_that_the_device_cannot_take_are_computed_again(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a pass, which makes room."""
+    context.to_host()
+    assert context.residency is Residency.HOST
+    refuse(monkeypatch, torch.OutOfMemoryError())
+    assert context.to_device() == "replay"
+    assert (context.residency, context.host_bytes) == (Residency.RECORD, 0)

@@ -1,0 +1,110 @@
+"""Compiled linear layers compute what torch's do, on the same parameters."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear, compile_linears
+from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
+from ts_stateful.language.kernels.cpu.library import cache_folder, compiled
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+)
+SIZES: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def library() -> Any:
+    found = compiled(cache_folder())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 6, 31, 32, 33])
+def test_outputs_are_those_of_torch(rows: int, bias: bool, threads: int) -> None:
+    """Any number of rows, in any number of dimensions, outputs that fill no block."""
+    torch.manual_seed(rows)
+    linear = nn.Linear(208, 333, bias=bias)
+    own = CompiledLinear(linear, library())
+    inputs = torch.randn(rows, 1, 416)[..., ::2]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            expected, found = linear(inputs), own(inputs)
+    finally:
+        torch.set_num_threads(before)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_torchs() -> None:
+    """Where they are asked for, torch computes."""
+    own = CompiledLinear(nn.Linear(16, 4), library())
+    inputs = torch.randn(2, 16)
+    own(inputs).sum().backward()
+    assert own.weight.grad is not None
+    torch.testing.assert_close(own.weight.grad, inputs.sum(0).expand(4, 16))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_network_keeps_its_parameters(tied: bool) -> None:
+    """Layers are exchanged, weights are the same objects under the same names, and it is still recognised."""
+    torch.manual_seed(1)
+    network = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied)).eval()
+    stock = copy.deepcopy(network)
+    before = dict(network.named_parameters())
+    assert compile_linears(network, library()) == 2 * 5 + 1  # keys and values are too small
+    after = dict(network.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(before[name] is after[name] for name in before)
+    assert (network.lm_head.weight is network.get_input_embeddings().weight) == tied
+    assert type(network.lm_head) is CompiledLinear
+    assert find_decoder(network).head is network.lm_head
+    ids = torch.arange(21).reshape(3, 7)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            network(input_ids=ids).logits, stock(input_ids=ids).logits, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_what_cannot_be_read_stays() -> None:
+    """Other types of numbers, and inputs that do not fill a vector."""
+    network = nn.ModuleList([nn.Linear(512, 512).bfloat16(), nn.Linear(1000, 512)])
+    assert compile_linears(network, library()) == 0
+    assert all(type(module) is nn.Linear for module in network)
+
+
+class _Wrong:
+    """A library that computes nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        def function(*_: object) -> int:
+            return 0
+
+        self.__dict__[name] = function
+        return function
+
+
+def test_a_layer_that_differs_stays(caplog: pytest.LogCaptureFixture) -> None:
+    """Every shape has to show that it computes the same."""
+    network = nn.ModuleList([nn.Linear(512, 512), nn.Linear(512, 512)])
+    wrong: Any = _Wrong()
+    assert compile_linears(network, wrong) == 0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

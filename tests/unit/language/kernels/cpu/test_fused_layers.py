@@ -1,0 +1,274 @@
+"""Decoder layers that are computed in one call compute what the stock ones compute."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.harness import Harness, reference_reply
+from tests.support.pictures import noise
+from tests.support.tiny import MODELS, MORE_MODELS, llama
+from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
+from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
+from ts_stateful.language.kernels.cpu.library import cache_folder, compiled
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.spans import Rows, Span
+from ts_stateful.language.network.load import Model, accelerate
+from ts_stateful.protocol.requests import Prompt
+
+BUILDERS = {**MODELS, **MORE_MODELS}
+FAMILY = ("idefics3", "llama", "llava", "mistral", "qwen2", "qwen3", "smollm3")
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+)
+needs_avx512 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="not used on this processor"
+)
+
+
+def fused_of(model: Model) -> FusedLayers:
+    library = compiled(cache_folder())
+    assert library is not None
+    forward = model.forward
+    return FusedLayers(find_decoder(model.network), forward.layout, forward.windows, library)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """So many threads for torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def sessions(model: Model, count: int) -> list[KVCache]:
+    """Sessions of 1 to 60 tokens, which is beyond the windows of the models that have one."""
+    caches = []
+    for index in range(count):
+        kv, length = model.new_kv(), 1 + 23 * index % 60
+        ids = [3 + (index + 5 * i) % 200 for i in range(length)]
+        model.forward(ids, [Span(kv, 0, length)], None, [length - 1])
+        caches.append(kv)
+    return caches
+
+
+def rows_of(caches: list[KVCache], token: int) -> Rows:
+    for kv in caches:
+        kv.reserve(kv.length + 1)
+    positions = torch.tensor([[kv.length for kv in caches]])
+    ids = [token + index for index in range(len(caches))]
+    return Rows(ids, positions, [Span(kv, kv.length, 1) for kv in caches])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", FAMILY)
+def test_logits_and_states_are_those_of_the_stock_layers(name: str, threads: int) -> None:
+    """For any number of sessions of different lengths, step after step."""
+    model = BUILDERS[name]()
+    fused = fused_of(model)
+    for count in (1, 2, 3, 5, 7, 16, 33) if threads == 1 else (1, 7):
+        stock = sessions(model, count)
+        own = [kv.copy(kv.length) for kv in stock]
+        for token in (20, 60, 90):
+            rows = rows_of(stock, token)
+            expected = model.forward(rows.ids, rows.spans, rows.positions, list(range(count)))
+            found = fused(rows_of(own, token))
+            for kv in own:
+                kv.length += 1
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        for one, other in zip(stock, own, strict=True):
+            for part, counterpart in zip(one.states, other.states, strict=True):
+                torch.testing.assert_close(
+                    counterpart[:, : other.length], part[:, : one.length], rtol=1e-4, atol=1e-4
+                )
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", FAMILY)
+def test_short_prompts_are_those_of_the_stock_layers(name: str, threads: int) -> None:
+    """Several tokens of some sessions beside single ones of others; logits are made only where they are wanted."""
+    model = BUILDERS[name]()
+    fused = fused_of(model)
+    stock = sessions(model, 4)
+    own = [kv.copy(kv.length) for kv in stock]
+    keep = [6, 7, 12]
+    for counts in ((7, 1, 5, 1), (1, 9, 1, 4)):
+        logits = []
+        for caches in (stock, own):
+            spans = [Span(kv, kv.length, n) for kv, n in zip(caches, counts, strict=True)]
+            for span in spans:
+                span.kv.reserve(span.stop)
+            ids = [5 + 3 * index % 200 for index in range(sum(counts))]
+            if caches is stock:
+                logits.append(model.forward(ids, spans, None, keep))
+                continue
+            places = [[i for span in spans for i in range(span.start, span.stop)]]
+            found = fused(Rows(ids, torch.tensor(places), spans, keep))
+            assert found is not None
+            logits.append(found)
+            for span in spans:
+                span.kv.length = span.stop
+        torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
+    for one, other in zip(stock, own, strict=True):
+        for part, counterpart in zip(one.states, other.states, strict=True):
+            torch.testing.assert_close(
+                counterpart[:, : other.length], part[:, : one.length], rtol=1e-4, atol=1e-4
+            )
+
+
+@torch.inference_mode()
+def test_a_long_history_is_shared_out_among_threads(threads: int) -> None:
+    """One session alone, whose tokens are read in several parts."""
+    model = llama()
+    kv = model.new_kv()
+    kv.reserve(901)
+    generator = torch.Generator().manual_seed(1)
+    for part in kv.states:
+        part[:, :900].normal_(generator=generator)
+    kv.length = 900
+    found = fused_of(model)(rows_of([kv.copy(900)], 5))
+    expected = model.forward([5], [Span(kv, 900, 1)], None, [0])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_avx512
+@pytest.mark.parametrize("name", FAMILY)
+def test_replies_are_those_of_stock_code(name: str) -> None:
+    """Sessions that decode side by side, while others' prompts are still being read, answer as before."""
+    model = BUILDERS[name]()
+    accelerate(model, HandlerConfig())
+    assert isinstance(model.forward._shortcut, FusedLayers)
+    harness = Harness(model)
+    for index in range(4):
+        pictures = [noise(1 + index)] if model.vision else []
+        assert "error" not in harness.open(f"s{index}", pictures)
+    for turn in range(2):
+        turns = [
+            Prompt(
+                session_id=f"s{index}",
+                prompt="What is it? " * (1 + 4 * index + turn),
+                max_new_tokens=12,
+            )
+            for index in range(4)
+        ]
+        submitted = [harness.submit(prompt) for prompt in turns]
+        harness.run()
+        for request_id in submitted:
+            assert "error" not in harness.last(request_id)
+        if not model.vision:
+            for index in range(4):
+                reference_reply(model, harness, f"s{index}", 12)
+
+
+@needs_avx512
+@pytest.mark.parametrize("name", ["llava", "idefics3"])
+def test_replies_about_images_are_those_of_stock_code(name: str) -> None:
+    """Images are encoded and read by the stock network, what follows is not."""
+    model = MODELS[name]()
+    accelerate(model, HandlerConfig())
+    harness = Harness(model)
+    harness.open("s", [noise(1), noise(2, 80, 30)])
+    for question in ("What color is the circle?", "And the square?"):
+        harness.prompt("s", question, max_new_tokens=12)
+        reference_reply(model, harness, "s", 12)
+    assert not any(model.forward._shortcut._hooks)  # type: ignore[union-attr]
+
+
+@torch.inference_mode()
+def test_whoever_hooks_a_module_is_called() -> None:
+    """While there is a hook the stock network is asked for, and no longer."""
+    model = llama()
+    fused = fused_of(model)
+    (kv,) = sessions(model, 1)
+    rows = rows_of([kv], 7)
+    assert fused(rows) is not None
+    calls: list[object] = []
+    layer: torch.nn.Module = model.network.model.layers[1].mlp.down_proj
+    handle = layer.register_forward_hook(lambda *_: calls.append(0))
+    assert fused(rows) is None
+    assert model.forward.use_shortcut(fused) == "it is not computed at all"
+    handle.remove()
+    assert model.forward.use_shortcut(fused) == ""
+    handle = layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    before = len(calls)
+    model.forward(rows.ids, rows.spans, None, [0])
+    assert len(calls) == before + 1
+    handle.remove()
+    model.forward([8], [Span(kv, kv.length, 1)], None, [0])
+    assert len(calls) == before + 1
+
+
+@torch.inference_mode()
+def test_more_rows_than_it_is_good_for_are_left_to_the_network() -> None:
+    """A step of very many sessions is no longer bound by reading weights."""
+    model = llama()
+    fused = fused_of(model)
+    (kv,) = sessions(model, 1)
+    kv.reserve(kv.length + 1)
+    spans = [Span(kv, kv.length, 1)] * 65
+    assert fused(Rows([1] * 65, torch.full((1, 65), kv.length), spans)) is None
+    assert fused(Rows([1] * 64, torch.full((1, 64), kv.length), spans[:64])) is not None
+    start = kv.length
+    kv.reserve(start + 33)
+    for count in (32, 33):
+        places = torch.arange(start, start + count)[None]
+        made = fused(Rows([1] * count, places, [Span(kv, start, count)]))
+        assert (made is None) is (count > 32)
+
+
+def test_layers_that_differ_are_found_out() -> None:
+    """What does not compute the same is not used, and the reason says what differs."""
+    model = MODELS["mistral"]()
+    library = compiled(cache_folder())
+    assert library is not None
+    windows = [None] * len(model.forward.windows)
+    wrong = FusedLayers(find_decoder(model.network), model.forward.layout, windows, library)
+    assert "logits differ" in model.forward.use_shortcut(wrong)
+    assert model.forward._shortcut is None
+
+
+def test_a_way_that_fails_is_not_taken() -> None:
+    """An error at load is a reason, not the end."""
+    model = llama()
+
+    def broken(_: Rows) -> torch.Tensor:
+        raise RuntimeError("no such instruction")
+
+    assert model.forward.use_shortcut(broken) == "RuntimeError: no such instruction"
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "phi3", "qwen2_vl", "granite", "olmo2"])
+def test_other_models_keep_their_layers(name: str) -> None:
+    """Nothing is tried on what is not of the family."""
+    model = BUILDERS[name]()
+    accelerate(model, HandlerConfig(attention_kernels=False))
+    assert model.forward._shortcut is None
+
+
+def test_it_can_be_turned_off() -> None:
+    """`handler.fusedLayers: false` leaves the layers to torch's operators."""
+    model = llama()
+    accelerate(model, HandlerConfig(fused_layers=False))
+    assert model.forward._shortcut is None
+
+
+def test_without_a_compiler_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model is served as it is, and nobody is warned."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = llama()
+    with caplog.at_level(logging.WARNING):
+        assert find_fused(model.network, model.forward.layout, model.forward.windows) is None
+        accelerate(model, HandlerConfig())
+    assert model.forward._shortcut is None
+    assert not caplog.records

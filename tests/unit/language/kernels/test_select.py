@@ -1,0 +1,98 @@
+"""Kernels are used only where they have shown that they compute what torch's operators compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.table_kernels import TableKernels
+from ts_stateful.language.kernels.attention import Rule
+from ts_stateful.language.kernels.select import disagreement, find_kernels
+from ts_stateful.language.kv.cache import KVLayout, LayerShape
+from ts_stateful.language.kv.spans import Table
+
+CPU = torch.device("cpu")
+LAYOUT = KVLayout((LayerShape(2, 16, 8), LayerShape(2, 16, 8), LayerShape(1, 8, 8)), torch.float32)
+NUM_HEADS = 4
+HANDLERS = Path(__file__).resolve().parents[4] / "handlers"
+
+
+class _Shifted(TableKernels):
+    """Writes every token one place too far."""
+
+    def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
+        shifted = table.buffer.clone()
+        shifted[table.num_tokens : 2 * table.num_tokens] += 1
+        moved = Table(shifted, table.num_tokens, table.num_rows, table.num_spans)
+        super().write(keys, values, moved, layer)
+
+
+class _Windowless(TableKernels):
+    """Forgets windows."""
+
+    def attend(
+        self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
+    ) -> Tensor:
+        return super().attend(query, table, layer, rule, None)
+
+
+class _NotANumber(TableKernels):
+    """Divides by zero."""
+
+    def attend(
+        self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
+    ) -> Tensor:
+        return super().attend(query, table, layer, rule, window) * torch.nan
+
+
+def test_kernels_that_agree_are_taken() -> None:
+    """Nothing is found wrong with kernels that are right, for every shape of layer."""
+    assert disagreement(TableKernels, LAYOUT, NUM_HEADS, CPU) == ""
+
+
+@pytest.mark.parametrize(
+    ("kernels", "reason"),
+    [
+        (_Shifted, "other places"),
+        (_Windowless, "window 33"),
+        (_NotANumber, "differ by nan"),
+    ],
+)
+def test_kernels_that_do_not_are_found_out(kernels: type[TableKernels], reason: str) -> None:
+    """The reason says what is wrong."""
+    assert reason in disagreement(kernels, LAYOUT, NUM_HEADS, CPU)
+
+
+def test_other_devices_have_no_kernels() -> None:
+    """Torch's operators are what there is, and nothing is tried."""
+    assert find_kernels(LAYOUT, NUM_HEADS, torch.device("meta")) is None
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    """Without it everything can be imported, and its kernels are not asked for."""
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, ts_stateful.language.engine\n"
+        "from ts_stateful.language.kernels.select import find_kernels\n"
+        "from ts_stateful.language.kv.cache import KVLayout, LayerShape\n"
+        "layout = KVLayout((LayerShape(2, 16, 16),), torch.float32)\n"
+        "find_kernels(layout, 4, torch.device('cpu'))\n"
+        "assert 'ts_stateful.language.kernels.gpu.triton' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=HANDLERS
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_kernels() -> None:
+    """They are there, and agree, in every dtype."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        layout = KVLayout(LAYOUT.layers, dtype)
+        assert find_kernels(layout, NUM_HEADS, torch.device("cuda")) is not None

@@ -1,0 +1,85 @@
+"""Another way of computing steps is told apart from the model's by its logits and by the states that it leaves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ts_stateful.language.kernels.verify import difference
+from ts_stateful.language.kv.cache import KVLayout, LayerShape
+from ts_stateful.language.kv.spans import Rows
+
+LAYOUT = KVLayout((LayerShape(2, 8, 8), LayerShape(2, 8, 8)), torch.float32)
+
+
+def step(rows: Rows, seen: int | None = None, shift: int = 0) -> Tensor:
+    """Writes a state for every token; its logits are sums of what the last `seen` tokens up to it have."""
+    logits = []
+    ids = iter(rows.ids)
+    for span in rows.spans:
+        kv = span.kv
+        for position in range(span.start, span.stop):
+            token = next(ids)
+            for part in kv.states:
+                part[:, position + shift] = token / 100
+            first = 0 if seen is None else max(0, position + 1 - seen)
+            logits.append(torch.stack([part[:, first : position + 1].sum() for part in kv.states]))
+        kv.length = span.stop
+    return torch.stack(logits)
+
+
+def other(rows: Rows, seen: int | None = None, shift: int = 0) -> Tensor:
+    """The same, but the caller counts."""
+    lengths = [span.kv.length for span in rows.spans]
+    logits = step(rows, seen, shift)
+    for span, length in zip(rows.spans, lengths, strict=True):
+        span.kv.length = length
+    return logits
+
+
+def test_what_computes_the_same_agrees() -> None:
+    """Nothing is found."""
+    assert difference(step, other, LAYOUT, [None, None], 100) == ""
+
+
+def test_only_tokens_that_exist_are_tried() -> None:
+    """Vocabularies may be small."""
+    tried = set()
+
+    def counted(rows: Rows) -> Tensor:
+        tried.update(rows.ids)
+        return step(rows)
+
+    assert difference(counted, other, LAYOUT, [None, None], 11) == ""
+    assert tried <= set(range(11))
+
+
+def test_logits_that_differ_are_found() -> None:
+    """Also if they are no numbers, and if there are none."""
+    assert "logits" in difference(step, lambda rows: other(rows) * 1.001, LAYOUT, [None, None], 100)
+    assert "logits" in difference(
+        step, lambda rows: other(rows) * torch.nan, LAYOUT, [None, None], 100
+    )
+    assert difference(step, lambda _: None, LAYOUT, [None, None], 100)
+
+
+def test_states_in_other_places_are_found() -> None:
+    """Even if nothing has read them yet."""
+
+    def late(rows: Rows) -> Tensor:
+        found = other(rows)
+        for span in rows.spans:
+            span.kv.states[-1][:, span.start] += 0.01
+        return found
+
+    assert "differ" in difference(step, late, LAYOUT, [None, None], 100)
+
+
+def test_a_window_is_looked_beyond() -> None:
+    """Sessions that are longer than it are among those that are tried."""
+
+    def windowed(rows: Rows) -> Tensor:
+        return step(rows, 700)
+
+    assert difference(windowed, lambda rows: other(rows, 700), LAYOUT, [700, 700], 100) == ""
+    assert "logits" in difference(windowed, other, LAYOUT, [700, 700], 100)

@@ -1,0 +1,74 @@
+"""What a checkpoint's generation settings ask for is done as stock `generate` does it, or named in the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from tests.support.harness import Harness, reference_reply
+from tests.support.tiny import chatml
+from tests.support.tiny.small import SMALL
+from ts_stateful.language.network.load import Model, build_model
+from ts_stateful.language.network.penalties import Penalties
+
+NEW_TOKENS = 24
+
+
+def _model(**settings: Any) -> Model:
+    torch.manual_seed(1)
+    network = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    for key, value in settings.items():
+        setattr(network.generation_config, key, value)
+    return build_model("llama", network, chatml())
+
+
+def _replies(model: Model) -> list[str]:
+    harness = Harness(model)
+    harness.open("s")
+    harness.open("beside")
+    replies = []
+    for question in ("What color is the circle?", "And the square?"):
+        replies.append(harness.prompt("s", question, max_new_tokens=NEW_TOKENS)["text"])
+        reference_reply(model, harness, "s", NEW_TOKENS)
+    return replies
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 1},
+        {"suppress_tokens": list(range(300, 420))},
+        {"bad_words_ids": [[token] for token in range(300, 420)]},
+        {"sequence_bias": [[[token], -9.0] for token in range(300, 420)]},
+        {"repetition_penalty": 0.8, "no_repeat_ngram_size": 2, "suppress_tokens": [301]},
+    ],
+    ids="+".join,
+)
+def test_a_reply_is_what_generate_makes_of_the_same_settings(settings: dict[str, Any]) -> None:
+    """Turn after turn, and it is another reply than without them."""
+    assert _replies(_model(**settings)) != _replies(_model())
+
+
+def test_a_model_that_asks_for_nothing_gets_its_logits_as_they_are() -> None:
+    """No copy is made of them."""
+    penalties = Penalties(GenerationConfig(repetition_penalty=1.0, num_beams=1), [2], "model")
+    logits = torch.randn(2, 8)
+    assert penalties(logits, [[1], [2]]) is logits
+
+
+def test_rows_are_changed_by_their_own_context_alone() -> None:
+    """A row is what it would be alone."""
+    penalties = Penalties(GenerationConfig(repetition_penalty=2.0), [2], "model")
+    changed = penalties(torch.ones(2, 4), [[0, 0, 1], [3]])
+    assert changed.tolist() == [[0.5, 0.5, 1.0, 1.0], [1.0, 1.0, 1.0, 0.5]]
+
+
+def test_what_is_not_done_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A setting that would make replies others than those of `generate` is logged when the model is loaded."""
+    Penalties(GenerationConfig(num_beams=4, min_new_tokens=0), [2], "model")
+    assert "asks for num_beams, which is not done" in caplog.text
+    assert "min_new_tokens" not in caplog.text

@@ -1,0 +1,81 @@
+"""How a token is chosen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ts_stateful.language.network.sampler import Row, sample, uniform
+
+
+def logits(rows: int = 1, vocabulary: int = 20, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def test_greedy_takes_the_highest() -> None:
+    """Temperature 0 is argmax, whatever else is asked for."""
+    given_logits = logits(3)
+    rows = [Row(), Row(top_k=5, top_p=0.5), Row(seed=9)]
+    assert sample(given_logits, rows) == given_logits.argmax(-1).tolist()
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**31))
+def test_uniform_is_in_the_unit_interval_and_repeats(seed: int, position: int) -> None:
+    """It is a function of its arguments alone."""
+    assert 0 <= uniform(seed, position) < 1
+    assert uniform(seed, position) == uniform(seed, position)
+
+
+def test_uniform_is_uniform() -> None:
+    """Over seeds and over positions, each tenth gets its share."""
+    for numbers in (
+        [uniform(seed, 0) for seed in range(5000)],
+        [uniform(1, position) for position in range(5000)],
+    ):
+        counts = Counter(int(number * 10) for number in numbers)
+        assert all(400 < counts[tenth] < 600 for tenth in range(10))
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Frequencies approach the softmax at the given temperature."""
+    given_logits = logits(vocabulary=6)
+    count = 6000
+    rows = [Row(temperature=0.7, seed=seed) for seed in range(count)]
+    frequencies = Counter(sample(given_logits.expand(count, -1), rows))
+    expected = (given_logits[0].double() / 0.7).softmax(-1)
+    for token, probability in enumerate(expected.tolist()):
+        assert frequencies[token] / count == pytest.approx(probability, abs=0.03)
+
+
+def test_top_k_and_top_p_bound_the_choice() -> None:
+    """Nothing outside the k best, or behind the smallest head of mass p, is ever drawn."""
+    given_logits = logits()
+    order = given_logits[0].argsort(descending=True).tolist()
+    count = 500
+    many = given_logits.expand(count, -1)
+    drawn = sample(many, [Row(5.0, top_k=3, seed=seed) for seed in range(count)])
+    assert set(drawn) == set(order[:3])
+    cumulative = given_logits[0].softmax(-1)[order].cumsum(-1)
+    head = int((cumulative < 0.6).sum()) + 1
+    drawn = sample(many, [Row(1.0, top_p=0.6, seed=seed) for seed in range(count)])
+    assert set(drawn) <= set(order[:head])
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """Alone or in a batch, greedy or sampled beside it: the same token."""
+    batch = logits(4, seed=3)
+    rows = [Row(1.0, seed=1, position=7), Row(), Row(0.5, top_k=4, seed=2), Row(2.0, 0, 0.9, 3, 1)]
+    together = sample(batch, rows)
+    alone = [sample(batch[index : index + 1], [row])[0] for index, row in enumerate(rows)]
+    assert together == alone
+
+
+def test_certainty_is_drawn_with_certainty() -> None:
+    """A token of all the mass is drawn at any number, also at the ends of the interval."""
+    certain = torch.full((50, 5), -1e9)
+    certain[:, 3] = 0
+    assert sample(certain, [Row(1.0, seed=seed) for seed in range(50)]) == [3] * 50

@@ -1,0 +1,160 @@
+"""The form of KV states in the store: what is found, and what is not taken for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tests.support.harness import Harness
+from tests.support.tiny import llama
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.network.load import Model
+from ts_stateful.language.persistence.kv_records import StoredKV, Transcript
+from ts_stateful.store.backends.memory import MemoryStore
+from ts_stateful.store.backends.sealed import SealedStore
+from ts_stateful.store.base import Store
+
+LOG = list(range(10, 110))
+GRAIN = 32
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    """A model that sees nothing."""
+    return llama()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Where they are."""
+    return MemoryStore()
+
+
+def stored_kv(model: Model, store: Store) -> StoredKV:
+    made = StoredKV(model, store)
+    made._grain = GRAIN
+    return made
+
+
+def transcript(log: Sequence[int] = LOG, origin: str = "r1") -> Transcript:
+    return Transcript("s", origin, list(log), [])
+
+
+def states(model: Model, length: int, seed: int = 0) -> KVCache:
+    """Some numbers."""
+    torch.manual_seed(seed)
+    kv = model.new_kv()
+    kv.reserve(length)
+    for part in kv.states:
+        part[:, :length] = torch.randn(part[:, :length].shape)
+    kv.length = length
+    return kv
+
+
+def same(a: KVCache, b: KVCache, length: int) -> bool:
+    pairs = zip(a.states, b.states, strict=True)
+    return all(torch.equal(x[:, :length], y[:, :length]) for x, y in pairs)
+
+
+def test_what_is_written_is_read(model: Model, store: MemoryStore) -> None:
+    """Bit by bit, in pieces, the last of which is shorter."""
+    kv, made = states(model, 99), stored_kv(model, store)
+    assert made.write(transcript(), kv.snapshot(), 60) == 99
+    assert len(store.list("kv/s")) == 4
+    read = made.read(transcript(), 200).kv
+    assert read.length == 99
+    assert same(read, kv, 99)
+
+
+def test_no_more_is_read_than_there_is_room_for(model: Model, store: MemoryStore) -> None:
+    """Pieces are whole."""
+    made = stored_kv(model, store)
+    made.write(transcript(), states(model, 99).snapshot(), 60)
+    assert made.read(transcript(), 98).kv.length == 96
+    assert made.read(transcript(), 31).kv.length == 0
+
+
+def test_a_history_that_parts_finds_what_is_common(model: Model, store: MemoryStore) -> None:
+    """Not what follows, though it is called the same tokens."""
+    made = stored_kv(model, store)
+    made.write(transcript(), states(model, 99).snapshot(), 60)
+    assert made.read(transcript([*LOG[:70], *[1] * 30]), 200).kv.length == 64
+    assert made.read(transcript([1, *LOG[1:]]), 200).kv.length == 0
+
+
+def test_another_session_of_the_same_id_finds_nothing(model: Model, store: MemoryStore) -> None:
+    """It was opened by another request, and what was said is not to be told from names without it."""
+    made = stored_kv(model, store)
+    made.write(transcript(), states(model, 99).snapshot(), 60)
+    assert made.read(transcript(origin="r2"), 200).kv.length == 0
+
+
+def test_another_model_finds_nothing(model: Model, store: MemoryStore) -> None:
+    """Its states of the same ids are others."""
+    stored_kv(model, store).write(transcript(), states(model, 99).snapshot(), 60)
+    other = llama()
+    object.__setattr__(other, "fingerprint", {**model.fingerprint, "weights": "other"})
+    assert stored_kv(other, store).read(transcript(), 200).kv.length == 0
+
+
+def test_a_longer_one_replaces_a_shorter_one(model: Model, store: MemoryStore) -> None:
+    """What is whole stays, and what does not belong to it any more is removed."""
+    made, kv = stored_kv(model, store), states(model, 99)
+    made.write(transcript(), states(model, 40, seed=1).snapshot(), 60)
+    short = set(store.list("kv/s"))
+    made.write(transcript(), kv.snapshot(), 60)
+    long = set(store.list("kv/s"))
+    assert len(short & long) == 1
+    assert len(long) == 4
+    made.write(transcript([*LOG[:32], *[1] * 60]), kv.snapshot(), 60)
+    assert len(long & set(store.list("kv/s"))) == 1
+
+
+def test_who_lags_behind_removes_nothing_of_who_went_on(model: Model, store: MemoryStore) -> None:
+    """An engine whose session goes on elsewhere may have to drop what it has of it."""
+    made, kv = stored_kv(model, store), states(model, 99)
+    made.write(transcript(), kv.snapshot(), 60)
+    made.write(transcript(LOG[:50]), states(model, 50).snapshot(), 60)
+    read = made.read(transcript(), 200).kv
+    assert read.length == 99
+    assert same(read, kv, 99)
+
+
+def test_one_piece_that_is_damaged_costs_what_follows_it(model: Model, store: MemoryStore) -> None:
+    """It is removed, so that the next write makes it again."""
+    made, kv = stored_kv(model, store), states(model, 99)
+    made.write(transcript(), kv.snapshot(), 60)
+    second = store.list("kv/s")[1]
+    store._values[second] = store._values[second][:-1] + b"x"
+    found = made.read(transcript(), 200)
+    assert found.kv.length == 32
+    assert not found.is_whole
+    assert second not in store.list("kv/s")
+    made.write(transcript(), kv.snapshot(), 60)
+    assert made.read(transcript(), 200).kv.length == 99
+
+
+def test_values_can_be_sealed(model: Model, store: MemoryStore) -> None:
+    """A value that was changed is like one that is gone."""
+    sealed = SealedStore(store, [bytes(32)])
+    made, kv = stored_kv(model, sealed), states(model, 99)
+    made.write(transcript(), kv.snapshot(), 60)
+    assert made.read(transcript(), 200).kv.length == 99
+    last = store.list("kv/s")[-1]
+    store._values[last] = store._values[last][:-1] + b"x"
+    assert made.read(transcript(), 200).kv.length == 96
+
+
+def test_only_what_has_no_log_any_more_is_removed(model: Model, store: MemoryStore) -> None:
+    """A session that has ended here may go on elsewhere."""
+    harness = Harness(model, store=store)
+    harness.open("s")
+    made = stored_kv(model, store)
+    made.write(transcript(), states(model, 40).snapshot(), 60)
+    made.remove_ended("s")
+    assert store.list("kv/s")
+    harness.close("s")
+    made.remove_ended("s")
+    assert not store.list("kv/s")

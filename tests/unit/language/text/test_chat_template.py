@@ -1,0 +1,119 @@
+"""From conversation to ids: what a turn appends, and what a template may do about it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.tiny import CHATML, REWRITING, VICUNA, tokenizer_of
+from ts_stateful.language.text.chat_template import ChatText, Dialogue, common_prefix
+from ts_stateful.protocol.errors import InvalidRequest
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TRIMMING = CHATML.replace("{{ m.content }}", "{{ m.content | trim }}")
+
+
+def chat(template: str | None = CHATML) -> ChatText:
+    tokenizer = tokenizer_of(*SPECIAL, template=template)
+    return ChatText(tokenizer, tokenizer)
+
+
+TOKENIZER = tokenizer_of(*SPECIAL)
+
+
+def encode(text: str) -> list[int]:
+    return list(TOKENIZER(text, add_special_tokens=False).input_ids)
+
+
+class Talk:
+    """A dialogue and the log of its ids, as an engine keeps them."""
+
+    def __init__(self, text: ChatText) -> None:
+        self.text = text
+        self.dialogue = Dialogue(text.begin(None, 0))
+        self.log: list[int] = []
+
+    def turn(self, prompt: str, reply: str) -> int:
+        """One turn; returns how much of the log was kept."""
+        message = self.text.user_message(self.dialogue, prompt, 0)
+        extension = self.text.extend(self.dialogue, self.log, [message], [])
+        turn = self.text.committed(self.dialogue, [message], extension, reply, encode(reply))
+        self.log = [*self.log[: turn.keep], *turn.ids]
+        self.dialogue.apply(turn)
+        assert self.dialogue.rendered == extension.rendered
+        return extension.keep
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMMING, VICUNA, None])
+@pytest.mark.parametrize("reply", ["Blue.", " Blue.", "Blue. ", "", "  ", "a\nb\n"])
+def test_the_log_is_kept_whole_where_the_template_appends(template: str | None, reply: str) -> None:
+    """Whatever white space is around a reply, and whatever the template makes of it."""
+    talk = Talk(chat(template))
+    for number, prompt in enumerate(("What color?", "And the other?", "Thanks")):
+        before = len(talk.log)
+        assert talk.turn(prompt, reply) == before
+        assert number == 0 or before > 0
+
+
+@given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=12)), min_size=1, max_size=4))
+def test_the_log_says_what_was_said(turns: list[tuple[str, str]]) -> None:
+    """A template that changes nothing: the log decodes to the rendered conversation, each reply once."""
+    talk = Talk(chat(CHATML))
+    expected = ""
+    for prompt, reply in turns:
+        talk.turn(prompt, reply)
+        expected += f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{reply}"
+        assert TOKENIZER.decode(talk.log) == expected
+        expected += "<|im_end|>\n"
+
+
+def test_a_rewritten_history_is_tokenized_anew() -> None:
+    """The longest common prefix is kept."""
+    talk = Talk(chat(REWRITING))
+    talk.turn("What color?", "Blue, I think.")
+    before = len(talk.log)
+    assert 0 < talk.turn("And now?", "Red.") < before
+    assert "I think" not in TOKENIZER.decode(talk.log)
+
+
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_control_tokens_are_text_wherever_somebody_says_them(template: str | None) -> None:
+    """In a prompt, and in a reply that later turns repeat."""
+    talk = Talk(chat(template))
+    talk.turn("say <|im_end|>", "well <|im_start|>")
+    plain = Talk(chat(template))
+    plain.turn("say", "well")
+    for other in (talk, plain):
+        other.turn("and?", "no")
+    # The reply's own ids are kept.
+    spoken = talk.log.count(1) - encode("well <|im_start|>").count(1)
+    assert spoken == plain.log.count(1)
+    assert talk.log.count(2) == plain.log.count(2)
+
+
+def test_an_opening_is_how_every_first_prompt_begins() -> None:
+    """What `open` computes is not computed again."""
+    text = chat()
+    dialogue = Dialogue(text.begin("Be brief.", 0))
+    opening = text.opening(dialogue, [])
+    for prompt in ("What color is it?", "\n\n?", ""):
+        message = text.user_message(dialogue, prompt, 0)
+        extension = text.extend(dialogue, opening, [message], [])
+        assert extension.keep >= len(opening) - 1
+
+
+def test_a_template_that_refuses_is_a_typed_error() -> None:
+    """Many templates take no system prompt; the field says so."""
+    text = chat("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}")
+    with pytest.raises(InvalidRequest) as caught:
+        text.opening(Dialogue(text.begin("Be brief.", 0)), [])
+    assert caught.value.field == "system"
+
+
+@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
+def test_common_prefix(a: list[int], b: list[int]) -> None:
+    """The longest that both begin with."""
+    length = common_prefix(a, b)
+    assert a[:length] == b[:length]
+    assert length == min(len(a), len(b)) or a[length] != b[length]

@@ -1,0 +1,43 @@
+"""How an engine takes connections."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ts_stateful.process.engine import main as engine_main
+from ts_stateful.process.engine.main import EngineProcess
+
+
+class Over(BaseException):
+    """Ends what goes on for as long as its process."""
+
+
+class Listener:
+    """Has too many files open at first, and then a connection."""
+
+    def __init__(self) -> None:
+        self._outcomes: Iterator[Any] = iter([OSError(errno.EMFILE, "Too many open files"), "c"])
+
+    def accept(self) -> tuple[str, str]:
+        """As a socket does."""
+        outcome = next(self._outcomes, Over())
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome, "address"
+
+
+def test_a_connection_that_cannot_be_taken_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next worker gets an answer."""
+    opened: list[Any] = []
+    process: Any = object.__new__(EngineProcess)
+    process._open_channel = opened.append
+    monkeypatch.setattr(engine_main, "_RETRY_S", 0.0)
+    with pytest.raises(Over):
+        process._accept(Listener())
+    assert opened == ["c"]

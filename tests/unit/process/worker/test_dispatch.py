@@ -1,0 +1,199 @@
+"""Several engines behind one worker: who gets a session, and that one engine's trouble is not the other's."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.worker import Worker, eventually
+from ts_stateful.config.schema import ConfigError, load_config
+from ts_stateful.process.worker.dispatch import devices
+from ts_stateful.protocol.errors import SessionExists
+from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Prompt
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def worker(start: Start) -> Worker:
+    """A worker with two engines of four places each."""
+    return start(engines=2)
+
+
+def opened(worker: Worker, *names: str) -> None:
+    """Opens these sessions, one after the other."""
+    for name in names:
+        assert worker.ask(Open(session_id=name), opens=True)["session_id"] == name
+
+
+def refusal(answer: dict[str, Any]) -> str:
+    """The code of an error."""
+    return str(answer["error"]["code"])
+
+
+def test_sessions_are_spread_over_the_engines(worker: Worker, start: Start) -> None:
+    """Each has its share; every session is found where it was opened, also by the next worker."""
+    names = [f"s{index}" for index in range(8)]
+    opened(worker, *names)
+    refused = worker.ask(Open(session_id="more"), opens=True)
+    assert refusal(refused) == "too_many_sessions"
+    assert refused["error"]["retry_after_s"] > 0
+    worker.dispatcher.close()
+    successor = start(engines=2)
+    for name in names:
+        assert successor.ask(Prompt(session_id=name, prompt="Hi", max_new_tokens=1))["turn"] == 1
+
+
+def test_a_full_engine_refuses_nothing_while_another_has_room(worker: Worker) -> None:
+    """Whichever of the two has got the place that is free, and whichever once had a session of that id."""
+    names = [f"s{index}" for index in range(8)]
+    opened(worker, *names)
+    for name in names:
+        worker.ask(Close(session_id=name))
+        opened(worker, f"{name}-next")
+    for name, other in zip(names, reversed(names), strict=True):
+        worker.ask(Close(session_id=f"{other}-next"))
+        opened(worker, name)
+    assert worker.ask(Info(session_id="s0"))["turns"] == 0
+    assert refusal(worker.ask(Open(session_id="s0"), opens=True)) == "session_exists"
+
+
+def test_the_shares_add_up(start: Start) -> None:
+    """`maxNumSequence` is the number of sessions, however many engines there are; none is started without a place."""
+    worker = start(engines=2, max_sessions=3)
+    opened(worker, "a", "b", "c")
+    assert refusal(worker.ask(Open(session_id="d"), opens=True)) == "too_many_sessions"
+    assert len(start(engines=2, max_sessions=1).describe()["engines"]) == 1
+
+
+def test_what_is_told_is_about_all_engines(worker: Worker) -> None:
+    """Clients are told the whole limit, operators the figures of all together and of each."""
+    opened(worker, "a", "b", "c")
+    assert worker.ask(Hello())["limits"]["max_sessions"] == 8
+
+    def described() -> dict[str, Any]:
+        description = worker.describe()
+        return {
+            **description,
+            "engines": sorted(e["sessions_open"] for e in description["engines"]),
+        }
+
+    eventually(lambda: described()["sessions_open"] == 3)
+    assert described()["engines"] == [1, 2]
+    assert described()["sessions_max"] == 8
+    assert len({engine["pid"] for engine in worker.describe()["engines"]}) == 2
+
+
+def test_the_death_of_an_engine_is_its_own(start: Start, model_dir: Path, tmp_path: Path) -> None:
+    """While it cannot come back, the other one serves its sessions, takes the new ones, and is found by the next worker."""
+    model_dir = shutil.copytree(model_dir, tmp_path / "archive")
+
+    def started() -> Worker:
+        return start(engines=2, restartDeadlineSec=1, model_dir=model_dir)
+
+    worker = started()
+    opened(worker, "a", "b")
+    (model_dir / "model").rename(model_dir / "gone")
+    worker.kill(signal.SIGKILL)
+    eventually(lambda: [e["up"] for e in worker.describe()["engines"]] == [False, True])
+    prompt = Prompt(session_id="b", prompt="Hi", max_new_tokens=1)
+    assert worker.ask(prompt)["turn"] == 1
+    opened(worker, "c", "d", "e")
+    assert refusal(worker.ask(Open(session_id="f"), opens=True)) == "too_many_sessions"
+    assert refusal(worker.ask(Info(session_id="a"))) == "engine_unavailable"
+    worker.dispatcher.close()
+    worker = started()
+    assert worker.ask(prompt)["turn"] == 2
+    (model_dir / "gone").rename(model_dir / "model")
+    eventually(lambda: all(engine["up"] for engine in worker.describe()["engines"]))
+    opened(worker, "f", "g", "h")
+    assert worker.ask(Info(session_id="a"))["turns"] == 0
+    assert refusal(worker.ask(Open(session_id="i"), opens=True)) == "too_many_sessions"
+
+
+def test_a_model_that_is_registered_again_finds_its_engine(
+    start: Start, model_dir: Path, tmp_path: Path
+) -> None:
+    """From the same archive, in another folder: nothing is loaded again. From another archive there is another engine."""
+    pids = []
+    for number, packed in enumerate(("noon", "noon", "one o'clock")):
+        folder = shutil.copytree(model_dir, tmp_path / f"{number:032x}")
+        (folder / "MAR-INF").mkdir()
+        (folder / "MAR-INF" / "MANIFEST.json").write_text(packed)
+        worker = start(model_dir=folder)
+        pids.append(worker.engine_pid())
+        if number == 0:
+            opened(worker, "a")
+        if number == 1:
+            assert worker.ask(Info(session_id="a"))["turns"] == 0
+            shutil.rmtree(tmp_path / f"{0:032x}")
+            worker.kill(signal.SIGKILL)
+            assert worker.ask(Info(session_id="a"))["turns"] == 0
+        worker.dispatcher.close()
+    assert pids[0] == pids[1] != pids[2]
+
+
+def test_a_fork_is_where_its_source_is(worker: Worker, start: Start) -> None:
+    """It is found there afterwards, also by the next worker; an id that another engine knows is refused."""
+    for name in ("a", "b"):  # one on each
+        opened(worker, name)
+        worker.ask(Prompt(session_id=name, prompt="Hi", max_new_tokens=1))
+    for source in ("a", "b"):
+        fork = Fork(session_id=source, new_session_id=f"{source}2")
+        assert worker.ask(fork, opens=True)["turn"] == 1
+        assert refusal(worker.ask(fork, opens=True)) == "session_exists"
+        again = Prompt(session_id=f"{source}2", prompt="Hi", max_new_tokens=1)
+        assert worker.ask(again)["turn"] == 2
+    for source in ("a", "nobody"):
+        with pytest.raises(SessionExists):
+            worker.submit(Fork(session_id=source, new_session_id="b"), opens=True)
+    assert worker.ask(Info(session_id="b"))["turns"] == 1
+    worker.dispatcher.close()
+    successor = start(engines=2)
+    for name in ("a", "a2", "b", "b2"):
+        assert successor.ask(Info(session_id=name))["session_id"] == name
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [({}, ["cpu"]), ({"engines": 3}, ["cpu"] * 3), ({"device": "cpu", "engines": "auto"}, ["cpu"])],
+)
+def test_there_is_an_engine_a_device(
+    handler: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or as many as were asked for."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert devices(load_config({"handler": handler}).handler) == expected
+
+
+def test_engines_of_one_gpu_need_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or each would count on what is free there."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert devices(load_config({"handler": {}}).handler) == ["cuda:0", "cuda:1"]
+    shared: dict[str, Any] = {"engines": 3}
+    with pytest.raises(ConfigError, match=r"handler\.deviceCacheBytes"):
+        devices(load_config({"handler": shared}).handler)
+    shared["deviceCacheBytes"] = 10**9
+    assert devices(load_config({"handler": shared}).handler) == ["cuda:0", "cuda:1", "cuda:0"]
+    named: dict[str, Any] = {"device": "cuda:1", "engines": 2}
+    with pytest.raises(ConfigError, match="2 engines share cuda:1:"):
+        devices(load_config({"handler": named}).handler)
+    named["deviceCacheBytes"] = 10**9
+    assert devices(load_config({"handler": named}).handler) == ["cuda:1", "cuda:1"]
+
+
+def test_figures_tell_what_is_in_flight(worker: Worker) -> None:
+    """From the request on to the end of its turn, which of a pulled one is later than its answer."""
+    opened(worker, "s")
+    turn = Prompt(session_id="s", prompt="Hi", stream=True, max_new_tokens=900, ignore_eos=True)
+    request = worker.submit(turn, pull=True)
+    assert worker.describe()["requests_in_flight"] == 1
+    assert worker.wait(request)["more"] is True
+    assert worker.describe()["requests_in_flight"] == 1
+    worker.ask(Close(session_id="s"))
+    eventually(lambda: worker.describe()["requests_in_flight"] == 0)

@@ -1,0 +1,161 @@
+"""The process that forks engines, for real: what it tells, what outlives it, what it does not outlive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.support.worker import Worker, eventually
+from ts_stateful.process.drain import is_engine
+from ts_stateful.process.spec import EngineSpec
+from ts_stateful.process.worker.fork_server import ForkedEngine, ForkServer, has_ended
+from ts_stateful.process.worker.supervisor import Supervisor
+from ts_stateful.protocol.requests import Open
+
+Start = Callable[..., Worker]
+
+
+def spec_of(
+    folder: Path, document: dict[str, Any], *, model_dir: Path | None = None, device: str = "cpu"
+) -> EngineSpec:
+    """An engine that ends with this process."""
+    return EngineSpec(
+        index=0,
+        device=device,
+        model_name="m",
+        model_dir=str(model_dir or folder),
+        frontend_pid=os.getpid(),
+        folder=str(folder),
+        max_sessions=1,
+        document=document,
+    )
+
+
+def forked(fork_server: ForkServer, spec: EngineSpec) -> ForkedEngine:
+    """What a supervisor has of an engine."""
+    with spec.path("lock").open("w") as lock, spec.path("log").open("ab") as log:
+        return fork_server.fork(spec, lock, log)
+
+
+def engines(spec: EngineSpec) -> list[psutil.Process]:
+    """Those of a spec, which hold its lock."""
+    lock, found = str(spec.path("lock")), []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # those of other tests may end meanwhile
+            if is_engine(one) and lock in [file.path for file in one.open_files()]:
+                found.append(one)
+    return found
+
+
+def counter(repository: Path) -> dict[str, Any]:
+    """What an example needs that is there in a moment."""
+    folder = repository / "examples/counter"
+    document = yaml.safe_load((folder / "model-config.yaml").read_text())
+    return {"model_dir": folder / "model", **document["handler"]}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_an_engine_that_cannot_start_says_why(
+    fork_server: ForkServer, tmp_path: Path, device: str
+) -> None:
+    """In its own log, and by its status; the next one is forked all the same."""
+    spec = spec_of(tmp_path, {"handler": {"modle": "x"}}, device=device)
+    for times in (1, 2):
+        engine = forked(fork_server, spec)
+        eventually(engine.has_ended)
+        assert engine.status == 1
+        assert spec.path("log").read_text().count("modle") >= times
+
+
+def test_an_engine_outlives_its_fork_server(start: Start, repository: Path) -> None:
+    """And is looked after as before: when it is killed, another fork server forks the next one."""
+    worker = start(fork_server=None, **counter(repository))
+    pid = worker.engine_pid()
+    parent = psutil.Process(pid).ppid()
+    os.kill(parent, signal.SIGKILL)
+    eventually(lambda: has_ended(parent))
+    worker.ask(Open(session_id="s"), opens=True)
+    assert worker.engine_pid() == pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: worker.engine_pid() not in (0, pid))
+    worker.ask(Open(session_id="t"), opens=True)
+
+
+def test_a_worker_that_finds_its_engine_prepares_for_the_next_one(
+    start: Start, repository: Path
+) -> None:
+    """Its fork server is there before it is needed."""
+    worker = start(**counter(repository))
+    pid = worker.engine_pid()
+    worker.dispatcher.close()
+    before = set(psutil.Process().children())
+    successor = start(fork_server=None, **counter(repository))
+    (fork_server,) = set(psutil.Process().children()) - before
+    assert successor.engine_pid() == pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: successor.engine_pid() not in (0, pid))
+    assert psutil.Process(successor.engine_pid()).ppid() == fork_server.pid
+
+
+def test_a_fork_server_that_hangs_is_replaced(repository: Path, tmp_path: Path) -> None:
+    """When it does not tell that an engine has ended."""
+    example = counter(repository)
+    spec = spec_of(tmp_path, {"handler": example}, model_dir=example.pop("model_dir"))
+    with closing(ForkServer()) as fork_server:
+        supervisor = Supervisor(spec, 1e6, fork_server, clock=lambda: 100 * time.monotonic())
+        supervisor.connect().close()
+        (engine,) = engines(spec)
+        engine.parent().suspend()
+        engine.kill()
+        supervisor.lost()
+        supervisor.connect().close()
+        (successor,) = engines(spec)
+        assert successor != engine
+        supervisor.lost()
+
+
+def test_a_fork_server_does_not_die_of_a_spec_that_is_gone(tmp_path: Path) -> None:
+    """It may hear of an engine when that has ended and removed its folder; the next one is forked all the same."""
+    gone, there = (spec_of(tmp_path / name, {"handler": {"modle": "x"}}) for name in ("a", "b"))
+    for spec in (gone, there):
+        Path(spec.folder).mkdir()
+    with closing(ForkServer()) as fork_server, (tmp_path / "log").open("ab") as log:
+        before = set(psutil.Process().children())
+        fork_server.prepare(gone, log)
+        (process,) = set(psutil.Process().children()) - before
+        process.suspend()
+        gone.path("json").unlink()
+        engine = forked(fork_server, there)
+        process.resume()
+        eventually(engine.has_ended)
+        assert engine.status == 1
+        assert "modle" in there.path("log").read_text()
+
+
+def test_an_engine_that_was_not_forked_is_not_waited_for(tmp_path: Path) -> None:
+    """Its fork server was killed first."""
+    fork_server = ForkServer()
+    engine = forked(fork_server, spec_of(tmp_path, {}))
+    fork_server.close()
+    eventually(engine.has_ended)
+
+
+def test_a_fork_server_ends_with_its_worker() -> None:
+    """However that ends: the socket between them does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "ts_stateful.process.worker.fork_server", str(theirs.fileno())]
+    with ours, theirs:
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
+    assert process.wait() == 0

@@ -1,0 +1,90 @@
+"""Declarations of models with recurrent state: what contradicts itself is refused by its path."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from ts_stateful.config.schema import ConfigError, load_config
+
+GOOD: dict[str, Any] = {
+    "model": "m.pt",
+    "inputs": [
+        {"name": "x", "shape": [-1, 80], "ragged": "pad"},
+        {"name": "lengths", "datatype": "INT64", "lengthsOf": "x"},
+        {"name": "first", "datatype": "BOOL", "control": "start"},
+    ],
+    "outputs": [
+        {"name": "y", "shape": [-1, 4], "lengthsFrom": "n"},
+        {"name": "n", "datatype": "INT64", "hidden": True},
+    ],
+    "states": [
+        {"name": "h", "shape": [2, 4], "rowsDim": 1, "initial": 0.5},
+        {"name": "cache", "shape": [-1, 4], "max": 100, "ragged": "pad", "lengthsFrom": "n"},
+    ],
+}
+
+
+def test_a_good_one_is_taken() -> None:
+    """With its defaults, and without a language model's settings."""
+    state = load_config({"handler": GOOD}).state
+    assert state is not None
+    assert [tensor.is_derived for tensor in state.inputs] == [False, True, True]
+    assert (state.states[1].free_dim, state.inputs[0].num_elements) == (0, 80)
+
+
+@pytest.mark.parametrize(
+    ("place", "fields", "path"),
+    [
+        ("inputs.0", {"name": "lengths"}, "handler.inputs[1].name"),
+        ("inputs.0", {"name": "data"}, "handler.inputs[0].name"),
+        ("inputs.0", {"shape": [-1, -1]}, "handler.inputs[0].shape"),
+        ("inputs.1", {"max": 3}, "handler.inputs[1].max"),
+        ("inputs.0", {"rowsDim": 3}, "handler.inputs[0].rowsDim"),
+        ("inputs.0", {"datatype": "BF16"}, "handler.inputs[0].datatype"),
+        ("inputs.0", {"raw": "pcm16", "datatype": "BOOL"}, "handler.inputs[0].raw"),
+        ("inputs.1", {"lengthsOf": "h"}, "handler.inputs[1]"),
+        ("inputs.1", {"control": "end"}, "handler.inputs[1]"),
+        ("inputs.1", {"raw": "text"}, "handler.inputs[1].raw"),
+        ("outputs.0", {"lengthsFrom": "y"}, "handler.outputs[0].lengthsFrom"),
+        ("outputs.0", {"lengthsFrom": None}, "handler.outputs[0].lengthsFrom"),
+        ("outputs.0", {"hidden": True}, "handler.outputs"),
+        ("states.0", {"max": 3}, "handler.states[0]"),
+        ("states.1", {"max": None}, "handler.states[1].max"),
+        ("states.1", {"lengthsFrom": None}, "handler.states[1].lengthsFrom"),
+        ("states.1", {"lengthsFrom": "x"}, "handler.states[1].lengthsFrom"),
+        ("states.0", {"size": 3}, "handler.states[0]"),
+        ("states.0", {"datatype": "FLOAT"}, "handler.states[0].datatype"),
+        ("states.0", {"shape": [0]}, "handler.states[0].shape"),
+    ],
+)
+def test_a_contradiction_is_named(place: str, fields: dict[str, Any], path: str) -> None:
+    """By the path of the key in the file."""
+    document = copy.deepcopy(GOOD)
+    kind, _, index = place.partition(".")
+    document[kind][int(index)].update(fields)
+    with pytest.raises(ConfigError, match=path.replace("[", r"\[").replace(".", r"\.")):
+        load_config({"handler": document})
+
+
+@pytest.mark.parametrize("kind", ["inputs", "outputs", "states"])
+def test_there_must_be_one_of_each(kind: str) -> None:
+    """Else there is nothing to serve."""
+    with pytest.raises(ConfigError, match="at least one of each"):
+        load_config({"handler": {**GOOD, kind: []}})
+
+
+def test_settings_of_language_models_are_refused() -> None:
+    """By name, as everything that is unknown."""
+    with pytest.raises(ConfigError, match="prefillChunk"):
+        load_config({"handler": {**GOOD, "prefillChunk": 4}})
+
+
+@pytest.mark.parametrize("store", [{"kvSpill": True}, {"content": "text"}])
+def test_what_a_store_keeps_of_language_models_is_refused(store: dict[str, Any]) -> None:
+    """It would be without effect, which nobody would notice."""
+    (name,) = store
+    with pytest.raises(ConfigError, match=rf"handler\.store\.{name}: is for language models"):
+        load_config({"handler": {**GOOD, "store": store}})

@@ -1,0 +1,165 @@
+"""What requests and answers may say, and that the documents say the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ts_stateful.protocol import answers
+from ts_stateful.protocol.errors import InvalidRequest, error_classes, error_from_body
+from ts_stateful.protocol.requests import Command, Fork, Request, Rewind, parse_request
+
+REQUESTS: tuple[type[Command], ...] = Request.__args__
+ANSWERS = (
+    answers.Opened,
+    answers.Forked,
+    answers.Rewound,
+    answers.Uploaded,
+    answers.TurnPart,
+    answers.TurnAnswer,
+    answers.Cancelled,
+    answers.Closed,
+    answers.SessionInfo,
+    answers.HelloAnswer,
+    answers.StepAnswer,
+)
+
+
+def refused(document: dict[str, Any]) -> str | None:
+    """The field that a refusal names."""
+    with pytest.raises(InvalidRequest) as refusal:
+        parse_request(document)
+    return refusal.value.field
+
+
+def test_a_fork_says_as_much_or_as_little_as_it_likes() -> None:
+    """Everything about the new session has a default."""
+    assert parse_request({"type": "fork"}) == Fork()
+    document: dict[str, Any] = {
+        "session_id": "a",
+        "new_session_id": "b",
+        "at_turn": 0,
+        "ttl_s": 1.5,
+        "metadata": {"user": 7, "name": None},
+    }
+    assert parse_request({"type": "fork", **document}) == Fork(**document)
+
+
+def test_a_rewind_says_where_to() -> None:
+    """A turn, or 0 for the beginning."""
+    assert parse_request({"type": "rewind", "to_turn": 0}) == Rewind(to_turn=0)
+    assert refused({"type": "rewind"}) == "to_turn"
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"type": "fork", "at_turn": -1}, "at_turn"),
+        ({"type": "fork", "at_turn": 2**40}, "at_turn"),
+        ({"type": "fork", "at_turn": True}, "at_turn"),
+        ({"type": "fork", "ttl_s": 0}, "ttl_s"),
+        ({"type": "fork", "ttl_s": float("inf")}, "ttl_s"),
+        ({"type": "fork", "metadata": []}, "metadata"),
+        ({"type": "fork", "metadata": {str(n): n for n in range(33)}}, "metadata"),
+        ({"type": "open", "metadata": {"n": 2**63}}, "metadata[...]"),
+        ({"type": "open", "metadata": {"n": -(10**30)}}, "metadata[...]"),
+        ({"type": "open", "metadata": {"n": float("inf")}}, "metadata[...]"),
+        ({"type": "fork", "images": []}, "images"),
+        ({"type": "fork", "new_session_id": 1}, "new_session_id"),
+        ({"type": "rewind", "to_turn": -1}, "to_turn"),
+        ({"type": "rewind", "to_turn": "1"}, "to_turn"),
+        ({"type": "rewind", "to_turn": None}, "to_turn"),
+        ({"type": "rewind", "to_turn": 1, "at_turn": 1}, "at_turn"),
+        ({"type": "upload"}, "sha256"),
+        ({"type": "upload", "sha256": "A" * 64}, "sha256"),
+        ({"type": "upload", "sha256": "a" * 63}, "sha256"),
+        ({"type": "upload", "sha256": "a" * 64, "part": -1}, "part"),
+        ({"type": "upload", "sha256": "a" * 64, "parts": 0}, "parts"),
+        ({"type": "upload", "sha256": "a" * 64, "parts": 1001}, "parts"),
+        ({"prompt": "x", "images": [{"upload": "x"}]}, "images[0].upload"),
+        ({"prompt": "x", "images": [{"upload": "a" * 64, "data": "x"}]}, "images[0].data"),
+        ({"prompt": "x", "images": [{"upload": "a" * 64, "url": "x"}]}, "images[0]"),
+        ({"type": "sing"}, "type"),
+    ],
+)
+def test_what_is_wrong_is_named(document: dict[str, Any], field: str) -> None:
+    """Nothing is ignored, nothing is guessed."""
+    assert refused(document) == field
+
+
+def _rows(text: str, heading: str) -> list[list[str]]:
+    """The cells of the table whose first heading that is."""
+    table = re.search(
+        rf"^\| {re.escape(heading)} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE
+    )
+    assert table is not None, heading
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()]
+
+
+def _names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+@pytest.fixture(scope="module")
+def protocol(repository: Path) -> str:
+    """The document of the protocol."""
+    return (repository / "docs" / "protocol.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/protocol.md"])
+def test_every_request_and_field_is_documented_with_its_default(
+    repository: Path, name: str
+) -> None:
+    """And nothing that there is not."""
+    rows = {row[0].strip("`"): row[1] for row in _rows((repository / name).read_text(), "`type`")}
+    assert rows.keys() == {cls.__struct_config__.tag for cls in REQUESTS}
+    for cls in REQUESTS:
+        row = rows[str(cls.__struct_config__.tag)]
+        fields = {field.name: field for field in msgspec.structs.fields(cls)}
+        fields.pop("session_id")
+        assert _names(row) == list(fields), cls
+        for field, default in re.findall(r"`(\w+)` \(([^)]*)\)", row):
+            assert json.loads(default) == fields[field].default, field
+
+
+def test_every_error_is_documented_with_its_status(protocol: str) -> None:
+    """As `errors` has them."""
+    documented = {code: int(row[1]) for row in _rows(protocol, "code") for code in _names(row[0])}
+    assert documented == {code: cls.status for code, cls in error_classes().items()}
+
+
+def test_every_field_of_an_answer_is_documented(protocol: str) -> None:
+    """Somewhere."""
+    nested = (answers.Usage, answers.TokenDetails, answers.Timing, answers.ServerLimits)
+    for cls in (*ANSWERS, *nested):
+        for field in msgspec.structs.fields(cls):
+            assert re.search(rf"[`\"]{field.name}[`\"]", protocol), (cls, field.name)
+
+
+def test_every_example_is_a_request_or_an_answer(protocol: str) -> None:
+    """With all that such an answer has, and nothing else."""
+    blocks = re.findall(r"^```json\n(.*?)^```$", protocol, re.MULTILINE | re.DOTALL)
+    types = set()
+    for document in map(json.loads, blocks):
+        if "type" in document or "prompt" in document:
+            types.add(type(parse_request(document)))
+        elif "error" in document:
+            error = error_from_body(document)
+            assert error is not None
+            assert error.to_body() == document
+        else:
+            assert any(_is_a(document, cls) for cls in ANSWERS), document
+    assert types == set(REQUESTS)
+
+
+def _is_a(document: dict[str, Any], cls: type[msgspec.Struct]) -> bool:
+    fields = msgspec.structs.fields(cls)
+    required = {field.name for field in fields if field.required}
+    if not required <= document.keys() <= {field.name for field in fields}:
+        return False
+    return bool(msgspec.to_builtins(msgspec.convert(document, cls)).items() >= document.items())

@@ -1,0 +1,144 @@
+"""Tensors as clients send them: JSON, flat or nested, and raw bodies; and what is refused."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from ts_stateful.protocol.declarations import Datatype, Input, Raw
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.requests import InputTensor
+from ts_stateful.protocol.tensors import numpy_dtype, read_inputs, read_raw, write_text
+
+
+def declared(**fields: Any) -> Input:
+    """As YAML would say it."""
+    return msgspec.convert({"name": "x", **fields}, Input)
+
+
+def read(tensor: Input, data: Any, **fields: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """Elements and shape of what JSON holds."""
+    (made,) = read_inputs([tensor], [InputTensor("x", data, **fields)], {})
+    return np.frombuffer(made.data, numpy_dtype(tensor.datatype)).tolist(), made.shape
+
+
+def refused(tensor: Input, data: Any, **fields: Any) -> str | None:
+    """The field that a refusal names."""
+    with pytest.raises(InvalidRequest) as error:
+        read(tensor, data, **fields)
+    return error.value.field
+
+
+def test_data_may_be_flat_or_nested_and_say_its_shape_or_not() -> None:
+    """A leading 1 is the row."""
+    matrix = declared(shape=[-1, 2])
+    for data, fields in (
+        ([[1, 2], [3, 4.5]], {}),
+        ([[[1, 2], [3, 4.5]]], {}),
+        ([1, 2, 3, 4.5], {}),
+        ([1, 2, 3, 4.5], {"shape": (2, 2)}),
+        ([1, 2, 3, 4.5], {"shape": (1, 2, 2), "datatype": "FP32"}),
+    ):
+        assert read(matrix, data, **fields) == ([1, 2, 3, 4.5], (2, 2))
+    assert read(declared(shape=[]), [3]) == ([3], ())
+    assert read(declared(datatype="BOOL", shape=[2]), [True, False]) == ([True, False], (2,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "data", "others", "field"),
+    [
+        ({"shape": [2]}, [1, 2, 3], {}, "inputs[0].shape"),
+        ({"shape": [2]}, [[1, 2]], {"shape": (2, 1)}, "inputs[0].shape"),
+        ({"shape": [2]}, [1, 2], {"shape": (3,)}, "inputs[0].data"),
+        ({"shape": [2]}, [1, [2]], {}, "inputs[0].data"),
+        ({"shape": [2]}, ["1", "2"], {}, "inputs[0].data"),
+        ({"shape": [2]}, [None, 1], {}, "inputs[0].data"),
+        ({"shape": [2]}, [True, False], {}, "inputs[0].data"),
+        ({"shape": [1]}, {"a": 1}, {}, "inputs[0].data"),
+        ({"shape": [-1]}, [], {}, "inputs[0].shape"),
+        ({"shape": [1]}, [1e39], {}, "inputs[0].data"),
+        ({"shape": [1], "datatype": "INT64"}, [1.5], {}, "inputs[0].data"),
+        ({"shape": [1], "datatype": "INT64"}, [2**63], {}, "inputs[0].data"),
+        ({"shape": [1], "datatype": "INT64"}, [2**70], {}, "inputs[0].data"),
+        ({"shape": [1], "datatype": "INT8"}, [128], {}, "inputs[0].data"),
+        ({"shape": [1], "datatype": "UINT8"}, [-1], {}, "inputs[0].data"),
+        ({"shape": [1], "datatype": "BOOL"}, [2], {}, "inputs[0].data"),
+        ({"shape": [1]}, [1], {"datatype": "FP64"}, "inputs[0].datatype"),
+        ({"shape": [-1], "max": 2}, [1, 2, 3], {}, "inputs[0].shape"),
+        ({"shape": [-1, 1], "max": 2}, [1, 2, 3], {}, "inputs[0].shape"),
+    ],
+)
+def test_what_is_not_as_declared_is_named(
+    fields: dict[str, Any], data: Any, others: dict[str, Any], field: str
+) -> None:
+    """Nothing is converted in silence."""
+    assert refused(declared(**fields), data, **others) == field
+
+
+def test_every_input_is_there_once() -> None:
+    """No more, no less."""
+    x, y = declared(shape=[1]), declared(name="y", shape=[1], raw="text")
+    one = InputTensor("x", [1])
+    for sent in ([one], [one, one], [one, InputTensor("z", [1])]):
+        with pytest.raises(InvalidRequest):
+            read_inputs([x, y], sent, {})
+    with pytest.raises(InvalidRequest):
+        read_inputs([x, y], [one, InputTensor("y", [1])], {"y": b"1"})
+    assert [made.shape for made in read_inputs([x, y], [one], {"y": b"2"})] == [(1,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "expected"),
+    [
+        ({"raw": "text", "shape": [1], "datatype": "INT64"}, b" 7\n", [7]),
+        ({"raw": "text", "shape": [-1]}, b"1.5, 2 3", [1.5, 2, 3]),
+        ({"raw": "pcm16", "shape": [-1]}, struct.pack("<2h", -32768, 16384), [-1, 0.5]),
+        ({"raw": "pcm16", "shape": [2], "datatype": "INT16"}, b"\1\0\2\0", [1, 2]),
+        ({"raw": "bytes", "shape": [-1], "datatype": "FP64"}, struct.pack("<d", 0.1), [0.1]),
+        ({"raw": "bytes", "shape": [-1], "datatype": "BOOL"}, b"\0\1", [False, True]),
+    ],
+)
+def test_raw_bodies(fields: dict[str, Any], body: bytes, expected: list[float]) -> None:
+    """In the format that is declared."""
+    tensor = declared(**fields)
+    made = read_raw(tensor, body)
+    assert np.frombuffer(made.data, numpy_dtype(tensor.datatype)).tolist() == expected
+    assert made.shape == (len(expected),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        ({"raw": "text", "shape": [1], "datatype": "INT64"}, b"1.5"),
+        ({"raw": "text", "shape": [1]}, b"one"),
+        ({"raw": "text", "shape": [1]}, b"nan"),
+        ({"raw": "text", "shape": [1]}, b"1_000"),
+        ({"raw": "text", "shape": [1]}, b"1 2"),
+        ({"raw": "text", "shape": [1]}, "\N{FULLWIDTH DIGIT ONE}".encode()),
+        ({"raw": "text", "shape": [1], "datatype": "INT64"}, b"9" * 30),
+        ({"raw": "pcm16", "shape": [-1]}, b"123"),
+        ({"raw": "pcm16", "shape": [-1]}, b""),
+        ({"raw": "pcm16", "shape": [3]}, b"1234"),
+        ({"raw": "bytes", "shape": [-1]}, b"12345"),
+        ({"raw": "bytes", "shape": [-1], "datatype": "BOOL"}, b"\0\1\2"),
+        ({"shape": [-1]}, b"1234"),
+    ],
+)
+def test_raw_bodies_that_are_refused(fields: dict[str, Any], body: bytes) -> None:
+    """By the name of the input."""
+    with pytest.raises(InvalidRequest) as error:
+        read_raw(declared(**fields), body)
+    assert error.value.field == "x"
+
+
+def test_every_datatype_but_one_has_a_format() -> None:
+    """BF16 is of states alone."""
+    for datatype in Datatype:
+        if datatype is not Datatype.BF16:
+            assert numpy_dtype(datatype).itemsize in (1, 2, 4, 8)
+    assert write_text([1, 2.5]) == b"1,2.5"
+    assert {raw.value for raw in Raw} == {"text", "pcm16", "bytes"}

@@ -1,0 +1,85 @@
+"""A store by its URL."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ts_stateful.config.schema import ConfigError, StoreConfig
+from ts_stateful.store.backends.file import FileStore
+from ts_stateful.store.backends.memory import MemoryStore
+from ts_stateful.store.backends.open import open_store, redacted
+from ts_stateful.store.backends.redis import RedisStore
+from ts_stateful.store.backends.s3 import S3Store
+from ts_stateful.store.base import StoreCorrupt
+
+
+def test_the_scheme_says_which_store(tmp_path: Path) -> None:
+    """Servers are not asked yet."""
+    for url, kind in (
+        (f"file://{tmp_path}/a%20b", FileStore),
+        ("memory://", MemoryStore),
+        ("redis://127.0.0.1:1/0", RedisStore),
+        ("rediss://127.0.0.1:1/0", RedisStore),
+        ("s3://bucket/prefix?region=eu-central-1", S3Store),
+    ):
+        store = open_store(url)
+        assert isinstance(store, kind)
+        store.close()
+    assert (tmp_path / "a b").is_dir()
+
+
+@pytest.mark.parametrize("url", ["", "memory", "/dev/shm/x", "http://user:secret@host/", "gs://b"])
+def test_an_unknown_scheme_is_refused(url: str) -> None:
+    """With those that are known, and without the password."""
+    with pytest.raises(ConfigError, match=r"file:///folder.*redis://.*s3://") as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["file://", "file:///", "file://host/a", "file:///a?b", "file:a"])
+def test_a_folder_has_three_slashes(url: str) -> None:
+    """A host, the root and parameters are refused."""
+    with pytest.raises(ConfigError, match="three slashes"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("url", ["http://[", "redis://[::1"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    """As a setting, not as a crash."""
+    with pytest.raises(ConfigError, match="not a URL"):
+        open_store(url)
+
+
+def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install."""
+    for module, url in (("redis", "redis://h/0"), ("boto3", "s3://bucket")):
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, f"ts_stateful.store.backends.{url.split(':')[0]}", raising=False)
+        extra = url.split(":", maxsplit=1)[0]
+        with pytest.raises(ConfigError, match=rf"torchserve-stateful\[{extra}\]"):
+            open_store(url)
+
+
+def test_nothing_secret_is_shown() -> None:
+    """User, password and parameters of a URL are not for logs."""
+    assert redacted("redis://user:secret@host:1/2?ssl_password=x") == "redis://***@host:1/2?***"
+    assert redacted("s3://bucket/a") == "s3://bucket/a"
+    assert redacted("file:///dev/shm/a") == "file:///dev/shm/a"
+
+
+def test_the_options_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key seals what is written; without it nothing can be read."""
+    monkeypatch.setenv("THE_KEY", "A" * 43 + "=")
+    url = f"file://{tmp_path}/store"
+    assert open_store(url, StoreConfig(encryption_key_env="THE_KEY")).create("a", b"plain text")
+    raw = open_store(url).get("a")
+    assert raw is not None
+    assert b"plain text" not in raw
+    with pytest.raises(ConfigError, match=r"NO_KEY.*openssl rand"):
+        open_store(url, StoreConfig(encryption_key_env="NO_KEY"))
+    assert open_store(url).create("b", b"plain text")
+    with pytest.raises(StoreCorrupt, match="not encrypted"):
+        open_store(url, StoreConfig(encryption_key_env="THE_KEY")).get("b")

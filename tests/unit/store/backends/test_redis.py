@@ -1,0 +1,160 @@
+"""Values in Redis, against a real server."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
+from tests.support.store_behaviour import StoreBehaviour
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.store.backends.redis import RedisStore
+from ts_stateful.store.base import Store, StoreUnavailable
+
+_TIMEOUT_S = 20.0  # for a call, on a machine that is busy
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server for all tests of this file."""
+    binary = redis_binary()
+    if binary is None:
+        pytest.skip(NO_REDIS)
+    with redis_server(binary) as url:
+        yield url
+
+
+@pytest.fixture
+def prefix() -> str:
+    """What the keys of a test begin with."""
+    return f"test:{secrets.token_hex(8)}:"
+
+
+@pytest.fixture
+def redis_store(url: str, prefix: str) -> Iterator[RedisStore]:
+    """An empty one."""
+    store = RedisStore(f"{url}?prefix={prefix}", timeout_s=_TIMEOUT_S)
+    yield store
+    store.close()
+
+
+class TestRedisStore(StoreBehaviour):
+    """What every store does."""
+
+    @pytest.fixture
+    def store(self, redis_store: RedisStore) -> Store:
+        """An empty one."""
+        return redis_store
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[redis.Redis]:
+    """Another client of the same server."""
+    with redis.Redis.from_url(url) as client:
+        yield client
+
+
+def test_a_session_is_one_hash_with_one_life(
+    redis_store: RedisStore, client: redis.Redis, prefix: str
+) -> None:
+    """The longest that was asked for, whatever came later; another session has its own."""
+    redis_store.create("sessions/a/00000000", b"x", ttl_s=100)
+    redis_store.create("sessions/a/00000001", b"x", ttl_s=1000)
+    redis_store.create("sessions/a/00000001", b"x", ttl_s=10)
+    redis_store.create("sessions/b/00000000", b"x")
+    redis_store.create("blobs/c", b"x", ttl_s=50)
+    lives = {
+        key.decode().removeprefix(prefix): client.ttl(key)
+        for key in client.scan_iter(match=f"{prefix}*")
+    }
+    assert lives.pop("sessions/b/") == -1
+    assert 100 < int(str(lives.pop("sessions/a/"))) <= 1000
+    assert 10 < int(str(lives.pop("blobs/c"))) <= 50
+    assert not lives
+
+
+def test_a_life_that_is_over_is_over(redis_store: RedisStore, client: redis.Redis) -> None:
+    """The server forgets the session by itself; its keys are free."""
+    redis_store.create("sessions/a/00000000", b"x", ttl_s=0.0001)
+    for _ in range(100_000):
+        if redis_store.get("sessions/a/00000000") is None:
+            break
+    assert not redis_store.list("sessions/a")
+    assert redis_store.create("sessions/a/00000000", b"y")
+
+
+def test_stores_with_other_prefixes_do_not_meet(url: str, redis_store: RedisStore) -> None:
+    """Several models can share a server."""
+    other = RedisStore(f"{url}?prefix=test:other:", timeout_s=_TIMEOUT_S)
+    other.delete("sessions")
+    redis_store.create("sessions/a/0", b"x")
+    assert other.create("sessions/a/0", b"y")
+    redis_store.delete("sessions")
+    assert other.list("sessions") == ["sessions/a/0"]
+    other.close()
+
+
+def test_many_keys_are_listed_and_removed(redis_store: RedisStore) -> None:
+    """More than one page of a search."""
+    keys = sorted(f"blobs/{n}" for n in range(1500))
+    for key in keys:
+        redis_store.create(key, b"")
+    assert redis_store.list("blobs") == keys
+    redis_store.delete("blobs")
+    assert not redis_store.list("blobs")
+
+
+def test_a_server_that_is_gone_is_told() -> None:
+    """With the cure, and without the password."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]  # nobody listens on it
+        store = RedisStore(f"redis://user:secret@127.0.0.1:{port}/0", timeout_s=_TIMEOUT_S)
+        for call in (
+            lambda: store.create("a", b""),
+            lambda: store.get("a"),
+            lambda: store.list("a"),
+        ):
+            with pytest.raises(StoreUnavailable, match="can be reached") as caught:
+                call()
+            assert "secret" not in str(caught.value)
+
+
+def test_a_server_that_does_not_answer_is_given_up() -> None:
+    """It takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = RedisStore(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", timeout_s=0.2)
+        with pytest.raises(StoreUnavailable, match="timeoutSec"):
+            store.create("a", b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        (["--requirepass", "secret"], "user and password"),
+        (["--maxmemory", "1", "--maxmemory-policy", "noeviction"], "maxmemory"),
+        (["--min-replicas-to-write", "1"], "server's log"),
+    ],
+)
+def test_a_server_that_refuses_is_told(options: list[str], cure: str) -> None:
+    """Why, and what to do."""
+    binary = redis_binary()
+    if binary is None:
+        pytest.skip(NO_REDIS)
+    with redis_server(binary, *options) as url:
+        store = RedisStore(url, timeout_s=_TIMEOUT_S)
+        with pytest.raises(StoreUnavailable, match=cure):
+            store.create("sessions/a/0", b"x")
+        store.close()
+
+
+@pytest.mark.parametrize("url", ["redis://localhost/0?prefix=a*", "redis://u:secret@h/0?colour=1"])
+def test_a_url_of_another_form_is_refused(url: str) -> None:
+    """Without repeating its password."""
+    with pytest.raises(ConfigError) as caught:
+        RedisStore(url, timeout_s=1)
+    assert "secret" not in str(caught.value)

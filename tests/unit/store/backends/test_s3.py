@@ -1,0 +1,183 @@
+"""Values in S3, against a server of its protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from tests.support.s3_server import s3_server
+from tests.support.store_behaviour import StoreBehaviour
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.store.backends.s3 import S3Store
+from ts_stateful.store.base import Store, StoreUnavailable
+
+_TIMEOUT_S = 20.0  # for a call, on a machine that is busy
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """A server for all tests of this file."""
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module", autouse=True)
+def credentials() -> Iterator[None]:
+    """As a machine has them that may use the bucket; nothing else of this machine's is used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield
+
+
+@pytest.fixture(scope="module")
+def client(endpoint: str, credentials: None) -> Iterator[Any]:
+    """A client of the server, which has a bucket `bucket`; to make one takes most of a second."""
+    client = boto3.session.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def url(endpoint: str, client: Any) -> str:
+    """A place in the bucket that is the test's own."""
+    return f"s3://bucket/{secrets.token_hex(8)}/x?endpoint_url={endpoint}&region=us-east-1"
+
+
+class Body:
+    """The body of an answer."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def stream(self, **_: Any) -> Iterator[bytes]:
+        """All of it at once."""
+        yield self._body
+
+
+@contextlib.contextmanager
+def meddling(client: Any, event: str, handler: Callable[..., Any]) -> Iterator[None]:
+    """Between the client and the server."""
+    client.meta.events.register(event, handler)
+    try:
+        yield
+    finally:
+        client.meta.events.unregister(event, handler)
+
+
+class TestS3Store(StoreBehaviour):
+    """What every store does."""
+
+    @pytest.fixture
+    def store(self, url: str, client: Any) -> Store:
+        """An empty one."""
+        return S3Store(url, timeout_s=_TIMEOUT_S, client=client)
+
+
+def test_a_url_says_it_all(url: str, client: Any) -> None:
+    """Another store at the same URL sees the same; one at another prefix does not."""
+    store = S3Store(url, timeout_s=_TIMEOUT_S)
+    assert store.create("a/b", b"x")
+    assert S3Store(url, timeout_s=_TIMEOUT_S, client=client).get("a/b") == b"x"
+    other = url.replace("/x?", "/y?")
+    assert S3Store(other, timeout_s=_TIMEOUT_S, client=client).get("a/b") is None
+    store.close()
+
+
+def test_many_keys_are_listed_and_removed(url: str, client: Any) -> None:
+    """More than one page of each."""
+    store = S3Store(url, timeout_s=_TIMEOUT_S, client=client, page_size=10)
+    keys = sorted(f"blobs/{n}" for n in range(25))
+    for key in keys:
+        store.create(key, b"")
+    assert store.list("blobs") == keys
+    store.delete("blobs")
+    assert not store.list("blobs")
+
+
+def test_a_conflict_is_tried_again(url: str, client: Any) -> None:
+    """While another one is writing the same object, S3 answers 409; the answer is known later."""
+    paused: list[float] = []
+
+    def conflict(**_: Any) -> AWSResponse | None:
+        body = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
+        return AWSResponse("", 409, {}, Body(body)) if len(paused) < 2 else None
+
+    store = S3Store(url, timeout_s=_TIMEOUT_S, client=client, pause=paused.append)
+    with meddling(client, "before-send.s3.PutObject", conflict):
+        assert store.create("a", b"x")
+    assert len(paused) == 2
+    assert store.get("a") == b"x"
+
+
+def test_a_server_without_conditional_writes_is_refused(url: str, client: Any) -> None:
+    """It would let two engines go on with one session."""
+
+    def ignore(request: Any, **_: Any) -> None:
+        del request.headers["If-None-Match"]
+
+    store = S3Store(url, timeout_s=_TIMEOUT_S, client=client)
+    with meddling(client, "before-sign.s3.PutObject", ignore):
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="must know If-None-Match"):
+                store.create("a", b"x")
+    assert store.get("a") is None
+
+
+def test_a_bucket_that_does_not_exist_is_told(client: Any) -> None:
+    """With the cure; an absent object is something else."""
+    store = S3Store("s3://none", timeout_s=_TIMEOUT_S, client=client)
+    for call in (
+        lambda: store.create("sessions/secret-id", b""),
+        lambda: store.get("sessions/secret-id"),
+        lambda: store.list("sessions/secret-id"),
+        lambda: store.delete("sessions/secret-id"),
+    ):
+        with pytest.raises(StoreUnavailable, match="make the bucket") as caught:
+            call()
+        assert "secret-id" not in str(caught.value)
+    store.close()
+
+
+def test_a_server_that_is_gone_is_told() -> None:
+    """As is one that does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        for port, timeout_s in ((silent.getsockname()[1], 0.4), (closed.getsockname()[1], 4.0)):
+            url = f"s3://bucket?endpoint_url=http://127.0.0.1:{port}&region=us-east-1"
+            store = S3Store(url, timeout_s=timeout_s)
+            with pytest.raises(StoreUnavailable, match="can be reached") as caught:
+                store.get("sessions/secret-id")
+            assert "secret-id" not in str(caught.value)
+            store.close()
+
+
+def test_without_credentials_it_is_told(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Where to put them."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    store = S3Store(f"s3://bucket?endpoint_url={endpoint}&region=us-east-1", timeout_s=_TIMEOUT_S)
+    with pytest.raises(StoreUnavailable, match="credentials in the environment"):
+        store.get("a")
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3:///a", "s3://key:secret@bucket/a", "s3://bucket?colour=1"]
+)
+def test_a_url_of_another_form_is_refused(url: str) -> None:
+    """Such as one with credentials, which are not repeated."""
+    with pytest.raises(ConfigError, match="credentials come from") as caught:
+        S3Store(url, timeout_s=1)
+    assert "secret" not in str(caught.value)

