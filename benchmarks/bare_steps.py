@@ -66,7 +66,7 @@ class _Driven:
                 f"request-{number}",
                 Step(session_id=f"sequence-{number}"),
                 (frame.numpy().tobytes(),),
-                opens=True,
+                creates_session=True,
                 shapes=(tuple(frame.shape),),
             )
             for number, frame in enumerate(frames(num_open))

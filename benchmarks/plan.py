@@ -30,7 +30,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     decode_rounds: int = 4
     decode_s: float = 110.0
 
-    opens: int = 12
+    creates_session: int = 12
 
     idle_sessions: int = 64
     idle_first: int = 16  # at the first reading: what the first ones cost is not theirs alone
@@ -68,7 +68,7 @@ QUICK: Final = Plan(
     asks=2,
     decode_rounds=1,
     decode_tokens=32,
-    opens=3,
+    creates_session=3,
     idle_sessions=32,
     many_sessions=128,
     many_rounds=2,

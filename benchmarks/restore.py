@@ -51,7 +51,7 @@ class Bench:
     def first_token_ms(self, history: int, tier: str) -> float:
         """From a prompt in a session of `history` tokens, whose states are in that tier, to the first token of its reply."""
         session = secrets.token_hex(8)  # the engines share a store
-        self._driver.ask(Open(session_id=session), opens=True)
+        self._driver.ask(Open(session_id=session), creates_session=True)
         self._ask(session, history - _PROMPT)
         context = self._driver.engine.table.get(session).state
         self._driver.run_until(lambda: context.is_stored)

@@ -94,7 +94,9 @@ class Bench:
     def _open(self) -> str:
         """A session of `history` tokens."""
         session = secrets.token_hex(8)
-        self._driver.ask(Open(session_id=session), opens=True, attachments=(self._picture,))
+        self._driver.ask(
+            Open(session_id=session), creates_session=True, attachments=(self._picture,)
+        )
         table = self._driver.engine.table
         missing = self._history - len(table.get(session).state.log)
         prompt = text_of(self._inputs.prompt(missing - 1))

@@ -31,13 +31,13 @@ def run(rig: Rig) -> None:
         for measure, work in ((FIRST_OPEN, "open_image"), (REPEATED_OPEN, "open_prefill")):
             bare = partial(_bare, rig, measure, work, num_tokens, cache)
             trials.append(Trial(f"floor, {measure}", bare))
-    rig.progress.expect(rig.plan.opens * len(trials))
+    rig.progress.expect(rig.plan.creates_session * len(trials))
     interleave(
         trials,
         rig.samples,
         rig.progress,
-        rounds=rig.plan.opens,
-        at_least=rig.plan.opens,
+        rounds=rig.plan.creates_session,
+        at_least=rig.plan.creates_session,
         until=time.monotonic(),
     )
     client.close(opened.session_id)

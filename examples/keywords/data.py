@@ -93,7 +93,7 @@ def record_all(orders: Sequence[Order], processes: int) -> Iterator[list[Utteran
         yield from tqdm(pool.imap(record, orders), total=len(orders), desc="speak", unit="shard")
 
 
-class Heard(NamedTuple):
+class SessionPlacedAck(NamedTuple):
     """A keyword in a stream; `number` from 1, in the order of KEYWORDS."""
 
     number: int
@@ -105,7 +105,7 @@ class Stream(NamedTuple):
     """Samples from -1 to 1 as a microphone delivers them, and the keywords in them."""
 
     samples: Samples
-    words: list[Heard]
+    words: list[SessionPlacedAck]
 
 
 class Noises:
@@ -155,7 +155,7 @@ def compose(utterances: Iterator[Utterance], noise: Samples, rng: np.random.Gene
     """
     loudness = 0.0 if rng.random() < 0.2 else LEVEL * _decibels(-rng.uniform(15, 40))
     samples = noise * np.float32(loudness)
-    words: list[Heard] = []
+    words: list[SessionPlacedAck] = []
     begin = 0
     while (begin := begin + int(rng.uniform(0.1, 1.2) * SAMPLE_RATE)) < len(samples):
         utterance = next(utterances, None)
@@ -166,7 +166,7 @@ def compose(utterances: Iterator[Utterance], noise: Samples, rng: np.random.Gene
         for word in utterance.words:
             if word.text in KEYWORDS:
                 start_s, end_s = (begin / SAMPLE_RATE + s for s in (word.start_s, word.end_s))
-                words.append(Heard(1 + KEYWORDS.index(word.text), start_s, end_s))
+                words.append(SessionPlacedAck(1 + KEYWORDS.index(word.text), start_s, end_s))
         begin += len(spoken)
     gain = np.float32(_decibels(rng.uniform(-15, 3)))
     return Stream((samples * gain).clip(-1, 1), words)

@@ -23,10 +23,10 @@ from examples.keywords.data import (
     VARIANTS,
     WEIGHTS,
     Author,
-    Heard,
     Noises,
     Order,
     Part,
+    SessionPlacedAck,
     Stream,
     compose,
     record_all,
@@ -106,7 +106,7 @@ class Score:
         return self.false_alarms / max(1e-9, self.seconds / 60)
 
 
-def _fits(word: Heard, time_s: float, number: int) -> bool:
+def _fits(word: SessionPlacedAck, time_s: float, number: int) -> bool:
     return word.number == number and word.start_s < time_s < word.end_s + LATEST_S
 
 

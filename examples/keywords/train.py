@@ -26,10 +26,10 @@ from examples.keywords.data import (
     VARIANTS,
     WEIGHTS,
     Author,
-    Heard,
     Noises,
     Order,
     Part,
+    SessionPlacedAck,
     compose,
     record_all,
 )
@@ -50,7 +50,7 @@ IGNORED: Final = -100
 HEARD_TO_S, LENIENT_TO_S = 0.2, 0.4
 
 
-def right_classes(words: Sequence[Heard], num_steps: int) -> Tensor:
+def right_classes(words: Sequence[SessionPlacedAck], num_steps: int) -> Tensor:
     """The right class of every step of a stream: (num_steps,), IGNORED where either answer will do."""
     classes = torch.zeros(num_steps, dtype=torch.int64)
 
@@ -77,7 +77,7 @@ def lessons(archive: Sequence[Utterance], seed: int) -> Iterator[tuple[Tensor, T
         shift_s = RECENT / SAMPLE_RATE  # the first step is behind what it sees again
         words = [
             [
-                Heard(number, start_s - shift_s, end_s - shift_s)
+                SessionPlacedAck(number, start_s - shift_s, end_s - shift_s)
                 for number, start_s, end_s in row.words
             ]
             for row in rows

@@ -80,7 +80,10 @@ def test_a_client_of_djl_serving(runtime: Runtime) -> None:
     lines = [json.loads(line) for line in streamed["Body"].splitlines()]
     assert "".join(line["token"]["text"] for line in lines) == lines[-1]["generated_text"]
     alone = invoke({"inputs": "What color is a banana?"}, None)
-    assert (json.loads(alone["Body"])["generated_text"], alone["NewSessionId"]) == (whole, None)
+    assert (json.loads(alone["Body"])["generated_text"], alone["NewSessionId"]) == (
+        whole,
+        None,
+    )
     wrong = invoke({"inputs": "x", "parameters": {"max_new_tokens": 0}}, session_id)
     assert (wrong["StatusCode"], json.loads(wrong["Body"])["code"]) == (400, 400)
     closed = invoke({"requestType": "CLOSE"}, session_id)

@@ -34,8 +34,8 @@ def count(speaker: Speaker) -> Count:
     """What the figures are now."""
     url = f"http://127.0.0.1:{speaker.server.ports.management}/models/chat?customized=true"
     (model,) = speaker.http.get(url).json()
-    figures = model["customizedMetadata"]
-    return Count(figures["images_encoded"], figures["shared_hits"])
+    stats = model["customizedMetadata"]
+    return Count(stats["images_encoded"], stats["shared_hits"])
 
 
 def scene(shade: int) -> PIL.Image.Image:

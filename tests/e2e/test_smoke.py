@@ -30,8 +30,8 @@ def test_a_customized_description_has_the_figures(async_server: TorchServe) -> N
     """In the async profile, where it can be asked for: of all engines together and of each."""
     url = f"{async_server.management_url}/models/chat?customized=true"
     (described,) = httpx.get(url, timeout=DEADLINE_S).json()
-    figures = described["customizedMetadata"]
-    assert figures["sessions_max"] == 256
-    (engine,) = figures["engines"]
-    assert (engine["up"], engine["sessions_open"]) == (True, figures["sessions_open"])
+    stats = described["customizedMetadata"]
+    assert stats["sessions_max"] == 256
+    (engine,) = stats["engines"]
+    assert (engine["up"], engine["sessions_open"]) == (True, stats["sessions_open"])
     assert engine["pid"] == async_server.engines()[0].pid

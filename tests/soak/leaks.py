@@ -62,7 +62,7 @@ MORE: Final = {
 class Snapshot:
     """A quiet server. `sessions` are those that the store has, `files` counts the rest by folder."""
 
-    figures: dict[str, float]
+    stats: dict[str, float]
     held: dict[str, Held]
     zombies: tuple[str, ...]
     sessions: tuple[str, ...]
@@ -83,7 +83,7 @@ class Snapshot:
         other = set(family).difference(*roles.values())
         roles |= {"TorchServe": [java], "other": list(other)}
         return cls(
-            figures=_figures(speaker),
+            stats=_stats(speaker),
             held={role: _held(processes) for role, processes in roles.items()},
             zombies=tuple(str(process) for process in other if _is_zombie(process)),
             sessions=tuple(sorted(entry.name for entry in _entries(store / "sessions"))),
@@ -105,7 +105,7 @@ def temporary_folder(server: TorchServe) -> Path:
 def unsettled(speaker: Speaker) -> list[str]:
     """Waits until the server is quiet; if it has not become so, what it still has."""
     deadline = time.monotonic() + _QUIET_S
-    while found := _unquiet(_figures(speaker)):
+    while found := _unquiet(_stats(speaker)):
         if time.monotonic() > deadline:
             return found
         time.sleep(_POLL_S)
@@ -121,7 +121,7 @@ def leaks(
     `left` are sessions that were left to expire: where an engine was killed meanwhile, their logs stay until the store is
     swept, and so does what it was writing.
     """
-    found = _unquiet(after.figures)
+    found = _unquiet(after.stats)
     found += [f"zombie: {name}" for name in after.zombies]
     swept_later = set(left) if num_kills else set()
     found += [f"a session's log: {name}" for name in after.sessions if name not in swept_later]
@@ -139,13 +139,13 @@ def leaks(
     return found + _grown(before, after)
 
 
-def _figures(speaker: Speaker) -> dict[str, float]:
+def _stats(speaker: Speaker) -> dict[str, float]:
     return {name: speaker.figure(f"Stateful{name}") for name in (*_ZERO, *_EQUAL)}
 
 
-def _unquiet(figures: dict[str, float]) -> list[str]:
-    found = [f"{name} is {figures[name]:g}" for name in _ZERO if figures[name]]
-    device, shared = (figures[name] for name in _EQUAL)
+def _unquiet(stats: dict[str, float]) -> list[str]:
+    found = [f"{name} is {stats[name]:g}" for name in _ZERO if stats[name]]
+    device, shared = (stats[name] for name in _EQUAL)
     if device != shared:
         found.append(f"the device holds {device:,.0f} bytes, of which {shared:,.0f} are shared")
     return found

@@ -112,12 +112,12 @@ def _held(outcome: Outcome) -> str:
             values = [getattr(each.held[role], field) for each in outcome.snapshots.values()]
             cells = " | ".join(f"{value:,}" for value in values)
             lines.append(f"| {role}, {field} | {cells} | {getattr(more, field):,} |")
-    figures = {
-        name: {**each.figures, "logs of sessions": len(each.sessions), **each.files}
+    stats = {
+        name: {**each.stats, "logs of sessions": len(each.sessions), **each.files}
         for name, each in outcome.snapshots.items()
     }
-    for name in next(iter(figures.values()), {}):
-        cells = " | ".join(f"{each[name]:,.0f}" for each in figures.values())
+    for name in next(iter(stats.values()), {}):
+        cells = " | ".join(f"{each[name]:,.0f}" for each in stats.values())
         lines.append(f"| {name} | {cells} | |")
     return "\n".join(lines) + "\n"
 

@@ -46,7 +46,7 @@ def check(harness: Harness, session_id: str) -> None:
 
 
 def fork(harness: Harness, name: str, source: str = "s", **fields: Any) -> dict[str, Any]:
-    return harness.ask(Fork(session_id=source, new_session_id=name, **fields), opens=True)
+    return harness.ask(Fork(session_id=source, new_session_id=name, **fields), creates_session=True)
 
 
 def rewind(harness: Harness, to_turn: int, session_id: str = "s") -> dict[str, Any]:

@@ -173,7 +173,7 @@ class Harness:
             names.append(f"picture-{len(self.pictures)}")
             self.pictures[names[-1]] = picture
         refs = tuple(Image(url=name) for name in names)
-        return self.ask(Open(session_id=session_id, images=refs, **fields), opens=True)
+        return self.ask(Open(session_id=session_id, images=refs, **fields), creates_session=True)
 
     def prompt(self, session_id: str, text: str, **fields: Any) -> dict[str, Any]:
         """One turn."""

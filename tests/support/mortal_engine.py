@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ts_stateful.process.messages import Attach, Attached, Ping, Pong, receive, send
+from ts_stateful.process.messages import EngineHello, Ping, Pong, WorkerHello, receive, send
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.protocol.events import Event, EventKind, Submit
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 __all__ = ["MortalEngine"]
 
@@ -63,10 +63,10 @@ class MortalEngine:
             message: Any = receive(connection, at_engine=True)
             if message is None:
                 return
-            if isinstance(message, Attach):
-                send(connection, Attached(pid))
+            if isinstance(message, WorkerHello):
+                send(connection, EngineHello(pid))
             elif isinstance(message, Ping):
-                send(connection, Pong(Figures()))
+                send(connection, Pong(Stats()))
             elif isinstance(message, Submit):
                 self.lives[-1].append(message.request_id)
                 taken.append(message.request_id)

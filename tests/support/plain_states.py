@@ -57,5 +57,5 @@ def table(
         made,
         SharedCache(0) if shared is None else shared,
         clock or Clock(),
-        rebuild_cost=lambda state: state.cost,
+        recompute_cost=lambda state: state.cost,
     )

@@ -19,7 +19,7 @@ from ts_stateful.protocol.tensors import Elements, read_inputs
 from ts_stateful.recurrent.engine import StateEngine
 from ts_stateful.recurrent.persistence import Backing
 from ts_stateful.recurrent.program import Program
-from ts_stateful.recurrent.slots import Pool
+from ts_stateful.recurrent.slots import SlotPool
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store
 
@@ -71,7 +71,7 @@ class StateHarness:
                 torch.zeros([max(0, size) for size in state.shape]).unsqueeze(state.rows_dim)
                 for state in settings.states
             ]
-        pool = Pool(settings.states, initial, CPU, max_slots)
+        pool = SlotPool(settings.states, initial, CPU, max_slots)
         parameters = module.parameters() if isinstance(module, nn.Module) else ()
         num_parameters = sum(weight.numel() for weight in parameters)
         program = Program(counted, settings, name="model", num_parameters=num_parameters)
@@ -93,31 +93,31 @@ class StateHarness:
         self,
         command: Request,
         *,
-        opens: bool | None = None,
+        creates_session: bool | None = None,
         raw: bool = False,
-        again: str | None = None,
+        is_retry: str | None = None,
     ) -> str:
         """Hands in a request as a worker does; the id by which its answer is found. A session that nobody knows is opened.
 
-        `again` is the id that the request had when another engine got it, which is gone.
+        `is_retry` is the id that the request had when another engine got it, which is gone.
         """
-        request_id = again or f"request-{next(self._numbers)}"
+        request_id = is_retry or f"request-{next(self._numbers)}"
         elements: list[Elements] = []
         if isinstance(command, Step):
             declared = [tensor for tensor in self.settings.inputs if not tensor.is_derived]
             elements = read_inputs(declared, command.inputs, {})
             known = any(session.session_id == command.session_id for session in self.engine.table)
-            opens = not known if opens is None else opens
+            creates_session = not known if creates_session is None else creates_session
             command = msgspec.structs.replace(command, inputs=())
         self.engine.submit(
             Submit(
                 request_id,
                 command,
                 tuple(tensor.data for tensor in elements),
-                opens=bool(opens),
+                creates_session=bool(creates_session),
                 shapes=tuple(tensor.shape for tensor in elements),
                 raw=raw,
-                again=again is not None,
+                is_retry=is_retry is not None,
             )
         )
         self.engine.check_integrity()

@@ -14,10 +14,10 @@ from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind
 
-__all__ = ["Answering"]
+__all__ = ["Outbox"]
 
 
-class Answering:
+class Outbox:
     """Emits events. `clock` is the engine's monotonic clock, `utc` tells Unix time."""
 
     def __init__(

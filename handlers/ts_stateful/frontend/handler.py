@@ -29,7 +29,7 @@ from ts_stateful.frontend.parsing.headers import HeaderNames, check_header_names
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.process.worker.dispatch import Dispatcher
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 __all__ = ["SessionHandler"]
 
@@ -62,7 +62,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
             model_name=context.model_name,
             model_dir=Path(context.system_properties["model_dir"]),
             on_event=mailbox.post,
-            on_figures=_publishing(context, config.engine.engine_group),
+            on_stats=_publishing(context, config.engine.engine_group),
         )
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
@@ -108,16 +108,16 @@ def _check(config: Config) -> None:
         raise ConfigError("model-config.yaml: " + "; ".join(errors))
 
 
-def _publishing(context: Any, group: str | None) -> Callable[[Figures], None]:
+def _publishing(context: Any, group: str | None) -> Callable[[Stats], None]:
     publish = Gauges(context.metrics, context.model_name, group).publish
     # Each worker's by its own name also in a group: CloudWatch adds up what is under one.
     cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ)
     if cloudwatch is None:
         return publish
 
-    def publish_both(figures: Figures) -> None:
-        publish(figures)
-        cloudwatch.publish(figures)
+    def publish_both(stats: Stats) -> None:
+        publish(stats)
+        cloudwatch.publish(stats)
 
     return publish_both
 

@@ -17,7 +17,7 @@ from lru import LRU
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.parsing.headers import HeaderNames, RowHeaders
 from ts_stateful.frontend.parsing.requests import RequestParser
-from ts_stateful.frontend.pending_response import Row, RowKind
+from ts_stateful.frontend.pending_response import PendingResponse, RowKind
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
@@ -67,11 +67,13 @@ class Intake:
         self._minted: LRU[str, None] = LRU(_MAX_MINTED)
         self._clock = clock
 
-    def take(self, request_id: str, data: Mapping[str, Any], headers: Mapping[str, Any]) -> Row:
+    def take(
+        self, request_id: str, data: Mapping[str, Any], headers: Mapping[str, Any]
+    ) -> PendingResponse:
         """Takes a new request; its events, one of them the last, go to the mailbox."""
         read = self._read(headers)
         kind = RowKind.HTTP if read.is_http else RowKind.GRPC
-        row = Row(
+        row = PendingResponse(
             request_id,
             RowKind.DESCRIBE if read.is_describe else kind,
             self._names,
@@ -95,11 +97,11 @@ class Intake:
         )
         return None
 
-    def age_s(self, row: Row) -> float:
+    def age_s(self, row: PendingResponse) -> float:
         """Seconds since a row was taken in."""
         return self._clock() - row.taken_at
 
-    def finish(self, row: Row) -> None:
+    def finish(self, row: PendingResponse) -> None:
         """The last response of a row is on its way."""
         self._mailbox.forget(row.request_id)
         logger.debug(
@@ -111,7 +113,7 @@ class Intake:
             row.num_sent,
         )
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: PendingResponse) -> None:
         """The client of a row is gone, or nobody can be answered any more."""
         self._mailbox.forget(row.request_id)
         self._dispatcher.drop(row.request_id)
@@ -126,7 +128,7 @@ class Intake:
         self._minted[read.minted_id] = None
         return read
 
-    def _submit(self, row: Row, data: Mapping[str, Any], headers: RowHeaders) -> None:
+    def _submit(self, row: PendingResponse, data: Mapping[str, Any], headers: RowHeaders) -> None:
         if headers.is_describe:
             self._dispatcher.describe(row.request_id)
             return
@@ -135,7 +137,7 @@ class Intake:
             self._mailbox.post(message)
             return
         row.streams = message.streams
-        row.names_session = not message.alone
+        row.names_session = not message.ephemeral
         self._dispatcher.submit(message)
 
 

@@ -19,7 +19,7 @@ from ts_stateful.frontend.dialects.own import OwnVoice
 from ts_stateful.frontend.parsing.headers import HeaderNames
 from ts_stateful.protocol.events import Event, EventKind
 
-__all__ = ["Response", "Row", "RowKind"]
+__all__ = ["PendingResponse", "Response", "RowKind"]
 
 _RETRYABLE = (429, 503)
 
@@ -46,7 +46,7 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Row:
+class PendingResponse:
     """The answer of one request. `streams` says that it comes as events, `num_bytes` is the size of the request.
 
     `names_session` says whether headers tell of its session.

@@ -16,26 +16,26 @@ from torch import Tensor
 
 from ts_stateful.config.schema import Config
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.recompute_cost import RebuildCost
+from ts_stateful.language.conversation.recompute_cost import RecomputeCost
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.kv.prefix import Prefix
-from ts_stateful.language.kv.to_device import upload
+from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.memory import is_out_of_memory, limits_of
 from ts_stateful.language.network.sampler import sample
-from ts_stateful.language.persistence.persistence import make_durable
+from ts_stateful.language.persistence.persistence import make_persistence
 from ts_stateful.language.runner import Logits, Runner
 from ts_stateful.language.scheduler import Chunk, Scheduler
 from ts_stateful.language.turns.lifecycle import LoadImages, Turns
-from ts_stateful.language.turns.outbox import Outbox
-from ts_stateful.language.turns.requests import Commands
-from ts_stateful.language.turns.waiters import Audience
+from ts_stateful.language.turns.outbox import TurnOutbox
+from ts_stateful.language.turns.requests import LanguageRequests
+from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory, StatefulError, TurnGap
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.requests import Open, Prompt
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
@@ -69,11 +69,11 @@ class Engine:
         store: StoreAccess | None = None,
     ) -> None:
         self._shared = SharedCache[ImageInput | Prefix](config.handler.shared_cache_bytes)
-        limits, cost = limits_of(model, config, max_sessions), RebuildCost(model)
+        limits, cost = limits_of(model, config, max_sessions), RecomputeCost(model)
         self.table: SessionTable[Context] = SessionTable(
-            limits, self._shared, clock, on_expired=self._expired, rebuild_cost=cost
+            limits, self._shared, clock, on_expired=self._expired, recompute_cost=cost
         )
-        self._durability = make_durable(
+        self._persistence = make_persistence(
             model,
             store,
             self.table,
@@ -91,9 +91,9 @@ class Engine:
         self._num_tokens = 0
         self._runner = Runner(model)
         self._scheduler: Scheduler[Sequence] = Scheduler(config.handler.prefill_chunk)
-        self._outbox = Outbox(emit, clock, utc, config.handler.stream_interval_sec)
-        self._audience = Audience(self._outbox, config.handler.reattach_sec, clock)
-        self._turns, self._commands = self._assemble(config, load_images, executor, post)
+        self._outbox = TurnOutbox(emit, clock, utc, config.handler.stream_interval_sec)
+        self._waiters = Waiters(self._outbox, config.handler.reattach_sec, clock)
+        self._turns, self._requests = self._assemble(config, load_images, executor, post)
 
     def _assemble(
         self,
@@ -101,41 +101,41 @@ class Engine:
         load_images: LoadImages,
         executor: Executor,
         post: Callable[[Callable[[], None]], None],
-    ) -> tuple[Turns, Commands]:
+    ) -> tuple[Turns, LanguageRequests]:
         """What takes requests, on top of everything else that is here."""
         turns = Turns(
             self._model,
             self.table,
             self._scheduler,
-            self._audience,
+            self._waiters,
             self._outbox,
             shared=self._shared,
             load_images=load_images,
             executor=executor,
             post=post,
             clock=self._clock,
-            durability=self._durability,
+            persistence=self._persistence,
         )
-        commands = Commands(
+        commands = LanguageRequests(
             config,
             self._model,
             self.table,
             turns,
-            self._audience,
+            self._waiters,
             self._outbox,
             self._clock,
-            durability=self._durability,
-            again=self.submit,
+            persistence=self._persistence,
+            is_retry=self.submit,
         )
         return turns, commands
 
     def _expired(self, session: Session[Context]) -> None:
-        self._durability.ended(session, "expired")
+        self._persistence.ended(session, "expired")
 
     def submit(self, message: Submit) -> None:
         """Takes a request; every request gets exactly one terminal event, now or later."""
         try:
-            self._commands.handle(message)
+            self._requests.handle(message)
         except StatefulError as error:
             self._outbox.refuse(message.request_id, error, message.command.session_id)
         except Exception as error:  # the boundary: a defect fails the request that met it
@@ -144,12 +144,12 @@ class Engine:
 
     def drop(self, request_id: str) -> None:
         """The client of this request is gone."""
-        self._durability.drop(request_id)
-        self._audience.drop(request_id)
+        self._persistence.drop(request_id)
+        self._waiters.drop(request_id)
 
     def set_away(self, away: bool) -> None:
         """Says whether the worker is away; turns then wait for their clients until it is back."""
-        self._audience.set_away(away)
+        self._waiters.set_away(away)
 
     def tick(self) -> None:
         """Does what is due by the clock: expiry, turns that nobody waits for, `continue`s that have waited enough."""
@@ -158,7 +158,7 @@ class Engine:
             self.table.expire()
             due = self.table.next_deadline()
             self._expire_at = now + _EXPIRY_S if due is None else min(due, now + _EXPIRY_S)
-        for sequence in self._audience.tick():
+        for sequence in self._waiters.tick():
             if sequence.status in (Status.COMMITTING, Status.DONE):  # failed with the one before it
                 continue
             gone = TurnGap("the turn was rolled back: its client was gone for too long")
@@ -166,7 +166,7 @@ class Engine:
 
     def next_deadline(self) -> float:
         """The clock's time at which `tick` has something to do."""
-        due = self._audience.next_deadline()
+        due = self._waiters.next_deadline()
         return self._expire_at if due is None else min(due, self._expire_at)
 
     @property
@@ -187,7 +187,7 @@ class Engine:
             return
         rows = logits.rows
         if len(prompts) < len(logits.sequences):
-            rows = rows[upload([index for index, _ in prompts], rows.device)]
+            rows = rows[to_device([index for index, _ in prompts], rows.device)]
         tokens = self._choose(rows, [sequence for _, sequence in prompts])
         for (_, sequence), token in zip(prompts, tokens, strict=True):
             try:
@@ -269,23 +269,23 @@ class Engine:
         elif sequence.num_generated >= sequence.max_new_tokens:
             self._turns.finish(sequence, "length")
         else:
-            self._audience.progressed(sequence)
+            self._waiters.progressed(sequence)
 
-    def figures(self) -> Figures:
+    def stats(self) -> Stats:
         """What this engine holds and has done."""
-        vision, spill = self._model.vision, self._durability.spill
-        return Figures(
+        vision, spill = self._model.vision, self._persistence.spill
+        return Stats(
             sessions_open=len(self.table),
-            turns_in_progress=len(self._audience),
+            turns_in_progress=len(self._waiters),
             device_bytes=self.table.device_bytes,
             host_bytes=self.table.host_bytes,
             tokens_generated=self._num_tokens,
             images_encoded=vision.num_encoded if vision else 0,
             shared_hits=self._shared.num_found,
             shared_bytes=self._shared.num_bytes,
-            store_failures=self._durability.num_failed,
+            store_failures=self._persistence.num_failed,
             spilled_bytes=spill.num_bytes if spill else 0,
             spill_reads=spill.num_read if spill else 0,
             spill_failures=spill.num_failed if spill else 0,
-            upload_bytes=self._commands.upload_bytes,
+            upload_bytes=self._requests.upload_bytes,
         )

@@ -14,27 +14,27 @@ import msgspec
 from msgspec import Struct
 
 from ts_stateful.protocol.events import Event, EventKind, Submit
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 __all__ = [
-    "Attach",
-    "Attached",
+    "Draining",
     "Drop",
+    "EngineHello",
     "Event",
     "EventKind",
-    "Freed",
-    "Heard",
-    "Holds",
-    "Leaving",
     "Ping",
     "Pong",
+    "SessionPlaced",
+    "SessionPlacedAck",
+    "SessionReleased",
     "Submit",
+    "WorkerHello",
     "receive",
     "send",
 ]
 
 
-class Attach(Struct, frozen=True, tag="attach"):
+class WorkerHello(Struct, frozen=True, tag="attach"):
     """Worker to engine, first on every connection: where the worker's archive lies, if the engine serves no other one."""
 
     archive: str | None
@@ -50,14 +50,14 @@ class Ping(Struct, frozen=True, tag="ping"):
     """Worker to engine; the engine's step loop itself answers, so a `Pong` proves that it makes progress."""
 
 
-class Attached(Struct, frozen=True, tag="attached"):
+class EngineHello(Struct, frozen=True, tag="attached"):
     """Engine to worker, first on every connection: who it is and which sessions it holds."""
 
     engine_pid: int
     session_ids: tuple[str, ...] = ()
 
 
-class Leaving(Struct, frozen=True, tag="leaving"):
+class Draining(Struct, frozen=True, tag="leaving"):
     """Engine to worker: it finishes what it has and ends, so whatever else there is should not be sent to it.
 
     `successor` says that another one is to take its place; else TorchServe is about to stop.
@@ -66,20 +66,20 @@ class Leaving(Struct, frozen=True, tag="leaving"):
     successor: bool
 
 
-class Holds(Struct, frozen=True, tag="holds"):
+class SessionPlaced(Struct, frozen=True, tag="holds"):
     """Engine to the other workers that share it: a session is here, for which one of them has sent the request."""
 
     request_id: str
     session_ids: tuple[str, ...]
 
 
-class Heard(Struct, frozen=True, tag="heard"):
-    """Worker to engine: the answer to `Holds`; what it is asked for that session from now on, it sends there."""
+class SessionPlacedAck(Struct, frozen=True, tag="heard"):
+    """Worker to engine: the answer to `SessionPlaced`; what it is asked for that session from now on, it sends there."""
 
     request_id: str
 
 
-class Freed(Struct, frozen=True, tag="freed"):
+class SessionReleased(Struct, frozen=True, tag="freed"):
     """Worker to a shared engine, and on to its other workers: the next step of this id begins a sequence."""
 
     session_id: str
@@ -88,11 +88,11 @@ class Freed(Struct, frozen=True, tag="freed"):
 class Pong(Struct, frozen=True, tag="pong"):
     """Engine to worker: the answer to `Ping`."""
 
-    figures: Figures
+    stats: Stats
 
 
-ToEngine = Attach | Submit | Drop | Freed | Heard | Ping
-ToWorker = Attached | Event | Freed | Holds | Leaving | Pong
+ToEngine = WorkerHello | Submit | Drop | SessionReleased | SessionPlacedAck | Ping
+ToWorker = EngineHello | Event | SessionReleased | SessionPlaced | Draining | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -1,7 +1,4 @@
-"""What goes into an engine and what comes out of it: submitted requests and events.
-
-Owns the two types that frontend, process and engine share. Knows nothing of how they travel.
-"""
+"""Requests to an engine and its events, which frontend, process and engine share."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import enum
 from msgspec import Struct
 
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import AnyRequest, Prompt
+from ts_stateful.protocol.requests import AnyRequest, Fork, Prompt
 
 __all__ = ["Event", "EventKind", "Submit"]
 
@@ -18,22 +15,25 @@ __all__ = ["Event", "EventKind", "Submit"]
 class Submit(Struct, frozen=True, tag="submit"):
     """Worker to engine: a request.
 
-    `attachments` are the file parts of a multipart form, images that follow `command.images`. `opens` says that the request
-    opens a session: under `command.session_id`, and a `fork` under its `new_session_id`; `alone` that this session ends with
-    the answer. After an engine's death, `again` says that an engine has had the request before, `skip` is the number of
-    characters of the reply that the client has got, and `replay` are the ids of the reply that were chosen, as far as is known.
-    `pull` asks for one answer at once, with `more`, instead of events: the rest is fetched with `continue`. For a `step`,
-    `attachments` are the elements of its inputs and `shapes` theirs; `opens` says that no session of this id is known, and
-    `raw` that the answer is no JSON. `profile` is that of the frontend which the request came by.
+    - `attachments`: the file parts of a multipart form, after `command.images`; of a `step`, the elements of its inputs, whose
+      shapes are `shapes`.
+    - `creates_session`: the request opens a session under `command.session_id`, a `fork` under `new_session_id`. Of a `step`:
+      the worker knows no session of this id.
+    - `ephemeral`: the session ends with the answer.
+    - `pull`: answer once, at once, with `more`; the client fetches the rest with `continue`.
+    - `is_retry`: an engine that died had this request before. The client has `skip` characters of its reply; `replay` are the
+      token ids that were chosen, as far as the worker knows.
+    - `raw`: the answer of a `step` is not JSON.
+    - `profile`: the profile of the frontend that received the request.
     """
 
     request_id: str
     command: AnyRequest
     attachments: tuple[bytes, ...] = ()
-    opens: bool = False
-    alone: bool = False
+    creates_session: bool = False
+    ephemeral: bool = False
     pull: bool = False
-    again: bool = False
+    is_retry: bool = False
     skip: int = 0
     replay: tuple[int, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -41,8 +41,17 @@ class Submit(Struct, frozen=True, tag="submit"):
     profile: Profile = Profile.CONTINUOUS
 
     @property
+    def session_ids(self) -> tuple[str, ...]:
+        """The sessions that the request needs; for a `fork`, the one that it creates comes last."""
+        command = self.command
+        ids = [command.session_id]
+        if isinstance(command, Fork):
+            ids.append(command.new_session_id)
+        return tuple(session_id for session_id in ids if session_id is not None)
+
+    @property
     def streams(self) -> bool:
-        """Whether the client takes the answer as events."""
+        """Return True if the client takes the answer as events."""
         return isinstance(self.command, Prompt) and self.command.stream
 
 
@@ -54,17 +63,19 @@ class EventKind(enum.Enum):
     PART = "part"  # one streamed document; more follow
     LAST = "last"  # the terminal document: the answer, the last streamed event, or an error
     PROGRESS = "progress"  # for the worker alone: `token_ids`
-    OVER = "over"  # for the worker alone: the turn behind a `LAST` with `more` has come to its end
+    OVER = "over"  # for the worker alone: the turn ended after a `LAST` with `more`
 
 
 class Event(Struct, frozen=True, tag="event"):
     """Engine to worker: something about a request. Every request gets exactly one `LAST`.
 
-    `body` is one JSON document (empty for `ACCEPTED`), or a raw answer of the type `content_type`. `session_id` is the session
-    that a request was about, or has opened. `opened_until` (Unix seconds, UTC) is set on every event of a request that opened a
-    session, `closed` on the answer to `close`: both become session headers over HTTP. `num_chars` counts the characters of the
-    reply in `body`. `token_ids` are those of the reply of which no event had told before: with them the turn is taken up where
-    it stood if the engine dies. `more` says that the turn goes on behind this `LAST`, until an `OVER`.
+    - `body`: one JSON document (empty for `ACCEPTED`), or a raw answer of type `content_type`.
+    - `session_id`: the session that the request named or opened.
+    - `opened_until` (Unix seconds): set on every event of a request that opened a session. `closed`: set on the answer to
+      `close`. Both become session headers over HTTP.
+    - `num_chars`: characters of the reply in `body`.
+    - `token_ids`: ids of the reply that no earlier event had. A new engine needs them to resume the turn.
+    - `more`: the turn goes on after this `LAST`, until an `OVER`.
     """
 
     request_id: str
@@ -78,3 +89,8 @@ class Event(Struct, frozen=True, tag="event"):
     token_ids: tuple[int, ...] = ()
     more: bool = False
     content_type: str | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Return True if no other event of this request follows."""
+        return self.kind is EventKind.OVER or (self.kind is EventKind.LAST and not self.more)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-__all__ = ["Figures"]
+__all__ = ["Stats"]
 
 
-class Figures(Struct, frozen=True):
+class Stats(Struct, frozen=True):
     """Sessions and turns now, bytes held now by tier, tokens, images and steps since the engine's start.
 
     `store_failures` counts writes that a store has not taken. `spilled_bytes` are those of KV states in the store,
@@ -35,5 +35,5 @@ class Figures(Struct, frozen=True):
     requests_in_flight: int = 0
     upload_bytes: int = 0
 
-    def __add__(self, other: Figures) -> Figures:
-        return Figures(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))

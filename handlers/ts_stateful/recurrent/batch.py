@@ -15,14 +15,14 @@ from torch import Tensor
 
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.protocol.declarations import Control, Declared, Input, Output, Ragged, State
-from ts_stateful.recurrent.output_rows import Column
+from ts_stateful.recurrent.output_rows import OutputRows
 from ts_stateful.recurrent.program import torch_dtype
 from ts_stateful.recurrent.slots import model_dim
 
-__all__ = ["Grouping", "Results", "Row", "Shaper"]
+__all__ = ["Grouping", "InputRow", "Results", "Shaper"]
 
 
-class Row(Struct, eq=False, gc=False):  # of all objects the quickest to make
+class InputRow(Struct, eq=False, gc=False):  # of all objects the quickest to make
     """One step of one sequence: the elements and the shapes of the inputs that its client sent, and what is told about it.
 
     `lengths` are those of its states, None for one that does not grow.
@@ -47,7 +47,7 @@ class Grouping:
         """Whether all rows have the same key."""
         return not (self._inputs or self._states)
 
-    def key(self, row: Row) -> tuple[object, ...]:
+    def key(self, row: InputRow) -> tuple[object, ...]:
         """Of a row."""
         grouped = [row.shapes[number] for number in self._inputs]
         return (*grouped, *[row.lengths[number] for number in self._states])
@@ -60,7 +60,7 @@ class Results(NamedTuple):
     padded.
     """
 
-    outputs: list[Column]
+    outputs: list[OutputRows]
     states: list[Tensor]
     state_lengths: list[list[int] | None]
 
@@ -72,7 +72,7 @@ class Shaper:
         self._settings = settings
         self._device = device
 
-    def inputs(self, rows: Sequence[Row], num_rows: int) -> list[Tensor]:
+    def inputs(self, rows: Sequence[InputRow], num_rows: int) -> list[Tensor]:
         """The model's inputs for `num_rows` rows, of which those behind `rows` are fillers of zeros."""
         inputs = zip(*[row.inputs for row in rows], strict=True)
         shapes = zip(*[row.shapes for row in rows], strict=True)
@@ -84,12 +84,12 @@ class Shaper:
             for tensor in self._settings.inputs
         ]
 
-    def longest(self, rows: Sequence[Row]) -> list[int | None]:
+    def longest(self, rows: Sequence[InputRow]) -> list[int | None]:
         """How much is needed of each state: as much as the longest row has, None of one that does not grow."""
         lengths = [_lengths_of_states(rows, number) for number in range(len(self._settings.states))]
         return [None if of_rows is None else max(of_rows) for of_rows in lengths]
 
-    def blanked(self, states: Sequence[Tensor], rows: Sequence[Row]) -> list[Tensor]:
+    def blanked(self, states: Sequence[Tensor], rows: Sequence[InputRow]) -> list[Tensor]:
         """The gathered states with zeros behind the length of every row: what lies there is of former sequences."""
         blanked = list(states)
         for number, state in enumerate(self._settings.states):
@@ -102,7 +102,7 @@ class Shaper:
         return blanked
 
     def results(
-        self, rows: Sequence[Row], outputs: Sequence[Tensor], states: Sequence[Tensor]
+        self, rows: Sequence[InputRow], outputs: Sequence[Tensor], states: Sequence[Tensor]
     ) -> Results:
         """Checks and cuts what the model returned.
 
@@ -131,7 +131,7 @@ class Shaper:
 
         return Results(
             [
-                Column(declared, on_host[number], lengths(declared, outputs[number]))
+                OutputRows(declared, on_host[number], lengths(declared, outputs[number]))
                 for number, declared in enumerate(settings.outputs)
             ],
             [
@@ -166,7 +166,7 @@ class Shaper:
             made = made.movedim(0, tensor.rows_dim)
         return made.to(self._device)
 
-    def _told(self, tensor: Input, rows: Sequence[Row], num_rows: int) -> Tensor:
+    def _told(self, tensor: Input, rows: Sequence[InputRow], num_rows: int) -> Tensor:
         dtype = torch_dtype(tensor.datatype)
         if tensor.control is not None:
             flags = [_flag(tensor.control, row) for row in rows]
@@ -192,14 +192,14 @@ class Shaper:
         return torch.arange(longest, device=self._device) < filled.unsqueeze(1)
 
 
-_FLAGS: dict[Control, Callable[[Row], bool]] = {
+_FLAGS: dict[Control, Callable[[InputRow], bool]] = {
     Control.START: lambda row: row.start,
     Control.END: lambda row: row.end,
     Control.READY: lambda row: True,
 }
 
 
-def _flag(control: Control, row: Row) -> bool:
+def _flag(control: Control, row: InputRow) -> bool:
     return _FLAGS[control](row)
 
 
@@ -237,7 +237,9 @@ def _spread(mask: Tensor, state: State, tensor: Tensor) -> Tensor:
     return mask.reshape(shape)
 
 
-def _lengths_of_inputs(settings: StateConfig, rows: Sequence[Row], name: str) -> list[int] | None:
+def _lengths_of_inputs(
+    settings: StateConfig, rows: Sequence[InputRow], name: str
+) -> list[int] | None:
     sent = [tensor for tensor in settings.inputs if not tensor.is_derived]
     for number, tensor in enumerate(sent):
         if tensor.name == name and tensor.free_dim is not None:
@@ -245,7 +247,7 @@ def _lengths_of_inputs(settings: StateConfig, rows: Sequence[Row], name: str) ->
     return None
 
 
-def _lengths_of_states(rows: Sequence[Row], number: int) -> list[int] | None:
+def _lengths_of_states(rows: Sequence[InputRow], number: int) -> list[int] | None:
     if rows[0].lengths[number] is None:
         return None  # the state does not grow
     return [row.lengths[number] or 0 for row in rows]

@@ -17,19 +17,19 @@ from ts_stateful.config.schema import Config, StateConfig
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory, StatefulError
 from ts_stateful.protocol.events import Event, Submit
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 from ts_stateful.recurrent.lifecycle import Steps
 from ts_stateful.recurrent.lookup import Sequences
-from ts_stateful.recurrent.outbox import Outbox
+from ts_stateful.recurrent.outbox import StepOutbox
 from ts_stateful.recurrent.passes import Passes
-from ts_stateful.recurrent.persistence import Backing, Durability
+from ts_stateful.recurrent.persistence import Backing, StepPersistence
 from ts_stateful.recurrent.program import Program, load_program
-from ts_stateful.recurrent.requests import Requests
+from ts_stateful.recurrent.requests import RecurrentRequests
 from ts_stateful.recurrent.sequence import SequenceState
-from ts_stateful.recurrent.slots import Pool, initial_states, slot_bytes
-from ts_stateful.recurrent.step import Job
+from ts_stateful.recurrent.slots import SlotPool, initial_states, slot_bytes
+from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import scope_of
-from ts_stateful.recurrent.verify import prove
+from ts_stateful.recurrent.verify import verify_program
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import Limits, SessionTable
@@ -52,7 +52,7 @@ class StateEngine:
         self,
         program: Program,
         config: Config,
-        pool: Pool,
+        pool: SlotPool,
         device: torch.device,
         *,
         emit: Callable[[Event], None],
@@ -70,9 +70,9 @@ class StateEngine:
         self.table: SessionTable[SequenceState] = SessionTable(
             _limits(config, max_sessions), SharedCache(0), clock, on_expired=self._expired
         )
-        self._outbox = Outbox(config.state, program.name, emit, clock, utc)
+        self._outbox = StepOutbox(config.state, program.name, emit, clock, utc)
         self._passes = Passes(program, config.state, pool, device)
-        self._durability = Durability(
+        self._persistence = StepPersistence(
             backing,
             config,
             self.table,
@@ -86,12 +86,12 @@ class StateEngine:
 
     def _assemble(
         self, config: Config, settings: StateConfig, model_name: str
-    ) -> tuple[Steps, Requests]:
+    ) -> tuple[Steps, RecurrentRequests]:
         """What takes requests, on top of everything else that is here."""
-        parts = self._outbox, self._durability
-        sequences = Sequences(settings, self.table, self._pool, self._durability)
+        parts = self._outbox, self._persistence
+        sequences = Sequences(settings, self.table, self._pool, self._persistence)
         steps = Steps(settings, self.table, self._pool, sequences, *parts)
-        requests = Requests(
+        requests = RecurrentRequests(
             config,
             model_name,
             self.table,
@@ -142,15 +142,15 @@ class StateEngine:
         if jobs:
             self._run(jobs)
 
-    def figures(self) -> Figures:
+    def stats(self) -> Stats:
         """What this engine holds and has done."""
-        return Figures(
+        return Stats(
             sessions_open=len(self.table),
             turns_in_progress=len(self._steps),
             device_bytes=self.table.device_bytes,
             host_bytes=self.table.host_bytes,
             steps_done=self._num_steps,
-            store_failures=self._durability.num_failed,
+            store_failures=self._persistence.num_failed,
         )
 
     def check_integrity(self) -> None:
@@ -162,7 +162,7 @@ class StateEngine:
         assert len(held) + self._pool.num_free == self._pool.max_slots
 
     def _expired(self, session: Session[SequenceState]) -> None:
-        self._durability.removed(session, expired=True)
+        self._persistence.removed(session, expired=True)
 
     def _adopt(self, session: Session[SequenceState], in_use: bool) -> None:
         self._steps.adopt(session, in_use=in_use)
@@ -174,7 +174,7 @@ class StateEngine:
         else:
             self._outbox.refuse(message.request_id, error, message.command.session_id)
 
-    def _run(self, jobs: Sequence[Job]) -> None:
+    def _run(self, jobs: Sequence[PendingStep]) -> None:
         """A pass. A job that makes it fail is refused, and the others run without it."""
         rows, slots = [job.row for job in jobs], [job.session.state.slot for job in jobs]
         try:
@@ -218,9 +218,9 @@ def load_engine(
     assert settings is not None
     program = load_program(settings, model_dir, device, name)
     initial = initial_states(settings.states, model_dir)
-    prove(program, settings, initial, device)
+    verify_program(program, settings, initial, device)
     most = max_sessions or config.frontend.max_sessions
-    pool = Pool(settings.states, initial, device, _max_slots(settings, device, most))
+    pool = SlotPool(settings.states, initial, device, _max_slots(settings, device, most))
     backing = Backing(store, scope_of(settings, model_dir, name), post) if store else None
     return StateEngine(
         program, config, pool, device, emit=emit, max_sessions=max_sessions, backing=backing

@@ -12,13 +12,13 @@ from functools import partial
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.protocol.errors import OutOfMemory, SessionNotFound, StatefulError
 from ts_stateful.recurrent.lookup import Sequences, gap
-from ts_stateful.recurrent.outbox import Outbox
+from ts_stateful.recurrent.outbox import StepOutbox
 from ts_stateful.recurrent.passes import Stepped
-from ts_stateful.recurrent.persistence import Durability
-from ts_stateful.recurrent.ready_queue import Line
+from ts_stateful.recurrent.persistence import StepPersistence
+from ts_stateful.recurrent.ready_queue import ReadyQueue
 from ts_stateful.recurrent.sequence import SequenceState
-from ts_stateful.recurrent.slots import Pool
-from ts_stateful.recurrent.step import Job
+from ts_stateful.recurrent.slots import SlotPool
+from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import Answered
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
@@ -35,29 +35,29 @@ class Steps:
         self,
         settings: StateConfig,
         table: SessionTable[SequenceState],
-        pool: Pool,
+        pool: SlotPool,
         sequences: Sequences,
-        outbox: Outbox,
-        durability: Durability,
+        outbox: StepOutbox,
+        persistence: StepPersistence,
     ) -> None:
         self._table = table
         self._sequences = sequences
         self._outbox = outbox
-        self._durability = durability
-        self._line = Line(settings, table, pool)
+        self._persistence = persistence
+        self._line = ReadyQueue(settings, table, pool)
 
     def __len__(self) -> int:
         """Sequences with a step that waits."""
         return len(self._line)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: PendingStep) -> None:
         """The last step of its sequence, as things stand."""
         work = job.session.work
         work.append(job)
         if len(work) == 1:
             self._advance(job.session)
 
-    def next_jobs(self) -> list[Job]:
+    def next_jobs(self) -> list[PendingStep]:
         """The jobs of the next pass, each with a slot; those for which there is no memory fail."""
         jobs = self._line.next_jobs()
         stuck = [job for job in jobs if not job.session.state.has_slot]
@@ -65,7 +65,7 @@ class Steps:
             self.fail(job, OutOfMemory("the device has no memory left for this step"))
         return [job for job in jobs if job not in stuck] if stuck else jobs
 
-    def finish(self, jobs: Sequence[Job], stepped: Stepped) -> None:
+    def finish(self, jobs: Sequence[PendingStep], stepped: Stepped) -> None:
         """A pass has run: each step is answered, and its sequence goes on from there, when it is written down."""
         done = []
         for row, (job, lengths) in enumerate(zip(jobs, stepped.lengths, strict=True)):
@@ -87,15 +87,15 @@ class Steps:
             else:
                 self._line.remove(job.session)
                 written = partial(self._written, job, answered)
-                self._durability.write(job.session, answered, written, job.row)
+                self._persistence.write(job.session, answered, written, job.row)
 
-    def fail(self, job: Job, error: StatefulError) -> None:
+    def fail(self, job: PendingStep, error: StatefulError) -> None:
         """The step is refused: its sequence stands where the last one has left it."""
         session = job.session
         self._table.touch(session)
         if job.recorded is not None:
             self.lose(session, error)
-            self._durability.release(session.session_id, error)
+            self._persistence.release(session.session_id, error)
             return
         self._refuse(job, error)
         self._advance(session)
@@ -120,17 +120,17 @@ class Steps:
                 self._outbox.refuse(request_id, error, session.session_id)
         session.work.clear()
 
-    def _refuse(self, job: Job, error: StatefulError) -> None:
+    def _refuse(self, job: PendingStep, error: StatefulError) -> None:
         session = job.session
         self._leave(job)
         for request_id in job.request_ids:
             self._outbox.refuse(request_id, error, session.session_id)
-        if job.opens and not session.state.num_steps:
+        if job.creates_session and not session.state.num_steps:
             # Those that wait were meant to follow this one: alone they would be answered wrongly.
             self.refuse_all(session, SessionNotFound("the sequence could not be begun"))
             self._table.forget(session)
 
-    def _written(self, job: Job, answered: Answered, error: StatefulError | None) -> None:
+    def _written(self, job: PendingStep, answered: Answered, error: StatefulError | None) -> None:
         session = job.session
         if not session.work or session.work[0] is not job:
             return  # it was closed meanwhile, and they were told
@@ -139,7 +139,7 @@ class Steps:
         else:
             self._answer(job, answered)
 
-    def _answer(self, job: Job, answered: Answered) -> None:
+    def _answer(self, job: PendingStep, answered: Answered) -> None:
         session = job.session
         session.state.last_answer = answered.repeatable
         self._leave(job)
@@ -149,13 +149,13 @@ class Steps:
             self._advance(session)
         self._outbox.send(job.request_ids, session.session_id, answered)
 
-    def _repeated(self, job: Job, answered: Answered) -> None:
+    def _repeated(self, job: PendingStep, answered: Answered) -> None:
         """A step was run again for its states."""
         job.session.state.last_answer = answered.repeatable
         self._leave(job)
         self._advance(job.session)
         if not job.session.work:
-            self._durability.release(job.session.session_id)
+            self._persistence.release(job.session.session_id)
 
     def _end(self, session: _Session) -> None:
         """Closes a sequence behind its last step; what waits there belongs to the next one of this id."""
@@ -170,10 +170,10 @@ class Steps:
         for job in waiting:
             job.session = following
             following.work.append(job)
-        waiting[0].opens = True
+        waiting[0].creates_session = True
         self._advance(following)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: PendingStep) -> None:
         left = job.session.work.popleft()
         assert left is job
         self._line.remove(job.session)
@@ -183,7 +183,7 @@ class Steps:
         while session.work and not self._fits(session.work[0]):
             pass
 
-    def _fits(self, job: Job) -> bool:
+    def _fits(self, job: PendingStep) -> bool:
         state = job.session.state
         if job.step.start and state.num_steps:
             state.begin_anew()

@@ -16,9 +16,9 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Step
-from ts_stateful.recurrent.persistence import Durability
+from ts_stateful.recurrent.persistence import StepPersistence
 from ts_stateful.recurrent.sequence import SequenceState
-from ts_stateful.recurrent.slots import Pool
+from ts_stateful.recurrent.slots import SlotPool
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 
@@ -35,13 +35,13 @@ class Sequences:
         self,
         settings: StateConfig,
         table: SessionTable[SequenceState],
-        pool: Pool,
-        durability: Durability,
+        pool: SlotPool,
+        persistence: StepPersistence,
     ) -> None:
         self._settings = settings
         self._table = table
         self._pool = pool
-        self._durability = durability
+        self._persistence = persistence
 
     def get(self, session_id: str | None) -> _Session:
         """The open sequence of that id; raises as `SessionTable.get` does."""
@@ -60,7 +60,7 @@ class Sequences:
             if not command.start:
                 raise SessionExpired(error.message + _AGAIN) from None
         except SessionNotFound as error:
-            if not (command.start or message.opens):
+            if not (command.start or message.creates_session):
                 raise SessionNotFound(error.message + _AGAIN, field=error.field) from None
         if command.turn not in (None, 1):
             raise gap(command.turn, 1)
@@ -79,7 +79,7 @@ class Sequences:
         session = self._table.open(
             session_id, SequenceState(self._pool), ttl_s=ttl_s, metadata=metadata
         )
-        session.state.place = self._durability.place(session_id)
+        session.state.place = self._persistence.place(session_id)
         return session
 
     def fork(self, source: _Session, command: Fork) -> _Session:

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from ts_stateful.config.schema import StateConfig
-from ts_stateful.engine.outbox import Answering
+from ts_stateful.engine.outbox import Outbox
 from ts_stateful.protocol.answers import StepAnswer, encode
 from ts_stateful.protocol.declarations import Output, Raw
 from ts_stateful.protocol.events import Event, EventKind
 from ts_stateful.protocol.requests import Step
 from ts_stateful.protocol.tensors import write_text
-from ts_stateful.recurrent.output_rows import Column
+from ts_stateful.recurrent.output_rows import OutputRows
 from ts_stateful.recurrent.sequence import SequenceState
-from ts_stateful.recurrent.step import Job
+from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import Answered
 from ts_stateful.sessions.session import Session
 
@@ -36,7 +36,7 @@ _CONTENT_TYPES = {
 }
 
 
-class Outbox(Answering):
+class StepOutbox(Outbox):
     """Emits the answers to steps."""
 
     def __init__(
@@ -53,13 +53,15 @@ class Outbox(Answering):
         self._raw = next((index for index, o in enumerate(settings.outputs) if o.raw), None)
         self._shown = [index for index, o in enumerate(settings.outputs) if not o.hidden]
 
-    def answers(self, done: Sequence[tuple[int, Job]], outputs: Sequence[Column]) -> list[Answered]:
+    def answers(
+        self, done: Sequence[tuple[int, PendingStep]], outputs: Sequence[OutputRows]
+    ) -> list[Answered]:
         """What is said of steps that were these rows of a pass: their outputs, and that they are done."""
         answers = []
         for row, job in done:
             step, session = job.step, job.session
             until = content_type = None
-            if job.opens and not step.end:
+            if job.creates_session and not step.end:
                 until = self.unix_time(session.expires_at)
             if job.raw and self._raw is not None:
                 body, content_type = self._raw_body(outputs[self._raw].tensor(row))

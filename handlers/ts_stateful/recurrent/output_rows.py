@@ -13,10 +13,10 @@ from torch import Tensor
 from ts_stateful.protocol.answers import TensorAnswer
 from ts_stateful.protocol.declarations import Datatype, Output
 
-__all__ = ["Column"]
+__all__ = ["OutputRows"]
 
 
-class Column:
+class OutputRows:
     """A tensor `(rows, ...)` on the host, each row of which ends in its free dimension where `lengths` say so."""
 
     def __init__(self, declared: Output, tensor: Tensor, lengths: Sequence[int] | None) -> None:

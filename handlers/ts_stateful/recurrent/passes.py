@@ -15,10 +15,10 @@ from torch import Tensor
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.protocol.declarations import WhenFull
 from ts_stateful.protocol.errors import ContextTooLong
-from ts_stateful.recurrent.batch import Results, Row, Shaper
-from ts_stateful.recurrent.output_rows import Column
+from ts_stateful.recurrent.batch import InputRow, Results, Shaper
+from ts_stateful.recurrent.output_rows import OutputRows
 from ts_stateful.recurrent.program import Program
-from ts_stateful.recurrent.slots import Pool, model_dim
+from ts_stateful.recurrent.slots import SlotPool, model_dim
 
 __all__ = ["Passes", "Stepped"]
 
@@ -28,7 +28,7 @@ class Stepped(NamedTuple):
     states stay as they were.
     """
 
-    outputs: Sequence[Column]
+    outputs: Sequence[OutputRows]
     lengths: Sequence[Sequence[int | None]]
     errors: Mapping[int, ContextTooLong]
 
@@ -37,17 +37,17 @@ class Passes:
     """Runs passes of one model."""
 
     def __init__(
-        self, program: Program, settings: StateConfig, pool: Pool, device: torch.device
+        self, program: Program, settings: StateConfig, pool: SlotPool, device: torch.device
     ) -> None:
         self._program = program
         self._settings = settings
         self._pool = pool
         self._shaper = Shaper(settings, device)
 
-    def run(self, rows: Sequence[Row], slots: Sequence[int]) -> Stepped:
+    def run(self, rows: Sequence[InputRow], slots: Sequence[int]) -> Stepped:
         """Steps the sequences in these slots, whose rows must have the same key (see `Grouping`).
 
-        Rows that begin (`Row.start`) begin with the initial states. Raises what the model raises; no state has changed then.
+        Rows with `InputRow.start` begin with the initial states. Raises what the model raises; no state has changed then.
         """
         fresh = [slot for slot, row in zip(slots, rows, strict=True) if row.start]
         if fresh:
@@ -59,7 +59,7 @@ class Passes:
         outputs, new = self._program(self._shaper.inputs(rows, num_rows), states)
         return self._commit(rows, index, self._shaper.results(rows, outputs, new))
 
-    def _commit(self, rows: Sequence[Row], index: Tensor, results: Results) -> Stepped:
+    def _commit(self, rows: Sequence[InputRow], index: Tensor, results: Results) -> Stepped:
         num_rows = len(rows)
         grown = [self._grown(number, results, num_rows) for number in range(len(results.states))]
         errors = self._errors([lengths for _, lengths in grown])

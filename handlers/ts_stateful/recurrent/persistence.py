@@ -28,16 +28,16 @@ from ts_stateful.protocol.errors import (
     StoreFailed,
 )
 from ts_stateful.protocol.events import Submit
-from ts_stateful.protocol.requests import Fork, Step
-from ts_stateful.recurrent.batch import Row
+from ts_stateful.protocol.requests import Step
+from ts_stateful.recurrent.batch import InputRow
 from ts_stateful.recurrent.sequence import SequenceState
-from ts_stateful.recurrent.slots import Pool
-from ts_stateful.recurrent.step import Job
+from ts_stateful.recurrent.slots import SlotPool
+from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import (
     Answered,
     Entry,
     Found,
-    Place,
+    LogPosition,
     Value,
     append,
     find,
@@ -49,7 +49,7 @@ from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store, StoreError
 from ts_stateful.store.ordered_calls import StoreCalls
 
-__all__ = ["Backing", "Durability"]
+__all__ = ["Backing", "StepPersistence"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Backing(NamedTuple):
     post: Callable[[Callable[[], None]], None]
 
 
-class Durability:
+class StepPersistence:
     """The sequences of one engine in a store, or in none; all methods are for the engine's thread.
 
     `deliver` gets the requests that have waited, or why they cannot be served. `adopt` takes in a sequence that was found, and
@@ -78,7 +78,7 @@ class Durability:
         backing: Backing | None,
         config: Config,
         table: SessionTable[SequenceState],
-        pool: Pool,
+        pool: SlotPool,
         *,
         clock: Callable[[], float],
         utc: Callable[[], float],
@@ -97,7 +97,7 @@ class Durability:
         self._deliver = deliver
         self._adopt = adopt
         self._wanted: dict[str, list[Submit]] = {}  # what waits for a sequence to be here, or gone
-        self._known: dict[str, Place] = {}  # of ids that were looked for and have no sequence
+        self._known: dict[str, LogPosition] = {}  # of ids that were looked for and have no sequence
         self._doubtful: LRU[str, Value] = LRU(config.frontend.max_sessions)  # perhaps written
 
     @property
@@ -109,7 +109,7 @@ class Durability:
         """Whether the request has to wait: its sequence is not here and is looked for, or is on its way here or away."""
         if self._calls is None:
             return False
-        for session_id in _ids(message):
+        for session_id in message.session_ids:
             is_here = self._is_here(session_id)
             if session_id in self._wanted:
                 self._wanted[session_id].append(message)
@@ -130,10 +130,10 @@ class Durability:
         return False
 
     def answered(self, message: Submit) -> Answered | None:
-        """How a request that an engine had before (`again`) was answered, if it was."""
+        """How a request that an engine had before (`is_retry`) was answered, if it was."""
         if self._calls is None:
             return None
-        for session_id in _ids(message)[-1:]:
+        for session_id in message.session_ids[-1:]:
             here = session_id in self._table
             place = self._table.get(session_id).state.place if here else self._known.get(session_id)
             for one in place.recent if place else ():
@@ -141,14 +141,14 @@ class Durability:
                     return one
         return None
 
-    def place(self, session_id: str) -> Place | None:
+    def place(self, session_id: str) -> LogPosition | None:
         """Where a sequence that begins now is written; None where there is no store."""
         if self._calls is None:
             return None
-        return self._known.pop(session_id, None) or Place(deque(maxlen=self._num_recent))
+        return self._known.pop(session_id, None) or LogPosition(deque(maxlen=self._num_recent))
 
     def write(
-        self, session: _Session, answered: Answered, then: Done, step: Row | None = None
+        self, session: _Session, answered: Answered, then: Done, step: InputRow | None = None
     ) -> None:
         """Writes what a sequence that has a place is now, behind a step or, without one, from the beginning; `then` gets the
         reason if it could not be, and the sequence must not go on here."""
@@ -223,7 +223,7 @@ class Durability:
         return self._backing.access.store, f"{self._backing.scope}/{session_id}"
 
     def _entry(
-        self, session: _Session, place: Place, answered: Answered, step: Row | None
+        self, session: _Session, place: LogPosition, answered: Answered, step: InputRow | None
     ) -> tuple[Entry, Sequence[Tensor] | None]:
         """What is written, and the states if they have to be."""
         state, now = session.state, self._utc()
@@ -262,7 +262,7 @@ class Durability:
                 raise defect(outcome, "reading a sequence from the store")
             session = self._restored(session_id, outcome)
             if session is not None:
-                self._adopt(session, any(m.again for m in self._wanted[session_id]))
+                self._adopt(session, any(m.is_retry for m in self._wanted[session_id]))
             else:
                 self._known[session_id] = outcome.place
         except SessionExpired:  # it was forgotten to be removed: there is none
@@ -295,15 +295,6 @@ class Durability:
         )
         for one in steps:
             step = Step(session_id=session_id, start=one.start)
-            row = Row(one.inputs, one.shapes)
-            session.work.append(Job(session, step, row, recorded=one.answered))
+            row = InputRow(one.inputs, one.shapes)
+            session.work.append(PendingStep(session, step, row, recorded=one.answered))
         return session
-
-
-def _ids(message: Submit) -> list[str]:
-    """The sequences that a request needs; of a fork also the one that it makes, as the last."""
-    command = message.command
-    ids = [command.session_id]
-    if isinstance(command, Fork):
-        ids.append(command.new_session_id)
-    return [session_id for session_id in ids if session_id is not None]

@@ -15,31 +15,31 @@ import torch
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.recurrent.batch import Grouping
 from ts_stateful.recurrent.sequence import SequenceState
-from ts_stateful.recurrent.slots import Pool
-from ts_stateful.recurrent.step import Job
+from ts_stateful.recurrent.slots import SlotPool
+from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["Line"]
+__all__ = ["ReadyQueue"]
 
 
-class Line:
+class ReadyQueue:
     """The next step of every sequence that has one, those that have waited longest first."""
 
     def __init__(
-        self, settings: StateConfig, table: SessionTable[SequenceState], pool: Pool
+        self, settings: StateConfig, table: SessionTable[SequenceState], pool: SlotPool
     ) -> None:
         self._max_rows = settings.max_rows
         self._grouping = Grouping(settings)
         self._table = table
         self._pool = pool
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, PendingStep] = {}
 
     def __len__(self) -> int:
         """Sequences with a step that waits."""
         return len(self._jobs)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: PendingStep) -> None:
         """Takes the next step of a sequence that has none here."""
         session_id = job.session.session_id
         assert session_id not in self._jobs
@@ -49,7 +49,7 @@ class Line:
         """Lets go of a sequence's step, if it has one here."""
         self._jobs.pop(session.session_id, None)
 
-    def next_jobs(self) -> list[Job]:
+    def next_jobs(self) -> list[PendingStep]:
         """The jobs of the next pass; they stay in line until they are removed. Without memory some have no slot."""
         most = min(self._max_rows, self._pool.max_slots)
         jobs = list(islice(self._alike(), most))
@@ -57,7 +57,7 @@ class Line:
             self._give_slots(jobs)
         return jobs
 
-    def _alike(self) -> Iterable[Job]:
+    def _alike(self) -> Iterable[PendingStep]:
         """Those that can run together with the one that has waited longest, in their order."""
         jobs, key = self._jobs.values(), self._grouping.key
         if not jobs or self._grouping.is_trivial:
@@ -65,7 +65,7 @@ class Line:
         wanted = key(next(iter(jobs)).row)
         return (job for job in jobs if key(job.row) == wanted)
 
-    def _give_slots(self, jobs: list[Job]) -> None:
+    def _give_slots(self, jobs: list[PendingStep]) -> None:
         """Slots for all of these: free ones, else those of idle sessions, else of others, least recently used first."""
         missing = [job.session.state for job in jobs if not job.session.state.has_slot]
         excess = len(missing) - self._pool.num_free

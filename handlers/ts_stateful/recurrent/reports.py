@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from ts_stateful.config.schema import Config
-from ts_stateful.engine.outbox import Answering
+from ts_stateful.engine.outbox import Outbox
 from ts_stateful.protocol.answers import HelloAnswer, ServerLimits, SessionInfo
 from ts_stateful.protocol.declarations import Input, Output, State
 from ts_stateful.protocol.profile import Profile
@@ -61,7 +61,7 @@ def hello(config: Config, model_name: str, profile: Profile) -> StateHello:
     )
 
 
-def info(session: Session[SequenceState], answering: Answering, now: float) -> SessionInfo:
+def info(session: Session[SequenceState], answering: Outbox, now: float) -> SessionInfo:
     """The figures of one session, whose `turns` are steps; `now` is the engine's clock."""
     state = session.state
     return SessionInfo(

@@ -19,24 +19,24 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Step
-from ts_stateful.recurrent.batch import Row
+from ts_stateful.recurrent.batch import InputRow
 from ts_stateful.recurrent.lifecycle import Steps
 from ts_stateful.recurrent.lookup import Sequences, gap
-from ts_stateful.recurrent.outbox import Outbox
-from ts_stateful.recurrent.persistence import Durability
+from ts_stateful.recurrent.outbox import StepOutbox
+from ts_stateful.recurrent.persistence import StepPersistence
 from ts_stateful.recurrent.reports import hello, info
 from ts_stateful.recurrent.sequence import SequenceState
-from ts_stateful.recurrent.step import Job
+from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import Answered
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["Requests"]
+__all__ = ["RecurrentRequests"]
 
 _Session = Session[SequenceState]
 
 
-class Requests:
+class RecurrentRequests:
     """Takes the requests of one engine; raises a `StatefulError` where one is refused."""
 
     def __init__(
@@ -46,8 +46,8 @@ class Requests:
         table: SessionTable[SequenceState],
         sequences: Sequences,
         steps: Steps,
-        outbox: Outbox,
-        durability: Durability,
+        outbox: StepOutbox,
+        persistence: StepPersistence,
         clock: Callable[[], float],
         resubmit: Callable[[Submit], None],
     ) -> None:
@@ -58,16 +58,16 @@ class Requests:
         self._sequences = sequences
         self._steps = steps
         self._outbox = outbox
-        self._durability = durability
+        self._persistence = persistence
         self._clock = clock
         self._resubmit = resubmit
 
     def handle(self, message: Submit) -> None:
         """Takes a request of a client."""
         command = message.command
-        if self._durability.holds(message):
+        if self._persistence.holds(message):
             return
-        answered = self._durability.answered(message) if message.again else None
+        answered = self._persistence.answered(message) if message.is_retry else None
         if answered is not None:
             self._outbox.send([message.request_id], command.session_id or "", answered)
         elif isinstance(command, Step):
@@ -90,7 +90,7 @@ class Requests:
             )
 
     def _step(self, message: Submit, command: Step) -> None:
-        session, opens = self._sequences.of_step(message, command)
+        session, creates_session = self._sequences.of_step(message, command)
         if command.turn is not None and self._attached(session, command, message.request_id):
             return
         if len(session.work) > self._max_waiting:
@@ -99,8 +99,10 @@ class Requests:
                 " maxSequenceJobQueueSize allows",
                 retry_after_s=0.1,
             )
-        row = Row(message.attachments, message.shapes, end=command.end)
-        self._steps.add(Job(session, command, row, (message.request_id,), message.raw, opens))
+        row = InputRow(message.attachments, message.shapes, end=command.end)
+        self._steps.add(
+            PendingStep(session, command, row, (message.request_id,), message.raw, creates_session)
+        )
 
     def _attached(self, session: _Session, command: Step, request_id: str) -> bool:
         """Whether a step of this number is there already, waiting or done; its answer then goes to this request too."""
@@ -128,7 +130,7 @@ class Requests:
 
     def _fork(self, message: Submit, command: Fork) -> None:
         source = self._sequences.get(command.session_id)
-        if self._durability.behind(source, partial(self._resubmit, message)):
+        if self._persistence.behind(source, partial(self._resubmit, message)):
             return  # its last step may have to be taken back
         session = self._sequences.fork(source, command)
         answer = Forked(
@@ -154,19 +156,19 @@ class Requests:
         if session.state.place is None:
             written(None)
         else:
-            self._durability.write(session, answered, written)
+            self._persistence.write(session, answered, written)
 
     def _close(self, message: Submit, session_id: str | None) -> None:
         try:
             session = self._sequences.get(session_id)
         except SessionNotFound:
-            if not message.again:  # else it was closed by the engine that is gone
+            if not message.is_retry:  # else it was closed by the engine that is gone
                 raise
             self._closed(message.request_id, session_id)
             return
         self._steps.refuse_all(session, SessionClosed("the session was closed"))
         self._table.close(session)
-        self._durability.removed(session, partial(self._closed, message.request_id, session_id))
+        self._persistence.removed(session, partial(self._closed, message.request_id, session_id))
 
     def _closed(self, request_id: str, session_id: str | None) -> None:
         answer = Closed(session_id or "")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ts_stateful.recurrent.slots import Kept, Pool
-from ts_stateful.recurrent.step_records import Place
+from ts_stateful.recurrent.slots import Kept, SlotPool
+from ts_stateful.recurrent.step_records import LogPosition
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import Shareable
 
@@ -26,12 +26,12 @@ class SequenceState:
     # One is touched for every row of a pass, behind a model that has filled the processor's caches.
     __slots__ = ("_kept", "_pool", "_slot", "last_answer", "lengths", "num_steps", "place")
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
         self._slot: int | None = None
         self._kept: Kept | None = None
         self.last_answer: bytes | None = None  # of the last step, without who asked
-        self.place: Place | None = None  # in the store, if there is one
+        self.place: LogPosition | None = None  # in the store, if there is one
         self.num_steps = 0
         self.lengths: Sequence[int | None] = pool.initial_lengths()
 

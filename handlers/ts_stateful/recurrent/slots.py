@@ -20,7 +20,7 @@ from ts_stateful.config.schema import ConfigError
 from ts_stateful.protocol.declarations import State
 from ts_stateful.recurrent.program import torch_dtype
 
-__all__ = ["Kept", "Pool", "initial_states", "model_dim"]
+__all__ = ["Kept", "SlotPool", "initial_states", "model_dim"]
 
 _FIRST_SLOTS = 8
 
@@ -76,7 +76,7 @@ def _initial(state: State, model_dir: Path) -> Tensor:
     return tensor.unsqueeze(state.rows_dim)
 
 
-class Pool:
+class SlotPool:
     """Slots for at most `max_slots` sequences; in a CPU's memory it grows by doubling.
 
     A growing state has room for all of its `max` in every slot. How much of it a sequence uses is the sequence's to know.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from msgspec import Struct
 
 from ts_stateful.protocol.requests import Step
-from ts_stateful.recurrent.batch import Row
+from ts_stateful.recurrent.batch import InputRow
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.step_records import Answered
 from ts_stateful.sessions.session import Session
 
-__all__ = ["Job"]
+__all__ = ["PendingStep"]
 
 
-class Job(Struct, eq=False):
+class PendingStep(Struct, eq=False):
     """One step that was asked for; `request_ids` are all who wait for it.
 
     One that is `recorded` was answered so by an engine that is gone, and runs for its states alone.
@@ -21,10 +21,10 @@ class Job(Struct, eq=False):
 
     session: Session[SequenceState]
     step: Step
-    row: Row
+    row: InputRow
     request_ids: tuple[str, ...] = ()
     raw: bool = False
-    opens: bool = False
+    creates_session: bool = False
     recorded: Answered | None = None
 
     def come_next(self) -> None:

@@ -30,9 +30,19 @@ from torch import Tensor
 
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.store.base import Store, StoreCorrupt, StoreError, StoreUnavailable
-from ts_stateful.store.ordered_calls import Line
+from ts_stateful.store.ordered_calls import CallQueue
 
-__all__ = ["Answered", "Entry", "Found", "Place", "Value", "append", "find", "remove", "scope_of"]
+__all__ = [
+    "Answered",
+    "Entry",
+    "Found",
+    "LogPosition",
+    "Value",
+    "append",
+    "find",
+    "remove",
+    "scope_of",
+]
 
 _VERSION = 1
 _DIGITS = 8
@@ -91,7 +101,7 @@ class Value(NamedTuple):
 
 
 @dataclass(eq=False)
-class Place:
+class LogPosition:
     """Where a sequence stands in the store, as far as this process knows: what it writes next, and what is there."""
 
     recent: deque[Answered]
@@ -101,13 +111,13 @@ class Place:
     doubtful: Value | None = None  # an entry that may have been written
     has_hole: bool = False  # a write failed, and the sequence has gone on
     is_lost: bool = False  # a write failed, and the sequence does not go on
-    line: Line = field(default_factory=Line)  # the calls of the store that are about it
+    line: CallQueue = field(default_factory=CallQueue)  # the calls of the store that are about it
 
 
 class Found(NamedTuple):
     """What the store has of a sequence: the entries that count, and the states that the first of them names."""
 
-    place: Place
+    place: LogPosition
     entries: Sequence[Entry]
     states: Sequence[Tensor]
 
@@ -132,7 +142,7 @@ def scope_of(settings: StateConfig, model_dir: Path, name: str) -> str:
 
 
 def append(
-    store: Store, prefix: str, place: Place, entry: Entry, states: Sequence[Tensor] | None
+    store: Store, prefix: str, place: LogPosition, entry: Entry, states: Sequence[Tensor] | None
 ) -> bool:
     """Writes an entry, with the states where it has some; False if the sequence belongs to somebody else.
 
@@ -183,7 +193,7 @@ def find(store: Store, prefix: str, num_recent: int, doubtful: Value | None = No
     positions = [
         int(name) for name in (key[len(prefix) + 1 :] for key in keys) if _is_position(name)
     ]
-    place = Place(deque(maxlen=num_recent), keys=keys)
+    place = LogPosition(deque(maxlen=num_recent), keys=keys)
     entries: list[Entry] = []
     for position in reversed(positions):
         if entries and position != place.position - len(entries) - 1:
@@ -200,7 +210,7 @@ def find(store: Store, prefix: str, num_recent: int, doubtful: Value | None = No
     return Found(place, (), ())
 
 
-def remove(store: Store, prefix: str, left_at: Place | None = None) -> None:
+def remove(store: Store, prefix: str, left_at: LogPosition | None = None) -> None:
     """Removes a sequence; one that was `left_at` a place only if nobody has gone on from there.
 
     Raises:
@@ -214,7 +224,7 @@ def remove(store: Store, prefix: str, left_at: Place | None = None) -> None:
     store.delete(prefix)
 
 
-def _found(store: Store, prefix: str, place: Place, entries: Sequence[Entry]) -> Found:
+def _found(store: Store, prefix: str, place: LogPosition, entries: Sequence[Entry]) -> Found:
     place.recent.extend(entries[0].earlier)
     place.recent.extend(entry.answered for entry in entries)
     place.num_since = len(entries)

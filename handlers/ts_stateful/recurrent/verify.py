@@ -17,12 +17,12 @@ from torch import Tensor
 from ts_stateful.config.schema import ConfigError, StateConfig
 from ts_stateful.protocol.declarations import Input, Ragged
 from ts_stateful.protocol.tensors import Elements
-from ts_stateful.recurrent.batch import Row
+from ts_stateful.recurrent.batch import InputRow
 from ts_stateful.recurrent.passes import Passes
 from ts_stateful.recurrent.program import Program, torch_dtype
-from ts_stateful.recurrent.slots import Pool
+from ts_stateful.recurrent.slots import SlotPool
 
-__all__ = ["prove"]
+__all__ = ["verify_program"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class _Given(NamedTuple):
     lengths: Sequence[int | None]
 
 
-def prove(
+def verify_program(
     program: Program, settings: StateConfig, initial: Sequence[Tensor], device: torch.device
 ) -> None:
     """Steps two made-up sequences alone and together.
@@ -55,13 +55,13 @@ def prove(
     for length in _LENGTHS if free else (1,):
         lengths = (length, length + length // 2 if padded else length)
         try:
-            alone = [_stepped(program, settings, initial, device, [n], lengths) for n in (0, 1)]
+            ephemeral = [_stepped(program, settings, initial, device, [n], lengths) for n in (0, 1)]
             beside = _stepped(program, settings, initial, device, [0, 1], lengths)
         except Exception as error:  # whatever a user's program raises
             trouble = error
             continue
         tolerance = _tolerance(settings, device)
-        _compare(settings, [steps[0] for steps in alone], beside, tolerance)
+        _compare(settings, [steps[0] for steps in ephemeral], beside, tolerance)
         return
     if not free:
         raise ConfigError(
@@ -84,7 +84,7 @@ def _stepped(
     lengths: Sequence[int],
 ) -> list[list[_Given]]:
     """Per sequence, what its steps gave."""
-    pool = Pool(settings.states, initial, device, len(numbers))
+    pool = SlotPool(settings.states, initial, device, len(numbers))
     passes = Passes(program, settings, pool, device)
     slots = [pool.take() for _ in numbers]
     kept: list[Sequence[int | None]] = [pool.initial_lengths() for _ in numbers]
@@ -94,7 +94,7 @@ def _stepped(
         for place, number in enumerate(numbers):
             made_up = _made_up(settings, number, step, lengths[number])
             data, shapes = zip(*made_up, strict=True)
-            rows.append(Row(data, shapes, kept[place], start=step == 0))
+            rows.append(InputRow(data, shapes, kept[place], start=step == 0))
         stepped = passes.run(rows, slots)
         for place, lengths_now in enumerate(stepped.lengths):
             outputs = [column.tensor(place) for column in stepped.outputs]
@@ -123,11 +123,11 @@ def _elements(tensor: Input, length: int, random: torch.Generator) -> Elements:
 
 def _compare(
     settings: StateConfig,
-    alone: Sequence[Sequence[_Given]],
+    ephemeral: Sequence[Sequence[_Given]],
     beside: Sequence[Sequence[_Given]],
     tolerance: float,
 ) -> None:
-    for mine, other in zip(alone, beside, strict=True):
+    for mine, other in zip(ephemeral, beside, strict=True):
         for a, b in zip(mine, other, strict=True):
             if a.lengths != b.lengths:
                 raise _dependent(settings, "the lengths of its states")

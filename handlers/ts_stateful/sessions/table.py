@@ -48,7 +48,7 @@ class _Ended(NamedTuple):
 class SessionTable(Generic[StateT]):
     """The open sessions of one engine; `shared` is what they have in common. `on_expired` hears of each that ran out.
 
-    `rebuild_cost` says what it takes to have the tensors of a session again once they are dropped: for each of their bytes,
+    `recompute_cost` says what it takes to have the tensors of a session again once they are dropped: for each of their bytes,
     above 0, in whatever unit.
     """
 
@@ -58,9 +58,9 @@ class SessionTable(Generic[StateT]):
         shared: SharedCache[Any],
         clock: Callable[[], float] = time.monotonic,
         on_expired: Callable[[Session[StateT]], None] = lambda session: None,
-        rebuild_cost: Callable[[StateT], float] = lambda state: 1.0,
+        recompute_cost: Callable[[StateT], float] = lambda state: 1.0,
     ) -> None:
-        self._rebuild_cost = rebuild_cost
+        self._rebuild_cost = recompute_cost
         self._on_expired = on_expired
         self._limits = limits
         self._shared = shared

@@ -18,13 +18,13 @@ from ts_stateful.protocol.errors import SessionMoved, StatefulError, StoreFailed
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import StoreError
 
-__all__ = ["Line", "StoreCalls"]
+__all__ = ["CallQueue", "StoreCalls"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Line:
+class CallQueue:
     """Calls that follow one another, of which one at most is under way."""
 
     is_busy: bool = False
@@ -52,7 +52,9 @@ class StoreCalls:
 
         self._executor.submit(done)
 
-    def in_order(self, line: Line, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def in_order(
+        self, line: CallQueue, job: Callable[[], Any], then: Callable[[Any], None]
+    ) -> None:
         """The same, behind what was asked for before in that line."""
         line.waiting.append((job, then))
         self._next(line)
@@ -80,7 +82,7 @@ class StoreCalls:
             retry_after_s=1.0,
         )
 
-    def _next(self, line: Line) -> None:
+    def _next(self, line: CallQueue) -> None:
         if line.is_busy or not line.waiting:
             return
         line.is_busy = True

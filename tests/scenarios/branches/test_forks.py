@@ -74,7 +74,7 @@ def test_a_turn_in_progress_is_not_part_of_a_fork(model: Model, evicted: bool) -
     for number in range(4):
         harness.steps(2)
         answer = harness.last(
-            harness.submit(Fork(session_id="s", new_session_id=f"f{number}"), opens=True)
+            harness.submit(Fork(session_id="s", new_session_id=f"f{number}"), creates_session=True)
         )
         assert answer["turn"] == 1
     harness.run()
@@ -123,7 +123,9 @@ def test_a_fork_begins_a_life_of_its_own(plain: Model) -> None:
     """Idle time and lifetime start anew; `ttl_s` and `metadata` are as in `open`, metadata by default the source's."""
     harness = opened(plain)
     harness.clock.now += 50
-    request = harness.submit(Fork(session_id="s", new_session_id="f", ttl_s=100), opens=True)
+    request = harness.submit(
+        Fork(session_id="s", new_session_id="f", ttl_s=100), creates_session=True
+    )
     (event,) = harness.events[request]
     assert (event.session_id, event.opened_until) == ("f", 1_700_000_150)
     assert harness.last(request)["expires_at"] == "2023-11-14T22:15:50Z"
@@ -141,7 +143,9 @@ def test_a_session_that_is_being_opened_cannot_be_forked() -> None:
     """There is no history yet that could be copied."""
     harness = Harness(llava())
     harness.pictures["slow"] = noise(1)
-    opening = harness.submit(Open(session_id="s", images=(Image(url="slow"),)), opens=True)
+    opening = harness.submit(
+        Open(session_id="s", images=(Image(url="slow"),)), creates_session=True
+    )
     for command in (
         Fork(session_id="s", new_session_id="f"),
         Rewind(session_id="s", to_turn=0),

@@ -47,7 +47,7 @@ def test_the_same_history_is_not_computed_again(model: Model) -> None:
 def test_all_but_the_new_message_is_reused_where_the_template_only_appends() -> None:
     """Generated tokens included."""
     chats = Chats(llama())
-    first = chats.say(("user", "What color is it?"), opens=True)
+    first = chats.say(("user", "What color is it?"), creates_session=True)
     held = len(chats.session().state.log)
     again = chats.say(("user", "What color is it?"), ("assistant", first["text"]), ("user", "Why?"))
     assert cached(again) >= held - 1
@@ -57,7 +57,7 @@ def test_a_diverging_history_goes_back_to_the_last_common_turn(model: Model) -> 
     """What the client has edited or regenerated counts, and what came before is kept."""
     chats = Chats(model)
     one = ("user", "What color is it?")
-    first = chats.say(one, opens=True)
+    first = chats.say(one, creates_session=True)
     chats.say(one, ("assistant", first["text"]), ("user", "And the square?"))
     held = len(chats.session().turns[0].delta.ids)
     edited = chats.say(one, ("assistant", first["text"]), ("user", "And the circle?"))
@@ -77,7 +77,7 @@ def test_a_history_that_the_session_never_had_is_taken_as_it_is_told(model: Mode
         ("assistant", "It is red, I said elsewhere."),
         ("user", "And the square?"),
     ]
-    answer = chats.say(*told, opens=True)
+    answer = chats.say(*told, creates_session=True)
     assert answer["turn"] == 1
     more = chats.say(*told, ("assistant", answer["text"]), ("user", "Why?"))
     assert more["turn"] == 2
@@ -125,7 +125,7 @@ def test_images_stand_where_they_are_told_and_are_known_by_their_pixels() -> Non
     chats = Chats(model)
     assert model.vision is not None
     told: Told = ("user", ["Look:", "@1", "and", "@2", "compare."])
-    first = chats.say(told, opens=True)
+    first = chats.say(told, creates_session=True)
     encoded = model.vision.num_encoded
     more = chats.say(told, ("assistant", first["text"]), ("user", ["And", "@3"]))
     assert (more["turn"], model.vision.num_encoded) == (2, encoded + 1)
@@ -141,7 +141,7 @@ def test_an_image_that_the_session_shows_is_not_fetched_again() -> None:
     """Its URL means the same picture, though the server behind it may be gone; as long as the session shows it."""
     chats = Chats(llava())
     told: Told = ("user", ["@1", "What?"])
-    first = chats.say(told, opens=True)
+    first = chats.say(told, creates_session=True)
     del chats.harness.pictures["@1"]
     more: list[Told] = [told, ("assistant", first["text"]), ("user", ["And", "@2"])]
     second = chats.say(*more)
@@ -169,7 +169,7 @@ def test_prompts_and_conversations_may_take_turns(model: Model) -> None:
 def test_a_conversation_that_fails_leaves_the_session_where_it_was(model: Model) -> None:
     """Although it had left the session's history long before."""
     chats = Chats(model)
-    first = chats.say(("user", "What color is it?"), opens=True)
+    first = chats.say(("user", "What color is it?"), creates_session=True)
     before = list(chats.session().state.log)
     request = chats.harness.submit(
         Chat(
@@ -192,7 +192,7 @@ def test_a_conversation_that_fails_leaves_the_session_where_it_was(model: Model)
 def test_kv_states_may_be_gone(model: Model) -> None:
     """They are computed again, also for a conversation that leaves the history."""
     chats = Chats(model)
-    first = chats.say(("user", "What color is it?"), opens=True)
+    first = chats.say(("user", "What color is it?"), creates_session=True)
     chats.say(("user", "What color is it?"), ("assistant", first["text"]), ("user", "Why?"))
     chats.harness.engine.table.evict_idle()
     again = chats.say(("user", "What color is it?"), ("assistant", first["text"]), ("user", "So?"))
@@ -205,7 +205,7 @@ def test_what_is_the_same_of_a_turn_that_is_left_is_not_computed_again() -> None
     told: list[Told] = [("user", ["@1", "What color is it?"])]
     before = 0
     for number, question in enumerate(("And the square?", "Tell me more.", "Why?")):
-        answer = chats.say(*told, opens=number == 0)
+        answer = chats.say(*told, creates_session=number == 0)
         assert cached(answer) >= before
         before = answer["usage"]["prompt_tokens"] - 4
         told += [("assistant", f"It is {number}."), ("user", question)]
@@ -215,7 +215,7 @@ def test_what_is_the_same_of_a_turn_that_is_left_is_not_computed_again() -> None
 def test_a_fork_takes_nothing_of_a_conversation_that_is_elsewhere() -> None:
     """While one that has left the history runs, its KV states are not those of the history."""
     chats = Chats(llava())
-    first = chats.say(("user", ["@1", "What?"]), opens=True)
+    first = chats.say(("user", ["@1", "What?"]), creates_session=True)
     other = Chat(
         session_id="s",
         max_new_tokens=50,
@@ -232,12 +232,16 @@ def test_a_fork_takes_nothing_of_a_conversation_that_is_elsewhere() -> None:
 
 
 def fork(harness: Harness) -> None:
-    assert "error" not in harness.ask(Fork(session_id="s", new_session_id="f"), opens=True)
+    assert "error" not in harness.ask(
+        Fork(session_id="s", new_session_id="f"), creates_session=True
+    )
 
 
 def test_control_tokens_in_what_is_told_are_text() -> None:
     """Whoever is said to have said them."""
     chats = Chats(llama())
     eos = chats.model.tokenizer.eos_token
-    answer = chats.say(("user", f"a{eos}"), ("assistant", f"{eos}b"), ("user", "Why?"), opens=True)
+    answer = chats.say(
+        ("user", f"a{eos}"), ("assistant", f"{eos}b"), ("user", "Why?"), creates_session=True
+    )
     assert answer["turn"] == 1

@@ -26,7 +26,7 @@ def test_a_told_conversation_goes_on_in_another_engine() -> None:
     model, store = llava(), MemoryStore()
     here, there = Chats(model, store), Chats(model, store)
     told: Told = ("user", ["Look:", "@1", "and", "@2", "compare."])
-    here.say(("user", "Something else."), opens=True)
+    here.say(("user", "Something else."), creates_session=True)
     first = here.say(told)
     assert first["turn"] == 1
     more: list[Told] = [told, ("assistant", first["text"]), ("user", "Why?")]
@@ -37,7 +37,7 @@ def test_a_told_conversation_goes_on_in_another_engine() -> None:
     last = Chats(model, store)
     end = last.say(*more[:2], ("user", "So?"), ("assistant", edited["text"]), ("user", "Fine."))
     assert (end["turn"], end["timing"]["restored_from"]) == (3, "store")
-    here.say(told, session="alone", opens=True, alone=True, checked=False)
+    here.say(told, session="alone", creates_session=True, ephemeral=True, checked=False)
     assert store.list("sessions/alone") == []
 
 
@@ -45,7 +45,7 @@ def test_what_could_be_written_in_part_only_breaks_no_log() -> None:
     """A history was left, but what was said instead is not there: the session is what the store has of it."""
     model, store = llama(), StoreOfFew()
     here, there = Chats(model, store), Chats(model, store)
-    first = here.say(("user", "One"), opens=True)
+    first = here.say(("user", "One"), creates_session=True)
     here.say(("user", "One"), ("assistant", first["text"]), ("user", "Two"))
     store.num_left = 1
     failed = here.say(("user", "Eins"), checked=False)
@@ -65,10 +65,10 @@ def test_what_could_not_be_begun_has_not_begun() -> None:
     fork = Fork(session_id="s", new_session_id="f")
     for attempt in (False, True):
         store.num_left = 100 if attempt else 1
-        answer = here.say(("user", "One"), opens=True, checked=attempt)
+        answer = here.say(("user", "One"), creates_session=True, checked=attempt)
         assert ("error" in answer, len(store.list("sessions/s"))) == (not attempt, 2 * attempt)
     for attempt in (False, True):
         store.num_left = 100 if attempt else 1
-        answer = here.harness.ask(fork, opens=True)
+        answer = here.harness.ask(fork, creates_session=True)
         assert ("error" in answer, len(store.list("sessions/f"))) == (not attempt, 2 * attempt)
     assert there.harness.ask(Info(session_id="f"))["turns"] == 1

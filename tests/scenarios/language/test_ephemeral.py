@@ -12,7 +12,9 @@ def test_its_session_ends_with_the_answer() -> None:
     """The id is then as unknown as before, and its place free."""
     harness = Harness(llama(), {"maxNumSequence": 1})
     for _ in range(3):
-        answer = harness.ask(Prompt(session_id="a", prompt="hi"), opens=True, alone=True)
+        answer = harness.ask(
+            Prompt(session_id="a", prompt="hi"), creates_session=True, ephemeral=True
+        )
         assert answer["finish_reason"] in ("stop", "length")
         assert harness.ask(Info(session_id="a"))["error"]["code"] == "session_not_found"
     assert len(harness.engine.table) == 0
@@ -22,7 +24,10 @@ def test_a_failure_leaves_nothing_either() -> None:
     """As of any request that opens a session."""
     harness = Harness(llama())
     long = Prompt(session_id="a", prompt="hi " * 10_000)
-    assert harness.ask(long, opens=True, alone=True)["error"]["code"] == "context_too_long"
+    assert (
+        harness.ask(long, creates_session=True, ephemeral=True)["error"]["code"]
+        == "context_too_long"
+    )
     assert len(harness.engine.table) == 0
 
 
@@ -30,7 +35,7 @@ def test_without_its_client_it_ends_at_once() -> None:
     """Nobody could come back to it."""
     harness = Harness(llama())
     prompt = Prompt(session_id="a", prompt="hi", max_new_tokens=500, ignore_eos=True)
-    request = harness.submit(prompt, opens=True, alone=True)
+    request = harness.submit(prompt, creates_session=True, ephemeral=True)
     harness.steps(3)
     harness.engine.drop(request)
     harness.engine.tick()
@@ -48,5 +53,5 @@ def test_its_images_are_there_for_the_next_one() -> None:
     harness.pictures["p"] = noise(1)
     for name in ("a", "b"):
         prompt = Prompt(session_id=name, prompt="hi", images=(Image(url="p"),), max_new_tokens=2)
-        assert "error" not in harness.ask(prompt, opens=True, alone=True)
+        assert "error" not in harness.ask(prompt, creates_session=True, ephemeral=True)
     assert model.vision.num_encoded == before + 1

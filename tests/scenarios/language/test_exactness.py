@@ -196,7 +196,7 @@ def test_open_runs_the_model_before_the_first_prompt() -> None:
     harness = Harness(model)
     harness.pictures["p"] = noise(1)
     opened_answer = harness.ask(
-        Open(session_id="s", images=(Image(url="p"),), system="Be brief."), opens=True
+        Open(session_id="s", images=(Image(url="p"),), system="Be brief."), creates_session=True
     )
     tokens = opened_answer["usage"]["prompt_tokens"]
     answer = harness.prompt("s", QUESTIONS[0], max_new_tokens=4)

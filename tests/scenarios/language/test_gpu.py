@@ -11,7 +11,7 @@ from ts_stateful.config.schema import load_config
 from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.load import Model, accelerate, build_model
-from ts_stateful.language.network.sampler import Row, sample
+from ts_stateful.language.network.sampler import SamplingRow, sample
 from ts_stateful.protocol.requests import Prompt
 
 pytestmark = pytest.mark.gpu
@@ -62,7 +62,7 @@ def test_a_decode_step_waits_for_nothing_but_its_tokens() -> None:
     for kv, length in zip(caches, (5, 70, 9), strict=True):
         model.forward(list(range(length)), [Span(kv, 0, length)], None, [length - 1])
         kv.reserve(length + 8)
-    rows = [Row(), Row(1.0, 5, 0.9, 1, 1), Row()]
+    rows = [SamplingRow(), SamplingRow(1.0, 5, 0.9, 1, 1), SamplingRow()]
     logits = model.forward([1, 2, 3], [Span(kv, kv.length, 1) for kv in caches], None, [0, 1, 2])
     sample(logits, rows)
     torch.cuda.set_sync_debug_mode("error")

@@ -105,7 +105,7 @@ class LateSchedules(RuleBasedStateMachine):
     def open(self, engine: int, name: str, system: str | None, images: int) -> None:
         """Under any id."""
         command = Open(session_id=name, system=system, images=self._images(images))
-        self._ask(engine, command, opens=True)
+        self._ask(engine, command, creates_session=True)
 
     @rule(
         engine=ENGINES,
@@ -132,7 +132,7 @@ class LateSchedules(RuleBasedStateMachine):
         """With a session of its own, that ends with it."""
         self.num_alone += 1
         command = Prompt(session_id=f"alone{self.num_alone}", prompt=text, max_new_tokens=2)
-        self._ask(engine, command, opens=True, alone=True)
+        self._ask(engine, command, creates_session=True, ephemeral=True)
 
     @rule(engine=ENGINES, name=NAMES, kind=st.sampled_from([Cancel, Close, Info]))
     def tell(self, engine: int, name: str, kind: Any) -> None:
@@ -143,7 +143,7 @@ class LateSchedules(RuleBasedStateMachine):
     def fork(self, engine: int, name: str, new: str, at_turn: int | None) -> None:
         """Into an id that may be in use."""
         command = Fork(session_id=name, new_session_id=new, at_turn=at_turn)
-        self._ask(engine, command, opens=True)
+        self._ask(engine, command, creates_session=True)
 
     @rule(engine=ENGINES, name=NAMES, to_turn=st.integers(0, 2))
     def rewind(self, engine: int, name: str, to_turn: int) -> None:
@@ -227,7 +227,7 @@ class LateSchedules(RuleBasedStateMachine):
         harness.submit(
             asked.command,
             asked.request,
-            again=True,
+            is_retry=True,
             skip=sum(event.num_chars for event in events),
             replay=tuple(itertools.chain(*(event.token_ids for event in events))),
             **asked.fields,
@@ -297,11 +297,11 @@ class LateSchedules(RuleBasedStateMachine):
                 harness.close(session.session_id)
         self._finish()
         for harness in self.engines:
-            figures = harness.engine.figures()
-            assert (figures.sessions_open, figures.turns_in_progress) == (0, 0)
-            assert (figures.device_bytes, figures.host_bytes) == (figures.shared_bytes, 0)
-            spill = harness.engine._durability.spill
-            assert not harness.engine._durability._wanted
+            stats = harness.engine.stats()
+            assert (stats.sessions_open, stats.turns_in_progress) == (0, 0)
+            assert (stats.device_bytes, stats.host_bytes) == (stats.shared_bytes, 0)
+            spill = harness.engine._persistence.spill
+            assert not harness.engine._persistence._wanted
             if spill is not None:
                 assert (spill._num_reading, spill._is_writing, len(spill._waiting)) == (0, False, 0)
         for harness in self.engines:

@@ -74,7 +74,7 @@ class Schedules(RuleBasedStateMachine):
     @rule(name=NAMES, system=SYSTEMS)
     def open(self, name: str, system: str | None) -> None:
         """Refused where the id is taken or the table full."""
-        answer = self.harness.ask(Open(session_id=name, system=system), opens=True)
+        answer = self.harness.ask(Open(session_id=name, system=system), creates_session=True)
         self._settle()
         if name in self.talks:
             assert answer["error"]["code"] == "session_exists"

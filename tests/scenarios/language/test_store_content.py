@@ -84,7 +84,7 @@ def test_without_texts_nothing_that_was_said_is_written(model: Model, store: Mem
     first.ask(Rewind(session_id="s", to_turn=0))
     first.ask(ask("Another secret?", turn=1))
     fork = Fork(session_id="s", new_session_id="f")
-    first.ask(fork, opens=True)
+    first.ask(fork, creates_session=True)
     for session_id in ("s", "f"):
         opened, turns, _ = history(read(store, session_id).entries)
         assert [turn.number for turn in turns] == [1]

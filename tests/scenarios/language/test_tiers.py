@@ -28,17 +28,17 @@ class Crowd:
         self.table = harness.engine.table
 
     def ask(
-        self, asked: Sequence[tuple[str, str]], *, opens: bool = False
+        self, asked: Sequence[tuple[str, str]], *, creates_session: bool = False
     ) -> Iterator[dict[str, Any]]:
         """The answers, each with the tier in which its session was when it was asked."""
         for start in range(0, len(asked), self.at_a_time):
             requests, group = [], asked[start : start + self.at_a_time]
             for name, text in group:
-                tier = "device" if opens else self.table.get(name).state.residency.value
+                tier = "device" if creates_session else self.table.get(name).state.residency.value
                 prompt = Prompt(
                     session_id=name, prompt=text, max_new_tokens=NEW_TOKENS, ignore_eos=True
                 )
-                requests.append((self.harness.submit(prompt, opens=opens), tier))
+                requests.append((self.harness.submit(prompt, creates_session=creates_session), tier))
             self.settle()
             yield from ({**self.harness.last(request), "was": tier} for request, tier in requests)
 
@@ -74,14 +74,14 @@ def test_a_thousand_sessions_in_the_memory_of_fifty(tmp_path: Path) -> None:
     names = [f"session-{number}" for number in range(NUM_SESSIONS)]
     chosen = random.Random(1)
     first = [(name, f"Say {chosen.randrange(10**6)}.") for name in names]
-    expected = [answer["text"] for answer in undisturbed.ask(first, opens=True)]
+    expected = [answer["text"] for answer in undisturbed.ask(first, creates_session=True)]
     whole = undisturbed.table.device_bytes
     spill = {"kvSpill": True, "kvSpillBytes": int(0.7 * whole)}
     crowd = Crowd(Harness(model, config(store=spill), store=store), at_a_time=15)
     crowd.table._limits = crowd.table._limits._replace(
         device_bytes=int(0.04 * whole), host_bytes=int(0.01 * whole)
     )
-    assert [answer["text"] for answer in crowd.ask(first, opens=True)] == expected
+    assert [answer["text"] for answer in crowd.ask(first, creates_session=True)] == expected
     again = [(name, "And then?") for name in [*names[:-61:-1], *chosen.sample(names, 240)]]
     again = list(dict.fromkeys(again))
     expected = [answer["text"] for answer in undisturbed.ask(again)]
@@ -92,11 +92,11 @@ def test_a_thousand_sessions_in_the_memory_of_fifty(tmp_path: Path) -> None:
         assert answer["timing"]["restored_from"] == COMES_FROM[answer["was"]]
     for name, _ in again[::60]:
         reference_reply(model, crowd.harness, name, NEW_TOKENS)
-    assert crowd.harness.engine.figures().spill_failures == 0
+    assert crowd.harness.engine.stats().spill_failures == 0
     crowd.harness.engine.check_integrity()
     for name in names:
         crowd.harness.submit(Close(session_id=name))
     crowd.settle()
-    figures = crowd.harness.engine.figures()
-    assert (figures.device_bytes, figures.host_bytes, figures.spilled_bytes) == (0, 0, 0)
+    stats = crowd.harness.engine.stats()
+    assert (stats.device_bytes, stats.host_bytes, stats.spilled_bytes) == (0, 0, 0)
     assert not [key for top in ("kv", "sessions", "blobs", "adopted") for key in store.list(top)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.support.asking import ask
 from tests.support.harness import Harness, reference_reply
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.network.sampler import Row, sample
+from ts_stateful.language.network.sampler import sample
 from ts_stateful.language.runner import Runner
 from ts_stateful.protocol.requests import Prompt
 
@@ -47,7 +47,7 @@ def test_tokens_are_chosen_one_by_one_where_there_is_no_memory_for_all(
 ) -> None:
     """No session is idle that could give some, and none of those in progress is lost."""
 
-    def exhausted(logits: Tensor, rows: Items[Row]) -> list[int]:
+    def exhausted(logits: Tensor, rows: Items[SamplingRow]) -> list[int]:
         if len(rows) > 1:
             raise torch.OutOfMemoryError
         return sample(logits, rows)

@@ -131,7 +131,7 @@ def test_close_cancels_what_runs_and_refuses_what_waits(harness: Harness) -> Non
 def test_four_different_errors_for_four_kinds_of_absence(harness: Harness) -> None:
     """Unknown, expired and closed sessions are told apart, and a live one is not opened twice."""
     assert code(harness.ask(Prompt(session_id="never", prompt="x"))) == "session_not_found"
-    assert code(harness.ask(Open(session_id="s"), opens=True)) == "session_exists"
+    assert code(harness.ask(Open(session_id="s"), creates_session=True)) == "session_exists"
     harness.close("s")
     assert code(harness.ask(ask())) == "session_closed"
     harness.open("t")
@@ -143,7 +143,7 @@ def test_a_prompt_without_a_session_opens_one(model: Model) -> None:
     """Its events carry until when the session lives."""
     harness = Harness(model)
     request = harness.submit(
-        Prompt(session_id="made", prompt="Hi", stream=True, max_new_tokens=3), opens=True
+        Prompt(session_id="made", prompt="Hi", stream=True, max_new_tokens=3), creates_session=True
     )
     harness.run()
     assert harness.last(request)["session_id"] == "made"
@@ -158,7 +158,7 @@ def test_an_open_that_fails_was_never_there() -> None:
         raise MediaInvalid("not an image", field="images[0].url")
 
     harness.engine._turns._load_images = refuse
-    request = harness.submit(Open(session_id="s", images=(Image(url="x"),)), opens=True)
+    request = harness.submit(Open(session_id="s", images=(Image(url="x"),)), creates_session=True)
     waiting = harness.submit(ask())
     harness.run()
     assert harness.last(request)["error"]["field"] == "images[0].url"
@@ -171,7 +171,10 @@ def test_too_many_images_are_refused_before_any_fetch() -> None:
     """The count is checked first."""
     harness = Harness(llava())
     many = tuple(Image(url=str(index)) for index in range(9))
-    assert code(harness.ask(Open(session_id="s", images=many), opens=True)) == "invalid_request"
+    assert (
+        code(harness.ask(Open(session_id="s", images=many), creates_session=True))
+        == "invalid_request"
+    )
     assert harness.executor.jobs == []
 
 

@@ -152,7 +152,7 @@ def test_time_stands_still_while_the_worker_is_away(harness: Harness) -> None:
 def test_turns_behind_one_that_nobody_came_back_for_are_gone_with_it(model: Model) -> None:
     """Their session was never open, so all of them end at the same moment."""
     harness = Harness(model, {"maxSequenceJobQueueSize": 20})
-    first = harness.submit(ask(max_new_tokens=400), opens=True)
+    first = harness.submit(ask(max_new_tokens=400), creates_session=True)
     requests = [first, *(harness.submit(ask()) for _ in range(19))]
     harness.steps(3)
     for request in requests:
@@ -178,7 +178,7 @@ def test_a_prompt_beyond_the_window_is_refused_untouched(harness: Harness) -> No
 def test_a_system_prompt_beyond_the_window_is_named(model: Model) -> None:
     """It is what the client can change; an image would be named as that."""
     harness = Harness(dataclasses.replace(model, context_tokens=60))
-    refused = harness.ask(Open(session_id="s", system="word " * 60), opens=True)
+    refused = harness.ask(Open(session_id="s", system="word " * 60), creates_session=True)
     assert (code(refused), refused["error"]["field"]) == ("context_too_long", "system")
 
 

@@ -42,7 +42,7 @@ def mark_sent(request: InFlight) -> str:
 
 def begin(worker: Worker, session_id: str = "s") -> str:
     """Opens a session and begins a turn in it; the request."""
-    worker.ask(Open(session_id=session_id), opens=True)
+    worker.ask(Open(session_id=session_id), creates_session=True)
     request = worker.submit(Prompt(session_id=session_id, stream=True, **TURN))
     worker.wait(request, EventKind.PART)
     return request
@@ -75,7 +75,7 @@ def test_an_engine_that_is_told_to_end_has_a_successor(worker: Worker) -> None:
     request = begin(worker)
     pid = worker.kill(signal.SIGTERM)
     later = [worker.submit(Prompt(session_id="s", **TURN)) for _ in range(2)]
-    opened = worker.submit(Open(session_id="t"), opens=True)
+    opened = worker.submit(Open(session_id="t"), creates_session=True)
     assert worker.wait(request)["turn"] == 1
     assert [worker.wait(one)["turn"] for one in later] == [2, 3]
     assert worker.wait(opened)["session_id"] == "t"
@@ -92,7 +92,7 @@ def test_what_an_engine_that_leaves_does_not_have_waits_for_the_next_one() -> No
 
     add("running", Prompt(session_id="s", prompt="Go"))
     outstanding.leave(for_good=False)
-    assert outstanding.engine_leaves
+    assert outstanding.engine_drains
     add("second", Prompt(session_id="s", prompt="Go"))
     add("continue", Continue(session_id="s", turn=1))
     add("third", Prompt(session_id="s", prompt="Go"))
@@ -138,7 +138,7 @@ def test_before_torchserve_stops_nothing_new_is_taken(worker: Worker) -> None:
     assert worker.wait(request)["finish_reason"] == "length"
     eventually(lambda: has_ended(pid))
     for command in (Prompt(session_id="s", **TURN), Open(session_id="t"), Hello()):
-        error = worker.ask(command, opens=isinstance(command, Open))["error"]
+        error = worker.ask(command, creates_session=isinstance(command, Open))["error"]
         assert (error["code"], error["status"]) == ("engine_unavailable", 503)
         assert error["retryable"]
         assert error["retry_after_s"] > 0

@@ -35,7 +35,7 @@ def test_a_conversation_through_the_socket(worker: Worker, runtime: Path) -> Non
     opened = worker.ask(
         Open(session_id="s", images=(Image(base64=png_base64(picture)),)),
         attachments=(png(noise(2)),),
-        opens=True,
+        creates_session=True,
     )
     assert opened["usage"]["prompt_tokens"] > 32
     request = worker.submit(
@@ -59,7 +59,9 @@ def texts(worker: Worker, request: str) -> str:
 
 def test_a_killed_engine_is_back_with_its_sessions(worker: Worker) -> None:
     """Streams go on where they stood, with the text that they would have had: greedy, sampled, unstreamed or pulled."""
-    worker.ask(Open(session_id="s", images=(Image(base64=png_base64(noise(1))),)), opens=True)
+    worker.ask(
+        Open(session_id="s", images=(Image(base64=png_base64(noise(1))),)), creates_session=True
+    )
     ways: list[dict[str, Any]] = [
         {"stream": True},
         {"stream": True, "temperature": 1.0, "seed": 7},
@@ -69,10 +71,10 @@ def test_a_killed_engine_is_back_with_its_sessions(worker: Worker) -> None:
     whole = []
     for number, way in enumerate(ways):
         name = f"calm-{number}"
-        worker.ask(Fork(session_id="s", new_session_id=name), opens=True)
+        worker.ask(Fork(session_id="s", new_session_id=name), creates_session=True)
         whole.append(texts(worker, worker.submit(Prompt(session_id=name, **common, **way))))
-        worker.ask(Fork(session_id="s", new_session_id=f"rough-{number}"), opens=True)
-    worker.ask(Fork(session_id="s", new_session_id="pulled"), opens=True)
+        worker.ask(Fork(session_id="s", new_session_id=f"rough-{number}"), creates_session=True)
+    worker.ask(Fork(session_id="s", new_session_id="pulled"), creates_session=True)
     requests = [
         worker.submit(Prompt(session_id=f"rough-{number}", **common, **way))
         for number, way in enumerate(ways)
@@ -95,7 +97,9 @@ def test_a_killed_engine_is_back_with_its_sessions(worker: Worker) -> None:
 
 def test_what_was_opened_is_opened_once(worker: Worker) -> None:
     """However often the engine dies while it is asked."""
-    requests = [worker.submit(Open(session_id=f"s{index}"), opens=True) for index in range(4)]
+    requests = [
+        worker.submit(Open(session_id=f"s{index}"), creates_session=True) for index in range(4)
+    ]
     worker.kill(signal.SIGKILL)
     for index, request in enumerate(requests):
         assert worker.wait(request)["session_id"] == f"s{index}"
@@ -106,13 +110,13 @@ def test_a_hung_engine_is_killed_and_replaced(start: Start) -> None:
     """No sign of life within `heartbeatSec` counts as death."""
     worker = start(heartbeatSec=2.5)
     pid = worker.kill(signal.SIGSTOP)
-    assert worker.ask(Open(session_id="s"), opens=True)["session_id"] == "s"
+    assert worker.ask(Open(session_id="s"), creates_session=True)["session_id"] == "s"
     assert worker.engine_pid() != pid
 
 
 def test_a_new_worker_takes_up_with_the_engine(worker: Worker, start: Start) -> None:
     """Sessions and turns in progress survive the worker; a broken stream is resumed by `continue`."""
-    worker.ask(Open(session_id="s"), opens=True)
+    worker.ask(Open(session_id="s"), creates_session=True)
     running = worker.submit(
         Prompt(session_id="s", prompt="Go", stream=True, max_new_tokens=300, ignore_eos=True)
     )

@@ -143,7 +143,7 @@ def test_progress_clears_a_request() -> None:
     assert not request.is_suspect
     assert request.to_send.skip == 15
     assert request.to_send.replay == (1, 2) * 5
-    assert request.to_send.again
+    assert request.to_send.is_retry
 
 
 def test_nothing_is_tried_for_ever() -> None:

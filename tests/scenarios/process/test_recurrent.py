@@ -47,7 +47,7 @@ def step(worker: Worker, number: int, name: str, **fields: Any) -> int | str:
         Step(session_id=name, **fields),
         attachments=tuple(tensor.data for tensor in elements),
         shapes=tuple(tensor.shape for tensor in elements),
-        opens=fields.get("start", False),
+        creates_session=fields.get("start", False),
     )
     return (
         str(answer["error"]["code"]) if "error" in answer else int(answer["outputs"][0]["data"][0])
@@ -57,7 +57,7 @@ def step(worker: Worker, number: int, name: str, **fields: Any) -> int | str:
 def test_a_sequence_that_found_no_place_begins_when_there_is_one(worker: Worker) -> None:
     """The refusal does not make its id a known one."""
     for name in "ab":
-        worker.ask(Open(session_id=name), opens=True)
+        worker.ask(Open(session_id=name), creates_session=True)
     assert [step(worker, 1, "c") for _ in range(2)] == ["too_many_sessions"] * 2
     worker.ask(Close(session_id="a"))
     assert step(worker, 1, "c") == 1

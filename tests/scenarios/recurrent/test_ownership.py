@@ -39,12 +39,12 @@ def test_what_was_left_behind_expires_alone(num_steps: int, start: Start) -> Non
     left.ask(add(1))
     left.clock.now += left.engine.table.get("a").idle_s / 2
     for _ in range(num_steps):
-        answer = other.ask(add(1), opens=False)
+        answer = other.ask(add(1), creates_session=False)
     left.clock.now += left.engine.table.get("a").idle_s / 2
     left.engine.tick()
     left.run()
     assert "a" not in left.engine.table
-    assert total(start(3).ask(add(1), opens=False)) == total(answer) + 1
+    assert total(start(3).ask(add(1), creates_session=False)) == total(answer) + 1
 
 
 def test_a_sequence_that_was_begun_in_two_places_is_one_of_them(start: Start) -> None:
@@ -64,8 +64,8 @@ def test_a_sequence_that_has_run_out_is_not_found(start: Start) -> None:
     harness = start()
     harness.ask(add(1))
     harness.clock.now += harness.engine.table.get("a").idle_s
-    assert code(start().ask(add(1), opens=False)) == "session_not_found"
-    assert total(start().ask(add(1, start=True), opens=False)) == 1
+    assert code(start().ask(add(1), creates_session=False)) == "session_not_found"
+    assert total(start().ask(add(1, start=True), creates_session=False)) == 1
 
 
 @EVERY
@@ -74,7 +74,7 @@ def test_a_sequence_in_use_does_not_idle_while_no_engine_is_there(every: int, st
     harness = start(every)
     harness.ask(add(1))
     harness.clock.now += harness.engine.table.get("a").idle_s
-    assert total(start(every).ask(add(1), opens=False, again="lost")) == 2
+    assert total(start(every).ask(add(1), creates_session=False, is_retry="lost")) == 2
 
 
 def test_another_program_has_other_sequences(start: Start, tmp_path: Path) -> None:
@@ -85,7 +85,9 @@ def test_another_program_has_other_sequences(start: Start, tmp_path: Path) -> No
     scopes.add(scope_of(settings(1), tmp_path, "model"))
     assert len(scopes) == 3
     assert total(start().ask(add(1))) == 1
-    assert code(start(scope="states-other").ask(add(1), opens=False)) == "session_not_found"
+    assert (
+        code(start(scope="states-other").ask(add(1), creates_session=False)) == "session_not_found"
+    )
 
 
 def test_a_damaged_sequence_is_refused(start: Start, store: MortalStore) -> None:
@@ -94,7 +96,7 @@ def test_a_damaged_sequence_is_refused(start: Start, store: MortalStore) -> None
     for key in store.list("states-model/a"):
         store.delete(key)
         store.create(key, b"damaged")
-    assert code(start().ask(add(1), opens=False)) == "store_unavailable"
+    assert code(start().ask(add(1), creates_session=False)) == "store_unavailable"
 
 
 def test_a_name_that_no_folder_can_have_is_refused(start: Start) -> None:
@@ -104,7 +106,7 @@ def test_a_name_that_no_folder_can_have_is_refused(start: Start) -> None:
 
 def test_open_is_kept_with_its_metadata(start: Start) -> None:
     """Also without a step."""
-    start().ask(Open(session_id="a", metadata={"who": "me"}), opens=True)
+    start().ask(Open(session_id="a", metadata={"who": "me"}), creates_session=True)
     after = start()
-    assert total(after.ask(add(5), opens=False)) == 5
+    assert total(after.ask(add(5), creates_session=False)) == 5
     assert after.engine.table.get("a").metadata == {"who": "me"}

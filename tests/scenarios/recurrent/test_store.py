@@ -40,7 +40,7 @@ def test_another_engine_goes_on_where_the_last_one_stood(every: int, start: Star
     """The states of all steps are there, whichever of them were committed."""
     answers: list[dict[str, Any]] = []
     for number in NUMBERS:
-        answers.append(start(every).ask(add(number), opens=not answers))
+        answers.append(start(every).ask(add(number), creates_session=not answers))
     assert [total(answer) for answer in answers] == [sum(NUMBERS[: i + 1]) for i in range(7)]
     assert [answer["turn"] for answer in answers] == [1, 2, 3, 4, 5, 6, 7]
     assert answers[-1]["outputs"][1]["data"] == list(NUMBERS)
@@ -72,7 +72,7 @@ def talk(
     answers: dict[int, dict[str, Any]] = {}
     for first in range(0, len(script), at_once):
         batch = range(first, min(first + at_once, len(script)))
-        sent = {harness.submit(script[i], opens=i in BEGIN): i for i in batch}
+        sent = {harness.submit(script[i], creates_session=i in BEGIN): i for i in batch}
         while True:
             try:
                 harness.run()
@@ -84,7 +84,7 @@ def talk(
                 break
             harness = start(every)
             for request_id, i in missing.items():
-                harness.submit(script[i], opens=i in BEGIN, again=request_id)
+                harness.submit(script[i], creates_session=i in BEGIN, is_retry=request_id)
     return [without_times(answers[i]) for i in range(len(script))], died
 
 
@@ -131,7 +131,7 @@ def test_what_is_not_needed_is_removed(every: int, start: Start, store: MortalSt
     harness.engine.tick()
     harness.run()
     assert not store.list("states-model/c")
-    assert code(start(every).ask(add(1, "c"), opens=False)) == "session_not_found"
+    assert code(start(every).ask(add(1, "c"), creates_session=False)) == "session_not_found"
 
 
 def test_a_step_that_could_not_be_written_is_taken_back(start: Start, store: MortalStore) -> None:
@@ -141,8 +141,8 @@ def test_a_step_that_could_not_be_written_is_taken_back(start: Start, store: Mor
     store.fails = True
     assert code(harness.ask(add(2))) == "store_unavailable"
     store.fails = False
-    assert harness.engine.figures().store_failures == 1
-    assert [total(harness.ask(add(2), opens=False)) for _ in range(3)] == [3, 5, 7]
+    assert harness.engine.stats().store_failures == 1
+    assert [total(harness.ask(add(2), creates_session=False)) for _ in range(3)] == [3, 5, 7]
     assert total(start(3).ask(add(1))) == 8
 
 
@@ -153,10 +153,10 @@ def test_a_step_behind_a_beginning_that_could_not_be_written_is_not_written(
 ) -> None:
     """Both can be sent again, whether or not the store had the beginning, and count once."""
     harness = start(every)
-    opening = harness.submit(Open(session_id="a"), opens=True)
+    opening = harness.submit(Open(session_id="a"), creates_session=True)
     harness.executor.run()
     harness._posted.pop()()  # it was looked for
-    step = harness.submit(add(1), opens=False)
+    step = harness.submit(add(1), creates_session=False)
     harness.engine.step()
     store.fails = True
     harness.executor.run()
@@ -165,8 +165,8 @@ def test_a_step_behind_a_beginning_that_could_not_be_written_is_not_written(
         store.delete("states-model/a")
     harness.run()
     assert code(harness.answer(opening)) == code(harness.answer(step)) == "store_unavailable"
-    assert "error" not in harness.ask(Open(session_id="a"), opens=True)
-    assert total(harness.ask(add(1), opens=False)) == 1
+    assert "error" not in harness.ask(Open(session_id="a"), creates_session=True)
+    assert total(harness.ask(add(1), creates_session=False)) == 1
 
 
 def test_with_best_effort_a_sequence_goes_on_without_the_store(
@@ -187,10 +187,10 @@ def test_a_numbered_step_is_known_again_by_another_engine(every: int, start: Sta
     """Its client sends it again under another name, and gets the same answer."""
     harness = start(every)
     answers = [harness.ask(add(number, turn=i)) for i, number in enumerate(NUMBERS, 1)]
-    again = start(every).ask(add(NUMBERS[-1], turn=7), opens=False)
+    again = start(every).ask(add(NUMBERS[-1], turn=7), creates_session=False)
     assert again == answers[-1] | {"replayed": True}
-    assert code(start(every).ask(add(1, turn=9), opens=False)) == "turn_gap"
-    assert total(start(every).ask(add(1, turn=8), opens=False)) == total(answers[-1]) + 1
+    assert code(start(every).ask(add(1, turn=9), creates_session=False)) == "turn_gap"
+    assert total(start(every).ask(add(1, turn=8), creates_session=False)) == total(answers[-1]) + 1
 
 
 def test_steps_of_one_pass_are_written_beside_each_other(start: Start) -> None:
@@ -202,7 +202,7 @@ def test_steps_of_one_pass_are_written_beside_each_other(start: Start) -> None:
         harness.run()
     assert harness.num_calls == len(NUMBERS)
     after = start(10)
-    sent = [after.submit(add(1, name), opens=False) for name in names]
+    sent = [after.submit(add(1, name), creates_session=False) for name in names]
     after.run()
     assert [total(after.answer(request)) for request in sent] == [sum(NUMBERS) + 1] * 8
     assert after.num_calls == len(NUMBERS) + 1

@@ -23,7 +23,7 @@ def test_a_turn_is_taken_up_behind_what_was_told(first: Harness, second: Harness
     assert 4 < len(ids) < 20
     request = second.submit(
         ask(max_new_tokens=20, temperature=1.0, seed=3, stream=True),
-        again=True,
+        is_retry=True,
         skip=len(text),
         replay=tuple(ids),
     )
@@ -41,10 +41,10 @@ def test_an_answer_that_was_lost_is_given_again(
     first: Harness, second: Harness, command: Open | Prompt
 ) -> None:
     """What opened a session and was done when the engine died is not done twice."""
-    before = first.ask(command, opens=True)
+    before = first.ask(command, creates_session=True)
     request = next(iter(first.events))
     second._ids = iter([int(request[1:])])  # type: ignore[assignment]
-    after = second.ask(command, opens=True, again=True)
+    after = second.ask(command, creates_session=True, is_retry=True)
     assert after["session_id"] == before["session_id"]
     assert second.engine.table.get("s").turns == first.engine.table.get("s").turns
 
@@ -54,26 +54,28 @@ def test_a_fork_that_was_made_is_not_made_twice(first: Harness, second: Harness)
     first.open("s")
     first.ask(ask())
     fork = Fork(session_id="s", new_session_id="f")
-    request = first.submit(fork, opens=True)
+    request = first.submit(fork, creates_session=True)
     first.run()
     second._ids = iter([int(request[1:]), 90, 91])  # type: ignore[assignment]
-    again = second.ask(fork, opens=True, again=True)
+    again = second.ask(fork, creates_session=True, is_retry=True)
     assert (again["session_id"], again["turn"], again["forked_from"]) == ("f", 1, "s")
     other = structs.replace(fork, new_session_id="g")
-    assert second.ask(other, opens=True, again=True)["session_id"] == "g"
-    assert code(second.ask(fork, opens=True, again=True)) == "session_exists"
+    assert second.ask(other, creates_session=True, is_retry=True)["session_id"] == "g"
+    assert code(second.ask(fork, creates_session=True, is_retry=True)) == "session_exists"
 
 
 def test_what_never_got_there_begins_anew(second: Harness) -> None:
     """An `open` that the engine had when it died, but not in the store yet."""
-    assert second.ask(Open(session_id="s"), opens=True, again=True)["session_id"] == "s"
+    assert (
+        second.ask(Open(session_id="s"), creates_session=True, is_retry=True)["session_id"] == "s"
+    )
 
 
 def test_a_close_that_was_done_is_answered_again(first: Harness, second: Harness) -> None:
     """By the next engine; whoever closes a session that was closed is told so."""
     first.open("s")
     first.close("s")
-    assert second.ask(Close(session_id="s"), again=True) == {"session_id": "s", "closed": True}
+    assert second.ask(Close(session_id="s"), is_retry=True) == {"session_id": "s", "closed": True}
     assert code(second.ask(Close(session_id="s"))) == "session_closed"
 
 
@@ -87,7 +89,9 @@ def test_an_open_that_was_lost_does_not_meet_who_had_its_id(
         expire(first)
     else:
         first.close("s")
-    assert second.ask(Open(session_id="s"), opens=True, again=True)["session_id"] == "s"
+    assert (
+        second.ask(Open(session_id="s"), creates_session=True, is_retry=True)["session_id"] == "s"
+    )
     assert second.ask(ask())["turn"] == 1
 
 

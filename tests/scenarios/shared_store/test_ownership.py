@@ -40,7 +40,8 @@ def test_an_id_is_opened_once(first: Harness, second: Harness) -> None:
     assert code(second.open("s")) == "session_exists"
     assert second.ask(Info(session_id="s"))["turns"] == 0
     assert (
-        code(second.ask(structs.replace(ask(), session_id="other"), opens=True)) == "session_exists"
+        code(second.ask(structs.replace(ask(), session_id="other"), creates_session=True))
+        == "session_exists"
     )
     assert code(second.open("s")) == "session_exists"
 
@@ -50,7 +51,7 @@ def test_the_id_of_a_fork_is_opened_once(first: Harness, second: Harness) -> Non
     first.open("s")
     first.open("taken")
     second.ask(Info(session_id="s"))
-    fork = second.submit(Fork(session_id="s", new_session_id="taken"), opens=True)
+    fork = second.submit(Fork(session_id="s", new_session_id="taken"), creates_session=True)
     waiting = second.submit(structs.replace(ask(), session_id="taken"))
     second.run()
     assert code(second.last(waiting)) == "session_not_found"
@@ -77,7 +78,7 @@ def test_a_session_in_use_does_not_idle_while_no_engine_is_there(
     """The turn that its engine died of is done by the next one, however long that took to start."""
     first.open("s")
     second.clock.now += 61
-    assert second.ask(ask(), again=True)["turn"] == 1
+    assert second.ask(ask(), is_retry=True)["turn"] == 1
 
 
 def test_what_is_left_behind_of_a_session_ends_alone(

@@ -35,7 +35,7 @@ def test_a_session_goes_on_elsewhere(model: Model, first: Harness, second: Harne
 
 def test_the_last_event_goes_out_behind_the_record(first: Harness, store: FailingStore) -> None:
     """And so does the answer to `open`; whatever has left is in the store."""
-    opening = first.submit(Open(session_id="s"), opens=True)
+    opening = first.submit(Open(session_id="s"), creates_session=True)
     request = first.submit(ask())
     while first.engine.busy or not first.events.get(request):
         first.pump()
@@ -69,7 +69,7 @@ def test_best_effort_goes_on(model: Model, store: FailingStore, second: Harness)
     store.fails = True
     assert first.ask(ask("One"))["turn"] == 1
     assert first.ask(Info(session_id="s"))["saved"] is False
-    assert first.engine.figures().store_failures == 1
+    assert first.engine.stats().store_failures == 1
     store.fails = False
     assert first.ask(ask("Two"))["turn"] == 2
     assert first.ask(Info(session_id="s"))["saved"] is True
@@ -101,7 +101,10 @@ def test_forks_and_rewinds_are_kept(first: Harness, second: Harness, model: Mode
     first.open("s", [noise(1)])
     for text in ("One", "Two", "Three"):
         first.ask(ask(text))
-    assert first.ask(Fork(session_id="s", new_session_id="f", at_turn=2), opens=True)["turn"] == 2
+    assert (
+        first.ask(Fork(session_id="s", new_session_id="f", at_turn=2), creates_session=True)["turn"]
+        == 2
+    )
     assert first.ask(Rewind(session_id="s", to_turn=1))["turn"] == 1
     assert second.ask(Info(session_id="s"))["turns"] == 1
     assert second.ask(ask("Zwei"))["turn"] == 2

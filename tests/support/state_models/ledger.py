@@ -20,7 +20,7 @@ class Ledger(torch.nn.Module):
 
     def __init__(self, gate: str) -> None:
         super().__init__()
-        self._gate, self._held = Path(gate), Path(f"{gate}.held")
+        self._trial_lock, self._held = Path(gate), Path(f"{gate}.held")
 
     def forward(
         self,
@@ -40,7 +40,7 @@ class Ledger(torch.nn.Module):
             raise ValueError("a number that brings bad luck")
         if (number == HOLD).any():
             self._held.touch()
-            while self._gate.exists():
+            while self._trial_lock.exists():
                 time.sleep(0.002)
         total, balance = total + number, balance - number
         seen = torch.cat([seen, number], dim=1)

@@ -17,9 +17,9 @@ from examples.keywords.data import (
     UNHEARD,
     VARIANTS,
     Author,
-    Heard,
     Noises,
     Part,
+    SessionPlacedAck,
     compose,
 )
 from examples.keywords.speech import LEVEL, SAMPLE_RATE, Espeak, Utterance, Voice, Word
@@ -74,7 +74,7 @@ def test_streams() -> None:
 
 def test_right_classes() -> None:
     """A word's class is right from its end on; around that nothing is asked, and elsewhere no word is right."""
-    classes = right_classes([Heard(3, 0.5, 1.0)], 100)
+    classes = right_classes([SessionPlacedAck(3, 0.5, 1.0)], 100)
     assert ((classes == 3).nonzero().flatten() == torch.arange(20, 24)).all()
     assert (classes[[19, 24]] == IGNORED).all()
     assert not classes[: int(0.7 / STEP_S)].any()

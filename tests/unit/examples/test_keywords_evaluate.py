@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from examples.keywords.data import Heard, Stream
+from examples.keywords.data import SessionPlacedAck, Stream
 from examples.keywords.evaluate import Score, line
 
 
 def test_score() -> None:
     """A word counts where it is recognized soon after it was said, and once; all else is a false alarm."""
-    words = [Heard(1, 1.0, 1.5), Heard(2, 3.0, 3.5)]
+    words = [SessionPlacedAck(1, 1.0, 1.5), SessionPlacedAck(2, 3.0, 3.5)]
     stream = Stream(np.zeros(60 * 16_000, np.float32), words)
     score = Score()
     score.add(stream, [(0.9, 1), (1.6, 1), (1.7, 1), (3.6, 1)])
@@ -25,7 +25,7 @@ def test_score() -> None:
 
 def test_a_word_at_the_end_of_a_stream() -> None:
     """Recognized or not, it does not count."""
-    stream = Stream(np.zeros(16_000, np.float32), [Heard(1, 0.4, 0.8)])
+    stream = Stream(np.zeros(16_000, np.float32), [SessionPlacedAck(1, 0.4, 0.8)])
     score = Score()
     score.add(stream, [(0.9, 1)])
     score.add(stream, [])

@@ -24,7 +24,7 @@ from ts_stateful.frontend.delivery.push import SequenceDelivery
 from ts_stateful.frontend.delivery.push_async import AsyncDelivery
 from ts_stateful.frontend.handler import SessionHandler
 from ts_stateful.protocol.events import Event
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 _BASE: dict[str, Any] = {
     "minWorkers": 1,
@@ -71,9 +71,9 @@ class _Handler(SessionHandler):
         model_name: str,
         model_dir: Path,
         on_event: Callable[[Event], None],
-        on_figures: Callable[[Figures], None],
+        on_stats: Callable[[Stats], None],
     ) -> ScriptedDispatcher:
-        self.publish = on_figures
+        self.publish = on_stats
         self.started = {"document": document, "model_name": model_name, "model_dir": model_dir}
         return ScriptedDispatcher(_Mailbox(on_event), lambda s: [last(s.request_id, {"a": 1})])
 
@@ -117,7 +117,7 @@ def test_cloudwatch_gets_the_figures_of_a_group_by_the_name_of_a_model(
     """It adds up what several workers write under one name, and each of them has the figures of all."""
     monkeypatch.setenv("TS_STATEFUL_CLOUDWATCH_NAMESPACE", "N")
     handler = initialized({**_CONTINUOUS, "handler": {"engineGroup": "g"}})
-    handler.publish(Figures(sessions_open=3))
+    handler.publish(Stats(sessions_open=3))
     line = json.loads(capsys.readouterr().out)
     assert (line["ModelName"], line["SessionsOpen"]) == ("chat", 3)
 

@@ -30,7 +30,9 @@ def test_a_request_is_submitted_as_it_was_parsed() -> None:
     data = {"data": b'{"prompt": "hi", "stream": true, "session_id": "s"}', "x": b"PNG"}
     row = dispatcher.intake(Profile.CONTINUOUS).take("r", data, HTTP)
     prompt = Prompt(prompt="hi", stream=True, session_id="s")
-    assert dispatcher.submitted["r"] == Submit("r", prompt, (b"PNG",), opens=False, pull=False)
+    assert dispatcher.submitted["r"] == Submit(
+        "r", prompt, (b"PNG",), creates_session=False, pull=False
+    )
     assert (row.kind, row.streams, row.num_bytes) == (
         RowKind.HTTP,
         True,
@@ -43,7 +45,7 @@ def test_a_pulled_prompt_and_an_opening_one_say_so() -> None:
     dispatcher = ScriptedDispatcher(Inbox())
     dispatcher.intake(Profile.CONTINUOUS).take("r", {"data": b'{"prompt": "hi"}'}, {})
     assert dispatcher.submitted["r"].pull
-    assert dispatcher.submitted["r"].opens
+    assert dispatcher.submitted["r"].creates_session
 
 
 def test_a_description_is_asked_of_the_dispatcher() -> None:
@@ -63,7 +65,7 @@ def test_an_id_is_minted_once() -> None:
     intake.take("a", body({"prompt": "hi"}), headers)
     intake.take("b", body({"prompt": "and"}), headers)
     opened, asked = dispatcher.submitted["a"], dispatcher.submitted["b"]
-    assert (opened.opens, asked.opens) == (True, False)
+    assert (opened.creates_session, asked.creates_session) == (True, False)
     assert opened.command.session_id == asked.command.session_id == "ts-seq-0b9fd3a0"
 
 
@@ -101,7 +103,7 @@ def test_a_prompt_that_stands_alone_has_no_session_header() -> None:
     """The row knows from the beginning."""
     dispatcher = ScriptedDispatcher(Inbox())
     row = dispatcher.intake(Profile.CONTINUOUS).take("r", body({"inputs": "hi"}), HTTP)
-    assert dispatcher.submitted["r"].alone
+    assert dispatcher.submitted["r"].ephemeral
     assert not row.names_session
 
 

@@ -6,14 +6,14 @@ import pytest
 
 from tests.support.fake_dispatcher import EXPIRES, ID, NAMES, UNTIL, accepted, last, part, refused
 from ts_stateful.frontend.dialects.dialect import Whole
-from ts_stateful.frontend.pending_response import Response, Row, RowKind
+from ts_stateful.frontend.pending_response import PendingResponse, Response, RowKind
 from ts_stateful.protocol.events import Event
 
 _JSON, _SSE = "application/json", "text/event-stream"
 
 
-def row(kind: RowKind = RowKind.HTTP, *, streams: bool = False) -> Row:
-    return Row("r", kind, NAMES, streams=streams)
+def row(kind: RowKind = RowKind.HTTP, *, streams: bool = False) -> PendingResponse:
+    return PendingResponse("r", kind, NAMES, streams=streams)
 
 
 def test_nothing_has_happened_nothing_is_sent() -> None:
@@ -169,7 +169,7 @@ class _Loud:
         return event.body.upper() + b"!"
 
 
-def loud(kind: RowKind = RowKind.HTTP, *, streams: bool = False) -> Row:
+def loud(kind: RowKind = RowKind.HTTP, *, streams: bool = False) -> PendingResponse:
     it = row(kind, streams=streams)
     it.speak(_Loud())
     return it

@@ -22,7 +22,7 @@ from ts_stateful.protocol.requests import (
     Step,
 )
 from ts_stateful.recurrent.passes import Passes
-from ts_stateful.recurrent.slots import Pool
+from ts_stateful.recurrent.slots import SlotPool
 
 COUNTER = {
     "inputs": [{"name": "number", "datatype": "INT64", "shape": [1], "raw": "text"}],
@@ -133,7 +133,7 @@ def test_a_sequence_that_is_gone_is_not_begun_anew_in_silence(how: str) -> None:
         harness.ask(add(1))
         harness.clock.now += 11
         harness.engine.tick()
-    refused = harness.submit(add(2), opens=how == "expired")
+    refused = harness.submit(add(2), creates_session=how == "expired")
     expected = "session_expired" if how == "expired" else "session_not_found"
     assert harness.code(refused) == expected
     assert "start" in harness.answer(refused)["error"]["message"]
@@ -244,7 +244,7 @@ def test_a_step_whose_states_find_no_memory_fails_alone(
     harness = counter(max_slots=2)
     for name in "abc":
         harness.ask(add(1, name))
-    monkeypatch.setattr(Pool, moved, refuse)
+    monkeypatch.setattr(SlotPool, moved, refuse)
     asked = [harness.submit(add(1, name)) for name in "ac"]
     harness.run()
     assert harness.code(asked[0]) == "out_of_memory"
@@ -271,7 +271,7 @@ def test_a_slot_is_free_when_its_sequence_has_ended() -> None:
     harness.ask(add(1, "c"))
     harness.clock.now += 11
     harness.engine.tick()
-    assert harness.engine.figures().device_bytes == 0
+    assert harness.engine.stats().device_bytes == 0
     harness.engine.check_integrity()
 
 

@@ -15,7 +15,7 @@ from tests.support.state_harness import CPU, state_settings
 from ts_stateful.config.schema import ConfigError, StateConfig
 from ts_stateful.recurrent.program import Program, load_program
 from ts_stateful.recurrent.slots import initial_states
-from ts_stateful.recurrent.verify import prove
+from ts_stateful.recurrent.verify import verify_program
 
 TENSORS: dict[str, Any] = {
     "inputs": [{"name": "x", "shape": [3]}],
@@ -82,7 +82,7 @@ def test_torchscript_and_exported_programs(tmp_path: Path) -> None:
         settings = settings_of(model=name)
         program = load_program(settings, tmp_path, CPU, "sum")
         assert stepped(program) == [2.0] * 6
-        prove(program, settings, initial_states(settings.states, tmp_path), CPU)
+        verify_program(program, settings, initial_states(settings.states, tmp_path), CPU)
 
 
 def test_a_program_finds_its_gpu_as_the_current_one(
@@ -147,7 +147,7 @@ def proved(function: Any, tmp_path: Path, **fields: Any) -> None:
     """Tries a function as a model."""
     settings = settings_of(**fields)
     program = Program(function, settings, name="model", num_parameters=0)
-    prove(program, settings, initial_states(settings.states, tmp_path), CPU)
+    verify_program(program, settings, initial_states(settings.states, tmp_path), CPU)
 
 
 @pytest.mark.parametrize(

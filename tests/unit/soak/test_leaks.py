@@ -30,7 +30,7 @@ FILES = dict.fromkeys(
     0,
 )
 QUIET = Snapshot(
-    figures={**FIGURES, "DeviceBytes": 100.0, "SharedBytes": 100.0},
+    stats={**FIGURES, "DeviceBytes": 100.0, "SharedBytes": 100.0},
     held={role: Held(1, 10, 20, 10**8) for role in MORE},
     zombies=(),
     sessions=(),
@@ -49,11 +49,11 @@ def test_a_quiet_server_leaks_nothing() -> None:
     ("after", "what"),
     [
         (
-            replace(QUIET, figures={**QUIET.figures, "RequestsInFlight": 1.0}),
+            replace(QUIET, stats={**QUIET.stats, "RequestsInFlight": 1.0}),
             "RequestsInFlight is 1",
         ),
         (
-            replace(QUIET, figures={**QUIET.figures, "DeviceBytes": 101.0}),
+            replace(QUIET, stats={**QUIET.stats, "DeviceBytes": 101.0}),
             "the device holds 101 bytes, of which 100",
         ),
         (replace(QUIET, zombies=("engine",)), "zombie"),

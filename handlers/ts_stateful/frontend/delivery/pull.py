@@ -16,7 +16,7 @@ from ts_stateful.frontend.delivery.delivery import Batch
 from ts_stateful.frontend.delivery.torchserve_wire import reply
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Intake
-from ts_stateful.frontend.pending_response import Response, Row, RowKind
+from ts_stateful.frontend.pending_response import PendingResponse, Response, RowKind
 
 __all__ = ["ContinuousDelivery"]
 
@@ -55,7 +55,7 @@ class ContinuousDelivery:
         self._settle_s = settle_s
         self._sleep = sleep
         self._quiet_s = wait_s
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, PendingResponse] = {}
         self._described: str | None = None
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class ContinuousDelivery:
         for request_id in self._rows.keys() - present:
             self._intake.drop(self._rows.pop(request_id))
 
-    def _collect(self, row: Row) -> Response | None:
+    def _collect(self, row: PendingResponse) -> Response | None:
         events = self._inbox.take(row.request_id)
         if events:
             self._quiet_s = self._wait_s

@@ -15,7 +15,7 @@ from ts_stateful.frontend.delivery.delivery import Batch
 from ts_stateful.frontend.delivery.torchserve_wire import push, reply
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Intake
-from ts_stateful.frontend.pending_response import Response, Row
+from ts_stateful.frontend.pending_response import PendingResponse, Response
 
 __all__ = ["SequenceDelivery"]
 
@@ -55,7 +55,7 @@ class SequenceDelivery:
             for row in rows.values():
                 self._intake.finish(row) if row.done else self._intake.drop(row)
 
-    def _serve(self, rows: dict[int, Row], context: Any) -> dict[int, Response]:
+    def _serve(self, rows: dict[int, PendingResponse], context: Any) -> dict[int, Response]:
         """Pushes until no row is open; returns the responses that end the batch."""
         ready: dict[int, Response] = {}
         open_rows = dict(rows)
@@ -81,11 +81,13 @@ class SequenceDelivery:
             else:
                 self._inbox.wait(patience_s - silent_s)
 
-    def _collect(self, row: Row) -> Response | None:
+    def _collect(self, row: PendingResponse) -> Response | None:
         row.add(self._inbox.take(row.request_id))
         return self._intake.attempt(row.request_id, row.next)
 
-    def _carry(self, ready: dict[int, Response], open_rows: dict[int, Row], *, force: bool) -> bool:
+    def _carry(
+        self, ready: dict[int, Response], open_rows: dict[int, PendingResponse], *, force: bool
+    ) -> bool:
         """Whether some row in `ready` has more to come; adds one if there is one that loses nothing, or if forced."""
         if any(response.more for response in ready.values()):
             return True
@@ -100,7 +102,7 @@ class SequenceDelivery:
 _UNDECIDED = 3
 
 
-def _cost(row: Row) -> int:
+def _cost(row: PendingResponse) -> int:
     """What an empty response costs: nothing, an early status line, an empty message, a status that may turn out wrong."""
     if not row.is_http:
         return 2

@@ -12,7 +12,7 @@ from typing import Any
 from ts_stateful.frontend.delivery.delivery import Batch
 from ts_stateful.frontend.delivery.torchserve_wire import push
 from ts_stateful.frontend.intake import Intake
-from ts_stateful.frontend.pending_response import Response, Row
+from ts_stateful.frontend.pending_response import PendingResponse, Response
 from ts_stateful.protocol.events import Event
 
 __all__ = ["AsyncDelivery", "AsyncMailbox"]
@@ -86,7 +86,7 @@ class AsyncDelivery:
             self._intake.finish(row) if row.done else self._intake.drop(row)
 
 
-def _send(context: Any, idx: int, row: Row, response: Response) -> None:
+def _send(context: Any, idx: int, row: PendingResponse, response: Response) -> None:
     push(context, {idx: response})
     if row.is_http and response.more is None:
         # That was a whole HTTP response. The frontend lets go of the request only on "false", which a first response must not

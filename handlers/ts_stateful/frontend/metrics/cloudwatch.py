@@ -14,7 +14,7 @@ from typing import TextIO
 
 import msgspec
 
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 __all__ = ["CloudWatchMetrics"]
 
@@ -52,7 +52,7 @@ class CloudWatchMetrics:
         dimensions = {"EndpointName": endpoint} if endpoint else {}
         return cls(namespace, {**dimensions, "ModelName": model_name}, out=sys.stdout)
 
-    def publish(self, figures: Figures) -> None:
+    def publish(self, stats: Stats) -> None:
         """Writes the figures, if none were written in this minute."""
         now_s = self._clock()
         minute = int(now_s // _INTERVAL_S)
@@ -71,9 +71,9 @@ class CloudWatchMetrics:
                 ],
             },
             **self._dimensions,
-            "SessionsOpen": figures.sessions_open,
-            "DeviceBytes": figures.device_bytes,
-            "HostBytes": figures.host_bytes,
+            "SessionsOpen": stats.sessions_open,
+            "DeviceBytes": stats.device_bytes,
+            "HostBytes": stats.host_bytes,
         }
         # In one piece: other threads write to the log as well.
         self._out.write(msgspec.json.encode(line).decode() + "\n")

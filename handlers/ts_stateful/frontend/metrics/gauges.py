@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import structs
 from ts.metrics.metric_type_enum import MetricTypes
 
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 __all__ = ["Gauges"]
 
@@ -36,12 +36,12 @@ class Gauges:
                 dimension_names=["ModelName"],
                 metric_type=MetricTypes.GAUGE,
             )
-            for name in Figures.__struct_fields__
+            for name in Stats.__struct_fields__
         }
 
-    def publish(self, figures: Figures) -> None:
+    def publish(self, stats: Stats) -> None:
         """Writes what has changed since the last time."""
-        for name, value in structs.asdict(figures).items():
+        for name, value in structs.asdict(stats).items():
             if self._published.get(name) != value:
                 self._published[name] = value
                 whose = self._model_name if name in _OF_WORKERS else self._group

@@ -109,7 +109,7 @@ class RequestParser:
         unnamed = translation.unnamed
         if not self._keeps_sessions:
             unnamed = _without_sessions(request, unnamed)
-        request, opens = _address(request, headers, unnamed)
+        request, creates_session = _address(request, headers, unnamed)
         if isinstance(request, Step):  # to be refused; what its tensors are, nobody has looked at
             request = Step(session_id=request.session_id)
         takes_files = translation.voice.pulls and isinstance(request, Open | Prompt | Upload)
@@ -119,8 +119,8 @@ class RequestParser:
             request = self._completed(request, data, headers)
         pulled = isinstance(request, Prompt) and not headers.is_http
         pulled = pulled and self._profile is Profile.CONTINUOUS
-        alone = opens and unnamed is Unnamed.ALONE
-        if pulled and (alone or not translation.voice.pulls):
+        ephemeral = creates_session and unnamed is Unnamed.ALONE
+        if pulled and (ephemeral or not translation.voice.pulls):
             raise InvalidRequest(
                 "in this profile replies over gRPC are pulled from their sessions by `prompt` and `continue`; ask over HTTP"
             )
@@ -128,8 +128,8 @@ class RequestParser:
             request_id,
             request,
             attachments,
-            opens=opens,
-            alone=alone,
+            creates_session=creates_session,
+            ephemeral=ephemeral,
             pull=pulled,
             profile=self._profile,
         )
@@ -151,16 +151,18 @@ class RequestParser:
         if not isinstance(request, Step):
             if content.raw:
                 raise InvalidRequest("raw bytes go with `step` alone", field="type")
-            request, opens = _address(request, headers)
-            return Submit(request_id, request, opens=opens, profile=self._profile)
-        step, opens = _address(steps.complete(request, headers, content.others), headers)
+            request, creates_session = _address(request, headers)
+            return Submit(
+                request_id, request, creates_session=creates_session, profile=self._profile
+            )
+        step, creates_session = _address(steps.complete(request, headers, content.others), headers)
         assert isinstance(step, Step)
         elements = steps.elements(step, content.raw)
         return Submit(
             request_id,
             msgspec.structs.replace(step, inputs=()),
             tuple(tensor.data for tensor in elements),
-            opens=opens,
+            creates_session=creates_session,
             shapes=tuple(tensor.shape for tensor in elements),
             raw=content.body_is_raw,
             profile=self._profile,
@@ -189,17 +191,19 @@ def _address(
 ) -> tuple[AnyRequest, bool]:
     """The request with the ids of the sessions that it is about, and whether it opens one."""
     session_id = resolve_session_id(headers.session_id(), request.session_id)
-    opens = isinstance(request, Open | Fork) or (isinstance(request, Step) and request.start)
+    creates_session = isinstance(request, Open | Fork) or (
+        isinstance(request, Step) and request.start
+    )
     may_open = unnamed is not Unnamed.REFUSED
     if session_id is None and may_open and isinstance(request, Open | Prompt | Step):
         # One that nobody shall know.
         given = headers.minted_id if unnamed is Unnamed.OPENS else None
         session_id = given or new_session_id()
-        opens = True
+        creates_session = True
     if session_id is None and not isinstance(request, Hello):
         raise InvalidRequest("name the session, in the session header or here", field="session_id")
     if isinstance(request, Fork):
         asked = resolve_session_id(None, request.new_session_id, field="new_session_id")
         made = asked or headers.minted_id or new_session_id()
         request = msgspec.structs.replace(request, new_session_id=made)
-    return msgspec.structs.replace(request, session_id=session_id), opens
+    return msgspec.structs.replace(request, session_id=session_id), creates_session

@@ -8,12 +8,12 @@ from __future__ import annotations
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.network.load import Model
 
-__all__ = ["RebuildCost"]
+__all__ = ["RecomputeCost"]
 
 _READ = 0.1  # of what computing takes; from the store
 
 
-class RebuildCost:
+class RecomputeCost:
     """The time for a byte of KV states, relative to computing the first token of a session.
 
     Linear layers take the same for every token, attention takes what is behind it, so half of a session's length on average: it

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ts_stateful.language.conversation.context import Context, Past
-from ts_stateful.language.network.sampler import Row
+from ts_stateful.language.network.sampler import SamplingRow
 from ts_stateful.language.text.chat_template import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
 from ts_stateful.sessions.session import Message, Session
 
-__all__ = ["Sequence", "Status", "Subscriber", "Waiter"]
+__all__ = ["PendingContinue", "Sequence", "Status", "Subscriber"]
 
 
 class Status(enum.Enum):
@@ -41,12 +41,12 @@ class Subscriber:
     pull: bool
     sent: int = 0
     # Ids of the reply that the worker knows, to take the turn up again if the engine dies.
-    told: int = 0
+    acked: int = 0
     next_at: float = 0.0  # the clock's time before which a stream gets nothing more
 
 
 @dataclass(eq=False)
-class Waiter:
+class PendingContinue:
     """A `continue` that waits for text behind `after` characters, until `deadline`."""
 
     request_id: str
@@ -65,12 +65,12 @@ class Sequence:
     command: Open | Prompt | Fork | Rewind
     submitted_at: float
     origin: str = ""  # the request that asked for it
-    opens: bool = False  # it opened its session
-    alone: bool = False  # its session ends with it
+    creates_session: bool = False  # it opened its session
+    ephemeral: bool = False  # its session ends with it
     status: Status = Status.LOADING
     number: int = 0  # of the turn, from when it runs
     subscribers: list[Subscriber] = field(default_factory=list)
-    waiters: list[Waiter] = field(default_factory=list)
+    continues: list[PendingContinue] = field(default_factory=list)
     # Have their answer, and come back by `continue`.
     pulled: list[Subscriber] = field(default_factory=list)
     orphaned_at: float | None = None  # since when nobody waits for it
@@ -112,7 +112,7 @@ class Sequence:
     def request_ids(self) -> list[str]:
         """Everybody who waits for this turn."""
         subscribers = [subscriber.request_id for subscriber in self.subscribers]
-        return subscribers + [waiter.request_id for waiter in self.waiters]
+        return subscribers + [waiter.request_id for waiter in self.continues]
 
     @property
     def all_images(self) -> list[ImageInput]:
@@ -135,11 +135,11 @@ class Sequence:
         return self.reply.text if self.reply else ""
 
     @property
-    def row(self) -> Row:
+    def row(self) -> SamplingRow:
         """How its next token is chosen."""
         command = self.command
         assert isinstance(command, Prompt)
-        return Row(
+        return SamplingRow(
             command.temperature,
             command.top_k,
             command.top_p,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.language.kv.cache import KVCache
-from ts_stateful.language.kv.to_device import upload
+from ts_stateful.language.kv.to_device import to_device
 
 __all__ = ["Rows", "Span", "Table"]
 
@@ -86,4 +86,4 @@ class Table:
 
     def on(self, device: torch.device) -> Table:
         """The same, on a device; does not wait for the copy."""
-        return replace(self, buffer=upload(self.buffer, device))
+        return replace(self, buffer=to_device(self.buffer, device))

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["upload"]
+__all__ = ["to_device"]
 
 
-def upload(
+def to_device(
     values: Sequence[int] | Sequence[float] | Tensor,
     device: torch.device,
     dtype: torch.dtype | None = None,

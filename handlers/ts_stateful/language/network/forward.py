@@ -23,7 +23,7 @@ from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs,
 from ts_stateful.language.kernels.verify import difference
 from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Rows, Span
-from ts_stateful.language.kv.to_device import upload
+from ts_stateful.language.kv.to_device import to_device
 
 __all__ = ["Forward", "find_layout"]
 
@@ -86,12 +86,14 @@ class Forward:
             device = self._network.device
             self._cache.begin(spans, flat=self.flat)
             if self._keeps_logits:
-                inputs["logits_to_keep"] = upload(keep, device)
-            logits = self._call(upload(ids, device)[None], upload(positions, device), **inputs)
+                inputs["logits_to_keep"] = to_device(keep, device)
+            logits = self._call(
+                to_device(ids, device)[None], to_device(positions, device), **inputs
+            )
         for span in spans:
             span.kv.length = span.stop
         if whole and len(keep) < len(ids):
-            return logits[upload(keep, logits.device)]
+            return logits[to_device(keep, logits.device)]
         return logits
 
     def _call(self, ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:

@@ -24,7 +24,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from ts_stateful.language.kv.to_device import upload
+from ts_stateful.language.kv.to_device import to_device
 
 __all__ = ["Penalties"]
 
@@ -66,7 +66,7 @@ class Penalties:
             return logits
         rows = []
         for row, ids in zip(logits.float().split(1), contexts, strict=True):
-            rows.append(self._processors(upload(ids, row.device).unsqueeze(0), row))
+            rows.append(self._processors(to_device(ids, row.device).unsqueeze(0), row))
         return torch.cat(rows)
 
 

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kv.to_device import upload
+from ts_stateful.language.kv.to_device import to_device
 
-__all__ = ["Row", "sample", "uniform"]
+__all__ = ["SamplingRow", "sample", "uniform"]
 
 _MASK = 2**64 - 1
 
 
-class Row(NamedTuple):
+class SamplingRow(NamedTuple):
     """How the next token of one row is chosen; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
 
     temperature: float = 0.0
@@ -37,24 +37,24 @@ def uniform(seed: int, position: int) -> float:
     return ((z ^ (z >> 31)) >> 11) / 2**53
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """The next token of every row; `logits` is `(rows, vocabulary)`. Waits for the device once, for the tokens."""
     tokens = logits.argmax(dim=-1)
     drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
     if drawn:
-        chosen = upload(drawn, logits.device)
+        chosen = to_device(drawn, logits.device)
         tokens[chosen] = _draw(logits[chosen].float(), [rows[index] for index in drawn])
     result: list[int] = tokens.tolist()
     return result
 
 
-def _draw(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     vocabulary = logits.shape[-1]
     numbers = [
         (row.temperature, row.top_k or vocabulary, row.top_p, uniform(row.seed, row.position))
         for row in rows
     ]
-    columns = upload(torch.tensor(numbers, dtype=torch.float64), logits.device)
+    columns = to_device(torch.tensor(numbers, dtype=torch.float64), logits.device)
     temperature, top_k, top_p, drawn = columns.split(1, dim=1)  # (rows, 1)
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = (ordered.double() / temperature).softmax(dim=-1)

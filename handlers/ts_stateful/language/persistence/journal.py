@@ -1,7 +1,7 @@
 """Sessions in the store: written turn by turn, read when they come from elsewhere.
 
 Owns where in its log each session stands, and what is made up for after a write that failed. The engine's step never waits for
-a disk or a network. Knows nothing of requests or of what entries mean; `chronicle` does.
+a disk or a network. Knows nothing of requests or of what entries mean; `session_records` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ts_stateful.session_log.records import Entry
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import StoreError
-from ts_stateful.store.ordered_calls import Line, StoreCalls
+from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 
 __all__ = ["Done", "Journal", "Write"]
 
@@ -30,12 +30,12 @@ Done = Callable[[StatefulError | None], None]
 class Write(NamedTuple):
     """What is written together: `make`, on a thread of the store, writes values that entries refer to, and gives the entries.
 
-    All of it has to be kept for `ttl_s` seconds. `opens` says that it begins the log.
+    All of it has to be kept for `ttl_s` seconds. `creates_session` says that it begins the log.
     """
 
     make: Callable[[], Sequence[Entry]]
     ttl_s: float
-    opens: bool = False
+    creates_session: bool = False
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class _Log:
     known: Known = field(default_factory=Known)
     unmade: list[Write] = field(default_factory=list)  # committed here, but not in the store:
     unwritten: list[Entry] = field(default_factory=list)  # first these entries, then those writes
-    line: Line = field(default_factory=Line)
+    line: CallQueue = field(default_factory=CallQueue)
     has_moved: bool = False
 
 
@@ -71,9 +71,13 @@ class Journal:
         log = self._logs.setdefault(session, _Log())
 
         def written(outcome: Any) -> None:
-            part = "session" if write.opens else "turn"
+            part = "session" if write.creates_session else "turn"
             reason = self._calls.reason(outcome, "session", part)
-            if isinstance(reason, SessionMoved) and write.opens and not log.known.num_entries:
+            if (
+                isinstance(reason, SessionMoved)
+                and write.creates_session
+                and not log.known.num_entries
+            ):
                 reason = SessionExists("a session of this id is open already", field="session_id")
             then(reason)
 
@@ -118,7 +122,7 @@ class Journal:
                 log.unwritten.clear()
                 log.unmade.clear()
                 if (
-                    write.opens and log.known.num_entries
+                    write.creates_session and log.known.num_entries
                 ):  # it has begun the log, of which nobody was told
                     with contextlib.suppress(StoreError):
                         forget(self._calls.store, session_id)

@@ -23,9 +23,9 @@ from ts_stateful.language.text.chat_template import common_prefix
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.ordered_calls import Line, StoreCalls
+from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 
-__all__ = ["Spill"]
+__all__ = ["KvOffload"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _PAUSE_S = 30.0  # without writing, after the store has not taken something
 _Session = Session[Context]
 
 
-class Spill:
+class KvOffload:
     """The KV states of one engine's sessions in a store, of which they take at most `budget_bytes`.
 
     All methods are for the engine's thread. `may_write` says whether a session's states may be there. `num_read` counts
@@ -62,7 +62,7 @@ class Spill:
         self._calls = StoreCalls(access, post)
         self._budget = budget_bytes
         self._clock = clock
-        self._lines: WeakKeyDictionary[_Session, Line] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[_Session, CallQueue] = WeakKeyDictionary()
         self._waiting: deque[Callable[[], None]] = deque()
         self._num_reading = 0
         self._is_writing = False
@@ -207,8 +207,8 @@ class Spill:
         self.num_failed += 1
         logger.warning("KV states could not be %s: %s: %s", what, type(outcome).__name__, outcome)
 
-    def _line(self, session: _Session) -> Line:
-        return self._lines.setdefault(session, Line())
+    def _line(self, session: _Session) -> CallQueue:
+        return self._lines.setdefault(session, CallQueue())
 
 
 def _removable(session: _Session) -> int:

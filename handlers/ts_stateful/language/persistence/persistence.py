@@ -16,8 +16,8 @@ from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.journal import Done, Journal
-from ts_stateful.language.persistence.kv_offload import Spill
-from ts_stateful.language.persistence.session_records import Chronicle, Recovered
+from ts_stateful.language.persistence.kv_offload import KvOffload
+from ts_stateful.language.persistence.session_records import Recovered, SessionRecords
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError, StoreFailed
@@ -29,27 +29,27 @@ from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import StoreError
 
-__all__ = ["Durability", "make_durable"]
+__all__ = ["TurnPersistence", "make_persistence"]
 
 logger = logging.getLogger(__name__)
 
 Waiting = Callable[[Submit, StatefulError | None], None]
 
 
-class Durability:
-    """The store of one engine, through `journal` and `chronicle`; None for both: there is none. `spill` adds KV states."""
+class TurnPersistence:
+    """The store of one engine, through `journal` and `session_records`; None for both: no store. `spill` adds KV states."""
 
     def __init__(
         self,
         table: SessionTable[Context],
         journal: Journal | None = None,
-        chronicle: Chronicle | None = None,
-        spill: Spill | None = None,
+        session_records: SessionRecords | None = None,
+        spill: KvOffload | None = None,
     ) -> None:
         self.spill = spill
         self._table = table
         self._journal = journal
-        self._chronicle = chronicle
+        self._session_records = session_records
         self._wanted: dict[str, list[Submit]] = {}
 
     @property
@@ -59,26 +59,26 @@ class Durability:
 
     def is_saved(self, session: Session[Context]) -> bool | None:
         """Whether all that was committed is in the store, and enough to go on; None where there is no store."""
-        if self._journal is None or self._chronicle is None:
+        if self._journal is None or self._session_records is None:
             return None
-        return self._journal.is_saved(session) and self._chronicle.keeps(session)
+        return self._journal.is_saved(session) and self._session_records.keeps(session)
 
     def committed(self, sequence: Sequence, turn: Turn | None, then: Done) -> None:
         """A turn, or the opening of a session where it is None, is complete."""
-        if self._journal is None or self._chronicle is None or sequence.alone:
+        if self._journal is None or self._session_records is None or sequence.ephemeral:
             then(None)
             return
         session, command = sequence.session, sequence.command
         if turn is None:
-            write = self._chronicle.opening(session, sequence.images)
+            write = self._session_records.opening(session, sequence.images)
         else:
             assert isinstance(command, Prompt)
-            write = self._chronicle.turn(
+            write = self._session_records.turn(
                 session,
                 turn,
                 command,
                 sequence.images,
-                opens=sequence.opens,
+                creates_session=sequence.creates_session,
                 past=sequence.past,
             )
         self._journal.write(session, write, then)
@@ -100,17 +100,17 @@ class Durability:
 
     def rewound(self, session: Session[Context], to_turn: int, then: Done) -> None:
         """The session goes back to what it was after a turn."""
-        if self._journal is None or self._chronicle is None:
+        if self._journal is None or self._session_records is None:
             then(None)
         else:
-            self._journal.write(session, self._chronicle.rewound(session, to_turn), then)
+            self._journal.write(session, self._session_records.rewound(session, to_turn), then)
 
     def forked(self, session: Session[Context], then: Done) -> None:
         """The session was made from another one."""
-        if self._journal is None or self._chronicle is None:
+        if self._journal is None or self._session_records is None:
             then(None)
         else:
-            self._journal.write(session, self._chronicle.whole(session), then)
+            self._journal.write(session, self._session_records.whole(session), then)
 
     def ended(
         self,
@@ -119,7 +119,7 @@ class Durability:
         then: Callable[[], None] = lambda: None,
     ) -> None:
         """The session is over; it is so even where the store cannot be told, which forgets it when its time is up."""
-        if self._journal is None or self._chronicle is None:
+        if self._journal is None or self._session_records is None:
             then()
             return
 
@@ -131,19 +131,21 @@ class Durability:
                 self.spill.ended(session)
 
         known = self._journal.known(session)
-        self._journal.run(partial(self._chronicle.end, session.session_id, reason, known), told)
+        self._journal.run(
+            partial(self._session_records.end, session.session_id, reason, known), told
+        )
 
     def look_behind(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
         """Looks whether another server has gone on with a session that is here; `then` gets the answer.
 
         Returns False where there is no store to look in.
         """
-        if self._journal is None or self._chronicle is None:
+        if self._journal is None or self._session_records is None:
             return False
         known = self._journal.known(session)
         # A store that does not answer tells nothing.
         self._journal.run(
-            partial(self._chronicle.has_more, session.session_id, known),
+            partial(self._session_records.has_more, session.session_id, known),
             lambda outcome: then(outcome is True),
         )
         return True
@@ -153,12 +155,12 @@ class Durability:
 
         Messages are given back in the order in which they came. Returns False where there is no store to look in.
         """
-        if self._journal is None or self._chronicle is None:
+        if self._journal is None or self._session_records is None:
             return False
         is_new = session_id not in self._wanted  # those that wait may all have been dropped
         self._wanted.setdefault(session_id, []).append(message)
         if is_new:
-            load = partial(self._chronicle.load, session_id, in_use=message.again)
+            load = partial(self._session_records.load, session_id, in_use=message.is_retry)
             self._journal.run(load, partial(self._loaded, session_id, then))
         return True
 
@@ -181,7 +183,7 @@ class Durability:
         assert self._journal is not None
         if isinstance(outcome, Recovered):
             try:
-                in_use = any(message.again for message in self._wanted[session_id])
+                in_use = any(message.is_retry for message in self._wanted[session_id])
                 self._table.adopt(outcome.session, in_use=in_use)
             except StatefulError as error:
                 return error
@@ -195,7 +197,7 @@ class Durability:
         return defect(outcome, "reading a session from the store")
 
 
-def make_durable(
+def make_persistence(
     model: Model,
     store: StoreAccess | None,
     table: SessionTable[Context],
@@ -206,12 +208,12 @@ def make_durable(
     utc: Callable[[], float],
     idle_s: float,
     spill: int = 0,
-) -> Durability:
+) -> TurnPersistence:
     """The sessions of `table`, idle for at most `idle_s`, in a store or in none; with `spill` bytes of KV states at most."""
     if store is None:
-        return Durability(table)
+        return TurnPersistence(table)
     journal = Journal(store, post)
-    chronicle = Chronicle(
+    session_records = SessionRecords(
         model,
         store.store,
         shared,
@@ -222,14 +224,14 @@ def make_durable(
         utc=utc,
     )
     if not spill:
-        return Durability(table, journal, chronicle)
-    spiller = Spill(
+        return TurnPersistence(table, journal, session_records)
+    spiller = KvOffload(
         model,
         table,
         store,
         post,
         budget_bytes=spill,
-        may_write=chronicle.keeps,  # what was said can be told from the states
+        may_write=session_records.keeps,  # what was said can be told from the states
         clock=clock,
     )
-    return Durability(table, journal, chronicle, spiller)
+    return TurnPersistence(table, journal, session_records, spiller)

@@ -29,7 +29,7 @@ from ts_stateful.sessions.session import Delta, Message, Session, Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.store.base import Store
 
-__all__ = ["Chronicle", "Recovered"]
+__all__ = ["Recovered", "SessionRecords"]
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "ignore_eos")
 
@@ -43,7 +43,7 @@ class Recovered(NamedTuple):
     known: Known
 
 
-class Chronicle:
+class SessionRecords:
     """The sessions of one model in a store. `utc` tells Unix time, `clock` the engine's; `writer` names this process.
 
     `content` says what is written of a session: all that it needs to go on elsewhere, that without its images, or nothing. One
@@ -86,14 +86,14 @@ class Chronicle:
         command: Prompt,
         images: Iterable[ImageInput],
         *,
-        opens: bool = False,
+        creates_session: bool = False,
         past: Past | None = None,
     ) -> Write:
         """A turn is committed, with these new images.
 
-        `opens` says that the session was opened with it, `past` what the session goes back to first.
+        `creates_session` says that the session was opened with it, `past` what the session goes back to first.
         """
-        parts: list[_Part] = [(self._opened(session), [])] if opens else []
+        parts: list[_Part] = [(self._opened(session), [])] if creates_session else []
         if past is not None:
             blank = past.opening is not session.state.opening
             parts.append((self._rewound(turn.number - 1, blank=blank), []))
@@ -213,8 +213,10 @@ class Chronicle:
         # What an image is made of may be exchanged by the engine meanwhile, but not these references.
         tensors = [[image_tensors(image) for image in images] for _, images in parts]
         ttl_s = max(1.0, session.expires_at - self._clock())
-        opens = isinstance(parts[0][0], records.Opened)
-        return Write(partial(self._entries, parts, tensors, ttl_s), ttl_s, opens=opens)
+        creates_session = isinstance(parts[0][0], records.Opened)
+        return Write(
+            partial(self._entries, parts, tensors, ttl_s), ttl_s, creates_session=creates_session
+        )
 
     def _entries(
         self,

@@ -10,11 +10,11 @@ from functools import partial
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Status
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.persistence import Durability
+from ts_stateful.language.persistence.persistence import TurnPersistence
 from ts_stateful.language.text.chat_template import common_prefix
 from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.lifecycle import Turns
-from ts_stateful.language.turns.outbox import Outbox
+from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.protocol.answers import Rewound
 from ts_stateful.protocol.errors import InvalidRequest, SessionExists, StatefulError, TurnGap
 from ts_stateful.protocol.requests import Fork, Open, Rewind
@@ -32,14 +32,14 @@ class Branches:
         model: Model,
         table: SessionTable[Context],
         turns: Turns,
-        outbox: Outbox,
-        durability: Durability,
+        outbox: TurnOutbox,
+        persistence: TurnPersistence,
     ) -> None:
         self._model = model
         self._table = table
         self._turns = turns
         self._outbox = outbox
-        self._durability = durability
+        self._persistence = persistence
 
     def forked_before(self, request_id: str, command: Fork) -> bool:
         """Answers a `fork` that an engine that died had made, but not said so."""
@@ -82,7 +82,7 @@ class Branches:
                     error.field = "new_session_id"
                 self._outbox.refuse(request_id, error, fork.session_id)
 
-        self._turns.write_down(fork, command, partial(self._durability.forked, fork), done)
+        self._turns.write_down(fork, command, partial(self._persistence.forked, fork), done)
 
     def _answer(self, request_id: str, fork: Session[Context], source_id: str) -> None:
         self._outbox.answer(
@@ -103,7 +103,7 @@ class Branches:
         on_device = source.state.residency is Residency.DEVICE
         if on_device and self._table.make_room(length * kv.token_bytes, spared=source):
             source.state.lend_kv(fork.state, length)
-        self._durability.lend(source, fork)
+        self._persistence.lend(source, fork)
 
     def rewind(self, request_id: str, session: Session[Context], command: Rewind) -> None:
         """Goes back to what the session was after a turn."""
@@ -121,7 +121,7 @@ class Branches:
             answer = Rewound(session.session_id, len(turns), len(session.state.log))
             self._outbox.answer(request_id, answer, session_id=session.session_id)
 
-        write = partial(self._durability.rewound, session, len(turns))
+        write = partial(self._persistence.rewound, session, len(turns))
         self._turns.write_down(session, command, write, done)
 
 

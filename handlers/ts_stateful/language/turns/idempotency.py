@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
-from ts_stateful.language.turns.outbox import Outbox
+from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.language.turns.preparation import check_number
-from ts_stateful.language.turns.waiters import Audience
+from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.protocol.answers import Closed
 from ts_stateful.protocol.errors import SessionClosed, StatefulError
 from ts_stateful.protocol.events import Submit
@@ -17,21 +17,21 @@ from ts_stateful.protocol.requests import Close, Prompt
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["Repeats", "prompts_of"]
+__all__ = ["Idempotency", "prompts_of"]
 
 
-class Repeats:
+class Idempotency:
     """Answers what was done before, for the sessions of one engine."""
 
-    def __init__(self, table: SessionTable[Context], audience: Audience, outbox: Outbox) -> None:
+    def __init__(self, table: SessionTable[Context], waiters: Waiters, outbox: TurnOutbox) -> None:
         self._table = table
-        self._audience = audience
+        self._waiters = waiters
         self._outbox = outbox
 
     def opened_before(self, message: Submit) -> bool:
         """Answers an `open` whose session an engine that died had opened, but not said so."""
         session_id = message.command.session_id
-        if not message.again or session_id is None or session_id not in self._table:
+        if not message.is_retry or session_id is None or session_id not in self._table:
             return False
         session = self._table.get(session_id)
         if session.origin != message.request_id:
@@ -47,7 +47,7 @@ class Repeats:
         session = self._table.get(session_id)
         turn = next((t for t in session.turns if t.origin == message.request_id), None)
         if turn is not None:
-            until = self._outbox.unix_time(session.expires_at) if message.opens else None
+            until = self._outbox.unix_time(session.expires_at) if message.creates_session else None
             self._outbox.replayed(_subscriber(message), session_id, turn, opened_until=until)
         return turn is not None
 
@@ -55,7 +55,7 @@ class Repeats:
         """Answers a `close` that an engine that died had done, but not said so; `error` is what has become of the session."""
         command = message.command
         closed = isinstance(command, Close) and isinstance(error, SessionClosed)
-        if message.again and closed and command.session_id is not None:
+        if message.is_retry and closed and command.session_id is not None:
             answer, name = Closed(command.session_id), command.session_id
             self._outbox.answer(message.request_id, answer, session_id=name, closed=True)
             return True
@@ -71,7 +71,7 @@ class Repeats:
         if ahead >= len(prompts):
             check_number(turn, len(session.turns) + len(prompts) + 1)
             return False
-        self._audience.subscribe(prompts[ahead], message)
+        self._waiters.subscribe(prompts[ahead], message)
         return True
 
 

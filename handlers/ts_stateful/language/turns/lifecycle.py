@@ -16,12 +16,12 @@ from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.journal import Done
-from ts_stateful.language.persistence.persistence import Durability
+from ts_stateful.language.persistence.persistence import TurnPersistence
 from ts_stateful.language.scheduler import Scheduler
-from ts_stateful.language.turns.outbox import Outbox, usage_of
-from ts_stateful.language.turns.prefix_sharing import Lender
+from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
+from ts_stateful.language.turns.prefix_sharing import PrefixSharing
 from ts_stateful.language.turns.preparation import check_window, extend, take_up
-from ts_stateful.language.turns.waiters import Audience
+from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.language.vision.known_urls import load_unknown, urls_of
 from ts_stateful.language.vision.reader import ImageReader
@@ -51,24 +51,24 @@ class Turns:
         model: Model,
         table: SessionTable[Context],
         scheduler: Scheduler[Sequence],
-        audience: Audience,
-        outbox: Outbox,
+        waiters: Waiters,
+        outbox: TurnOutbox,
         *,
         shared: SharedCache[ImageInput | Prefix],
         load_images: LoadImages,
         executor: Executor,
         post: Callable[[Callable[[], None]], None],
         clock: Callable[[], float],
-        durability: Durability,
+        persistence: TurnPersistence,
     ) -> None:
         self._model = model
-        self._durability = durability
+        self._persistence = persistence
         self._table = table
         self._scheduler = scheduler
-        self._audience = audience
+        self._waiters = waiters
         self._outbox = outbox
         self._shared = shared
-        self._lender = Lender(model, shared, table.make_room)
+        self._prefix_sharing = PrefixSharing(model, shared, table.make_room)
         self._images = ImageReader(model.vision, shared) if model.vision else None
         self._load_images = load_images
         self._executor = executor
@@ -79,7 +79,7 @@ class Turns:
         """Takes a turn into its session; it runs once its images are there and the turns before it are done."""
         sequence.session.work.append(sequence)
         self._table.touch(sequence.session)
-        self._durability.recall(sequence.session, self._recalled)
+        self._persistence.recall(sequence.session, self._recalled)
         if images or files:
             self._executor.submit(self._load, sequence, images, files)
         else:
@@ -95,17 +95,17 @@ class Turns:
             self._table.touch(session)
         self._scheduler.remove(sequence)
         self._leave(sequence)
-        self._audience.failed(sequence, error)
+        self._waiters.failed(sequence, error)
         if isinstance(error, SessionMoved):
             self._let_go(session, error)
-        elif sequence.opens and not session.turns:
+        elif sequence.creates_session and not session.turns:
             self._let_go(session, SessionNotFound("the session could not be opened"))
-        self._durability.parked()
+        self._persistence.parked()
 
     def _let_go(self, session: Session[Context], error: StatefulError) -> None:
         for other in list(session.work):
             other.status = Status.DONE
-            self._audience.failed(other, error)
+            self._waiters.failed(other, error)
         session.work.clear()
         self._table.forget(session)
 
@@ -120,7 +120,7 @@ class Turns:
         if turn is None:
             sequence.context.open(sequence.ids)
         sequence.status = Status.COMMITTING
-        self._durability.committed(sequence, turn, partial(self._recorded, sequence, turn))
+        self._persistence.committed(sequence, turn, partial(self._recorded, sequence, turn))
 
     def write_down(
         self,
@@ -160,18 +160,18 @@ class Turns:
         if turn is not None:
             context.commit(turn.delta)
             session.turns.append(turn)
-        self._lender.learn(sequence)
+        self._prefix_sharing.learn(sequence)
         context.kv.truncate(len(context.log))
         context.images += sequence.images
         context.remember(sequence.urls)
         sequence.images = []
         self._table.touch(session)
         self._leave(sequence)
-        self._audience.finished(sequence, turn)
-        if sequence.alone:
+        self._waiters.finished(sequence, turn)
+        if sequence.ephemeral:
             self._shared.keep(context.shared)
             self._table.forget(sequence.session)
-        self._durability.parked()
+        self._persistence.parked()
 
     def _turn(self, sequence: Sequence, reason: str) -> Turn:
         extension, reply = sequence.extension, sequence.reply
@@ -245,7 +245,7 @@ class Turns:
         check_window(sequence, self._model.context_tokens)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
-        known = max(extension.keep, self._lender.lend(sequence))
+        known = max(extension.keep, self._prefix_sharing.lend(sequence))
         if sequence.past is not None:
             vision = self._model.vision
             token = vision.image_token_id if vision else None
@@ -256,7 +256,7 @@ class Turns:
         sequence.cached = context.kv.length
         sequence.status = Status.RUNNING
         stopped = take_up(sequence)
-        self._audience.started(sequence)
+        self._waiters.started(sequence)
         if sequence.cancelled:
             self.finish(sequence, "cancelled")
         elif stopped is not None:

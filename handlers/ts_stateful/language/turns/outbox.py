@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ts_stateful.engine.outbox import Answering
+from ts_stateful.engine.outbox import Outbox
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
 from ts_stateful.protocol.answers import (
     Opened,
@@ -30,7 +30,7 @@ __all__ = ["Outbox", "usage_of"]
 _TELL = 8  # ids of an unstreamed reply of which the worker is told at once
 
 
-class Outbox(Answering):
+class TurnOutbox(Outbox):
     """Emits the events of turns; of one stream, text is sent at most every `stream_interval_s` seconds."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Outbox(Answering):
                 piece = text[subscriber.sent :]
                 subscriber.sent = len(text)
                 subscriber.next_at = now + self._stream_interval_s
-                ids, subscriber.told = _untold(sequence, subscriber), sequence.num_generated
+                ids, subscriber.acked = _unacked(sequence, subscriber), sequence.num_generated
                 self._emit(
                     Event(
                         subscriber.request_id,
@@ -80,17 +80,17 @@ class Outbox(Answering):
                 )
 
         for subscriber in (*sequence.subscribers, *sequence.pulled):
-            if not subscriber.stream and sequence.num_generated - subscriber.told >= _TELL:
+            if not subscriber.stream and sequence.num_generated - subscriber.acked >= _TELL:
                 self._tell(sequence, subscriber)
 
     def tell(self, sequence: Sequence) -> None:
         """Somebody is about to see the text: what is chosen by now must stay so."""
         for subscriber in sequence.pulled:
-            if sequence.num_generated > subscriber.told:
+            if sequence.num_generated > subscriber.acked:
                 self._tell(sequence, subscriber)
 
     def _tell(self, sequence: Sequence, subscriber: Subscriber) -> None:
-        ids, subscriber.told = _untold(sequence, subscriber), sequence.num_generated
+        ids, subscriber.acked = _unacked(sequence, subscriber), sequence.num_generated
         self._emit(Event(subscriber.request_id, EventKind.PROGRESS, token_ids=ids))
 
     def over(self, sequence: Sequence) -> None:
@@ -106,7 +106,7 @@ class Outbox(Answering):
             extra = {"next": len(turn.text), "more": False} if subscriber.pull else {}
             document = self._turn(sequence.session.session_id, turn, turn.text[sent:], **extra)
             self.answer(subscriber.request_id, document, **fields)
-        for waiter in sequence.waiters:
+        for waiter in sequence.continues:
             self.continued(waiter.request_id, sequence.session.session_id, turn, waiter.after)
 
     def reopened(self, request_id: str, session: Session[Any]) -> None:
@@ -179,7 +179,7 @@ class Outbox(Answering):
 
     def _session_fields(self, sequence: Sequence) -> dict[str, Any]:
         session = sequence.session
-        until = self.unix_time(session.expires_at) if sequence.opens else None
+        until = self.unix_time(session.expires_at) if sequence.creates_session else None
         return {"session_id": session.session_id, "opened_until": until}
 
     def _turn(self, session_id: str, turn: Turn, text: str, **extra: Any) -> TurnAnswer:
@@ -194,8 +194,8 @@ class Outbox(Answering):
         )
 
 
-def _untold(sequence: Sequence, subscriber: Subscriber) -> tuple[int, ...]:
-    return tuple(sequence.ids[sequence.num_prompt + subscriber.told :])
+def _unacked(sequence: Sequence, subscriber: Subscriber) -> tuple[int, ...]:
+    return tuple(sequence.ids[sequence.num_prompt + subscriber.acked :])
 
 
 def usage_of(sequence: Sequence) -> Usage:

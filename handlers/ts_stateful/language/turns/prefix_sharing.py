@@ -19,10 +19,10 @@ from ts_stateful.protocol.requests import Chat, Open
 from ts_stateful.sessions.session import Delta
 from ts_stateful.sessions.shared import SharedCache
 
-__all__ = ["Lender"]
+__all__ = ["PrefixSharing"]
 
 
-class Lender:
+class PrefixSharing:
     """Lends the system prompts of one engine, which are in `shared`; `make_room` is that of its table."""
 
     def __init__(
@@ -73,5 +73,5 @@ class Lender:
 
 def _tells(sequence: Sequence) -> bool:
     """Whether it opens its session by telling a conversation with a system prompt."""
-    chats = isinstance(sequence.command, Chat) and sequence.opens
+    chats = isinstance(sequence.command, Chat) and sequence.creates_session
     return chats and sequence.messages[0].role == "system"

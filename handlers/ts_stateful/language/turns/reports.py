@@ -8,7 +8,7 @@ from __future__ import annotations
 from ts_stateful.config.schema import Config
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.turns.outbox import Outbox
+from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.protocol.answers import (
     Forked,
     HelloAnswer,
@@ -47,7 +47,7 @@ def hello(config: Config, model: Model, profile: Profile) -> HelloAnswer:
 
 
 def info(
-    session: Session[Context], outbox: Outbox, now: float, *, saved: bool | None
+    session: Session[Context], outbox: TurnOutbox, now: float, *, saved: bool | None
 ) -> SessionInfo:
     """The figures of one session; `now` is the engine's clock, `saved` says whether the store has all of it."""
     context = session.state
@@ -69,7 +69,7 @@ def info(
     )
 
 
-def forked(session: Session[Context], source_id: str, outbox: Outbox) -> Forked:
+def forked(session: Session[Context], source_id: str, outbox: TurnOutbox) -> Forked:
     """A session that has just been made from another one."""
     context = session.state
     return Forked(

@@ -14,14 +14,14 @@ from ts_stateful.config.schema import Config
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.persistence import Durability
+from ts_stateful.language.persistence.persistence import TurnPersistence
 from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.branches import Branches
-from ts_stateful.language.turns.idempotency import Repeats, prompts_of
+from ts_stateful.language.turns.idempotency import Idempotency, prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
-from ts_stateful.language.turns.outbox import Outbox
+from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.language.turns.preparation import check_length
-from ts_stateful.language.turns.waiters import Audience
+from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.language.vision.uploads import Uploads
 from ts_stateful.protocol.answers import Cancelled, Closed
 from ts_stateful.protocol.errors import (
@@ -51,13 +51,13 @@ from ts_stateful.protocol.requests import (
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["Commands"]
+__all__ = ["LanguageRequests"]
 
 # A `continue` in the continuous and sequence profiles waits for the next token, not longer.
 _SHORT_WAIT_S = 0.010
 
 
-class Commands:
+class LanguageRequests:
     """Takes the requests of one engine; raises a `StatefulError` where one is refused."""
 
     def __init__(
@@ -66,24 +66,24 @@ class Commands:
         model: Model,
         table: SessionTable[Context],
         turns: Turns,
-        audience: Audience,
-        outbox: Outbox,
+        waiters: Waiters,
+        outbox: TurnOutbox,
         clock: Callable[[], float],
         *,
-        durability: Durability,
-        again: Callable[[Submit], None],
+        persistence: TurnPersistence,
+        is_retry: Callable[[Submit], None],
     ) -> None:
         self._config = config
         self._model = model
         self._table = table
         self._turns = turns
-        self._audience = audience
+        self._waiters = waiters
         self._outbox = outbox
         self._clock = clock
-        self._durability = durability
-        self._again = again
-        self._branches = Branches(model, table, turns, outbox, durability)
-        self._repeats = Repeats(table, audience, outbox)
+        self._persistence = persistence
+        self._again = is_retry
+        self._branches = Branches(model, table, turns, outbox, persistence)
+        self._idempotency = Idempotency(table, waiters, outbox)
         self._uploads = Uploads(config.handler.media)
 
     @property
@@ -98,8 +98,8 @@ class Commands:
             self._handle(message)
             return
         # What an engine that died had of a session that it opened may be in the store, or not.
-        lost = message.opens and message.again and session_id not in self._table
-        if (lost or self._durability.is_wanted(session_id)) and self._fetch(session_id, message):
+        lost = message.creates_session and message.is_retry and session_id not in self._table
+        if (lost or self._persistence.is_wanted(session_id)) and self._fetch(session_id, message):
             return
         try:
             self._handle(message)
@@ -123,10 +123,10 @@ class Commands:
                 self._table.forget(session)
             self._again(message)
 
-        return not session.busy and self._durability.look_behind(session, told)
+        return not session.busy and self._persistence.look_behind(session, told)
 
     def _fetch(self, session_id: str, message: Submit, known: StatefulError | None = None) -> bool:
-        return self._durability.fetch(session_id, message, partial(self._fetched, known))
+        return self._persistence.fetch(session_id, message, partial(self._fetched, known))
 
     def _fetched(
         self, known: StatefulError | None, message: Submit, error: StatefulError | None
@@ -134,11 +134,13 @@ class Commands:
         if isinstance(error, SessionNotFound) and isinstance(known, SessionExpired):
             error = known  # it was never written
         # A fork opens another session than the one that was looked for.
-        opens = message.opens and not isinstance(message.command, Fork)
+        creates_session = message.creates_session and not isinstance(message.command, Fork)
         gone = isinstance(error, SessionNotFound | SessionClosed | SessionExpired)
-        if error is None or (opens and gone):
-            self._again(structs.replace(message, again=False) if opens and gone else message)
-        elif not self._repeats.closed_before(message, error):
+        if error is None or (creates_session and gone):
+            self._again(
+                structs.replace(message, is_retry=False) if creates_session and gone else message
+            )
+        elif not self._idempotency.closed_before(message, error):
             self._outbox.refuse(message.request_id, error, message.command.session_id)
 
     def _handle(self, message: Submit) -> None:
@@ -147,7 +149,7 @@ class Commands:
             hello = reports.hello(self._config, self._model, message.profile)
             self._outbox.answer(message.request_id, hello)
         elif isinstance(command, Open):
-            if not self._repeats.opened_before(message):
+            if not self._idempotency.opened_before(message):
                 self._admit(self._new_session(message, command), command, message)
         elif isinstance(command, Prompt):
             self._prompt(message, command)
@@ -165,7 +167,7 @@ class Commands:
             self._upload(message, command)
         elif isinstance(command, Info):
             session = self._session(command.session_id)
-            saved = self._durability.is_saved(session)
+            saved = self._persistence.is_saved(session)
             answer = reports.info(session, self._outbox, self._clock(), saved=saved)
             self._outbox.answer(message.request_id, answer, session_id=session.session_id)
         else:
@@ -175,16 +177,16 @@ class Commands:
 
     def _fork(self, message: Submit, command: Fork) -> None:
         name, request_id = command.new_session_id, message.request_id
-        if message.again and name is not None:
+        if message.is_retry and name is not None:
             if self._branches.forked_before(request_id, command):
                 return
             lost = name not in self._table
-            if lost and self._durability.fetch(name, message, self._fetched_fork):
+            if lost and self._persistence.fetch(name, message, self._fetched_fork):
                 return
         self._branches.fork(request_id, self._session(command.session_id), command)
 
     def _fetched_fork(self, message: Submit, error: StatefulError | None) -> None:
-        self._again(structs.replace(message, again=error is None))
+        self._again(structs.replace(message, is_retry=error is None))
 
     def _session(self, session_id: str | None) -> Session[Context]:
         if session_id is None:
@@ -209,13 +211,13 @@ class Commands:
         )
 
     def _prompt(self, message: Submit, command: Prompt) -> None:
-        if message.again and self._repeats.answered_before(message):
+        if message.is_retry and self._idempotency.answered_before(message):
             return
-        if message.opens:
+        if message.creates_session:
             self._admit(self._new_session(message, command), command, message)
             return
         session = self._session(command.session_id)
-        if command.turn is not None and self._repeats.reattach(session, command.turn, message):
+        if command.turn is not None and self._idempotency.reattach(session, command.turn, message):
             return
         self._check_images(command.images, message.attachments)
         check_length(command, self._model.context_tokens)
@@ -245,10 +247,14 @@ class Commands:
     def _admit(self, session: Session[Context], command: Open | Prompt, message: Submit) -> None:
         images = self._uploads.find(session, command.images)
         sequence = Sequence(
-            session, command, self._clock(), opens=message.opens, alone=message.alone
+            session,
+            command,
+            self._clock(),
+            creates_session=message.creates_session,
+            ephemeral=message.ephemeral,
         )
         sequence.origin, sequence.replay = message.request_id, message.replay
-        self._audience.subscribe(sequence, message)
+        self._waiters.subscribe(sequence, message)
         self._turns.admit(sequence, images, message.attachments)
 
     def _continue(self, message: Submit, command: Continue) -> None:
@@ -261,7 +267,7 @@ class Commands:
         elif turn <= done + len(prompts):
             patient = message.profile is Profile.ASYNC and command.wait_ms
             wait_s = command.wait_ms / 1000 if patient else _SHORT_WAIT_S
-            self._audience.wait(prompts[turn - done - 1], request_id, command.after, wait_s)
+            self._waiters.wait(prompts[turn - done - 1], request_id, command.after, wait_s)
         elif session.state.failed is not None and session.state.failed[0] == turn:
             raise session.state.failed[1]
         else:
@@ -291,11 +297,11 @@ class Commands:
                 running.afterwards.append(partial(self._again, message))
                 self._turns.finish(running, "cancelled")
                 return
-            running.opens = False  # closed, which is not the same as never opened
+            running.creates_session = False  # closed, which is not the same as never opened
             self._turns.fail(running, error)
         self._table.close(session)
         name = session.session_id
         answer = partial(
             self._outbox.answer, message.request_id, Closed(name), session_id=name, closed=True
         )
-        self._durability.ended(session, "closed", answer)
+        self._persistence.ended(session, "closed", answer)

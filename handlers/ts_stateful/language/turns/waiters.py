@@ -9,20 +9,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from ts_stateful.language.conversation.turn import Sequence, Status, Subscriber, Waiter
-from ts_stateful.language.turns.outbox import Outbox
+from ts_stateful.language.conversation.turn import PendingContinue, Sequence, Status, Subscriber
+from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.sessions.session import Turn
 
-__all__ = ["Audience"]
+__all__ = ["Waiters"]
 
 
-class Audience:
+class Waiters:
     """Everybody who waits for a turn of this engine. A turn without anybody goes on for `reattach_s` seconds."""
 
-    def __init__(self, outbox: Outbox, reattach_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, outbox: TurnOutbox, reattach_s: float, clock: Callable[[], float]) -> None:
         self._outbox = outbox
         self._reattach_s = reattach_s
         self._clock = clock
@@ -39,7 +39,7 @@ class Audience:
         command = sequence.command
         stream = isinstance(message.command, Prompt) and message.command.stream and not message.pull
         subscriber = Subscriber(message.request_id, stream, message.pull, sent=message.skip)
-        subscriber.told = len(message.replay)
+        subscriber.acked = len(message.replay)
         sequence.subscribers.append(subscriber)
         sequence.orphaned_at = None
         self._requests[message.request_id] = sequence
@@ -50,7 +50,7 @@ class Audience:
 
     def wait(self, sequence: Sequence, request_id: str, after: int, wait_s: float) -> None:
         """A `continue` waits until there is text behind `after` characters, for `wait_s` seconds at most."""
-        sequence.waiters.append(Waiter(request_id, after, self._clock() + wait_s))
+        sequence.continues.append(PendingContinue(request_id, after, self._clock() + wait_s))
         sequence.orphaned_at = None
         self._requests[request_id] = sequence
         self._answer_waiters(sequence)
@@ -60,23 +60,23 @@ class Audience:
         sequence = self._requests.pop(request_id, None)
         if sequence is not None:
             sequence.subscribers = [s for s in sequence.subscribers if s.request_id != request_id]
-            sequence.waiters = [w for w in sequence.waiters if w.request_id != request_id]
+            sequence.continues = [w for w in sequence.continues if w.request_id != request_id]
             self._mark_orphan(sequence)
 
     def tick(self) -> list[Sequence]:
         """Answers `continue`s that have waited enough; returns the turns that nobody came back for."""
         now = self._clock()
         for sequence in list(self._unfinished):
-            for waiter in [w for w in sequence.waiters if now >= w.deadline]:
+            for waiter in [w for w in sequence.continues if now >= w.deadline]:
                 self._answer(sequence, waiter)
         gone = [s for s in self._unfinished if now - (s.orphaned_at or now) >= self._reattach_s]
-        return [s for s in gone if s.alone or not self._away]
+        return [s for s in gone if s.ephemeral or not self._away]
 
     def next_deadline(self) -> float | None:
         """The clock's time at which `tick` has something to do, or None."""
         marks = (None if self._away else s.orphaned_at for s in self._unfinished)
         orphans = (mark + self._reattach_s for mark in marks if mark is not None)
-        waiters = (waiter.deadline for s in self._unfinished for waiter in s.waiters)
+        waiters = (waiter.deadline for s in self._unfinished for waiter in s.continues)
         return min(itertools.chain(orphans, waiters), default=None)
 
     def set_away(self, away: bool) -> None:
@@ -119,20 +119,20 @@ class Audience:
 
     def _answer_waiters(self, sequence: Sequence) -> None:
         num_chars = len(sequence.text)
-        for waiter in [w for w in sequence.waiters if num_chars > w.after]:
+        for waiter in [w for w in sequence.continues if num_chars > w.after]:
             self._answer(sequence, waiter)
 
-    def _answer(self, sequence: Sequence, waiter: Waiter) -> None:
-        sequence.waiters.remove(waiter)
+    def _answer(self, sequence: Sequence, waiter: PendingContinue) -> None:
+        sequence.continues.remove(waiter)
         self._requests.pop(waiter.request_id, None)
         self._outbox.tell(sequence)
         self._outbox.partial(waiter.request_id, sequence, waiter.after)
         self._mark_orphan(sequence)
 
     def _mark_orphan(self, sequence: Sequence) -> None:
-        if not sequence.subscribers and not sequence.waiters:
+        if not sequence.subscribers and not sequence.continues:
             # To one that is alone nobody can come back.
-            sequence.orphaned_at = self._clock() - (self._reattach_s if sequence.alone else 0.0)
+            sequence.orphaned_at = self._clock() - (self._reattach_s if sequence.ephemeral else 0.0)
 
     def _forget(self, sequence: Sequence) -> None:
         self._unfinished.discard(sequence)

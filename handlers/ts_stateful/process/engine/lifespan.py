@@ -51,7 +51,7 @@ class Lifespan:
         self.frontend_gone = False
 
     @property
-    def is_leaving(self) -> bool:
+    def is_draining(self) -> bool:
         """Whether the engine finishes what it has, and takes up nothing new."""
         return self._ends_at is not None
 

@@ -28,12 +28,20 @@ import torch
 from ts_stateful.config.schema import Config, load_config
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan
-from ts_stateful.process.engine.placement_sync import Announcements
-from ts_stateful.process.messages import Attach, Attached, Drop, Freed, Heard, Leaving, Ping, Pong
+from ts_stateful.process.engine.placement_sync import PlacementSync
+from ts_stateful.process.messages import (
+    Draining,
+    Drop,
+    EngineHello,
+    Ping,
+    Pong,
+    SessionPlacedAck,
+    SessionReleased,
+    WorkerHello,
+)
 from ts_stateful.process.names import ENGINE, take_name
 from ts_stateful.process.spec import EngineSpec, forget_groups
-from ts_stateful.protocol.events import Event, EventKind, Submit
-from ts_stateful.protocol.requests import Fork
+from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.store.access import store_of
 from ts_stateful.store.threads import started_pool
 
@@ -68,9 +76,9 @@ class EngineProcess:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
-        self._announcements = Announcements(self._deliver)
+        self._placement_sync = PlacementSync(self._deliver)
         self._worked_at: float | None = None  # since memory was given back
-        self._leaving = Leaving(successor=True)
+        self._draining = Draining(successor=True)
         self._spoke_at = 0.0  # with a worker
         self.lifespan = Lifespan(config.engine, spec.frontend_pid, archive=spec.archive)
         self._engine = self._load(config)
@@ -90,7 +98,7 @@ class EngineProcess:
         return Engine(
             load_model(config.handler, Path(self._spec.model_dir), torch.device(self._spec.device)),
             config,
-            emit=self._announcements.emit,
+            emit=self._placement_sync.emit,
             load_images=MediaLoader(media, Fetcher(media)).load,
             executor=started_pool(media.workers, "media"),
             post=self._inbox.put,
@@ -108,7 +116,7 @@ class EngineProcess:
             Path(self._spec.model_dir),
             torch.device(self._spec.device),
             name=self._spec.model_name,
-            emit=self._announcements.emit,
+            emit=self._placement_sync.emit,
             max_sessions=self._spec.max_sessions,
             store=store_of(settings.store, self._store_folder) if settings.commit_every else None,
             post=self._inbox.put,
@@ -131,7 +139,7 @@ class EngineProcess:
         logger.info("engine %d serves on %s", self._spec.index, self._spec.device)
         while not self.lifespan.is_over(self._is_busy):
             self._drain()
-            self._announcements.release()
+            self._placement_sync.release()
             self._engine.tick()
             if self._engine.busy:
                 self._engine.step()
@@ -144,20 +152,20 @@ class EngineProcess:
 
     def leave(self, *, successor: bool) -> None:
         """Has the engine finish what it has, and end; may be called by a signal handler, and again."""
-        self._inbox.put(partial(self._leave, Leaving(successor)))
+        self._inbox.put(partial(self._leave, Draining(successor)))
 
-    def _leave(self, leaving: Leaving) -> None:
-        if self._leaving.successor:  # there is no way back from having none
-            self._leaving = leaving
+    def _leave(self, leaving: Draining) -> None:
+        if self._draining.successor:  # there is no way back from having none
+            self._draining = leaving
         self.lifespan.leave("asked to" if leaving.successor else "TorchServe is about to stop")
         for channel in self._channels:
-            channel.send(self._leaving)
+            channel.send(self._draining)
 
     def _is_busy(self) -> bool:
         if any(session.busy for session in self._engine.table):
             return True
         # TorchServe is stopped next: who pulls has yet to ask for a turn's end, and what is pushed has yet to pass through.
-        is_last = self._channels and not self._leaving.successor
+        is_last = self._channels and not self._draining.successor
         return bool(is_last) and time.monotonic() - self._spoke_at < _QUIET_S
 
     def _drain(self) -> None:
@@ -200,35 +208,33 @@ class EngineProcess:
         elif isinstance(message, Drop):
             self._owners.pop(message.request_id, None)
             self._engine.drop(message.request_id)
-        elif isinstance(message, Freed):
+        elif isinstance(message, SessionReleased):
             for other in self._channels - {channel}:
                 other.send(message)
-        elif isinstance(message, Heard):
-            self._announcements.heard(message.request_id, channel)
+        elif isinstance(message, SessionPlacedAck):
+            self._placement_sync.heard(message.request_id, channel)
         elif isinstance(message, Ping):
-            channel.send(Pong(self._engine.figures()))
-        elif isinstance(message, Attach):
+            channel.send(Pong(self._engine.stats()))
+        elif isinstance(message, WorkerHello):
             self._channels.add(channel)
             self.lifespan.attached(message.archive)
             self._engine.set_away(False)
             ids = tuple(session.session_id for session in self._engine.table)
-            channel.send(Attached(os.getpid(), ids))
-            if self.lifespan.is_leaving:
-                channel.send(self._leaving)
+            channel.send(EngineHello(os.getpid(), ids))
+            if self.lifespan.is_draining:
+                channel.send(self._draining)
 
     def _tell_others(self, channel: Channel, message: Submit) -> None:
         """Those that share this engine learn where a session is, so that none of them asks another engine for it."""
-        command, others = message.command, self._channels - {channel}
-        names = [command.session_id]
-        names += [command.new_session_id] if isinstance(command, Fork) else []
+        others = self._channels - {channel}
         if others:
-            new = tuple(name for name in names if name and name not in self._engine.table)
+            new = tuple(name for name in message.session_ids if name not in self._engine.table)
             if new:
-                self._announcements.announce(message.request_id, new, others)
+                self._placement_sync.announce(message.request_id, new, others)
 
     def _closed(self, channel: Channel) -> None:
         self._channels.discard(channel)
-        self._announcements.left(channel)
+        self._placement_sync.left(channel)
         if not self._channels:
             self.lifespan.alone()
         self._engine.set_away(not self._channels)
@@ -237,9 +243,8 @@ class EngineProcess:
             self._engine.drop(request_id)
 
     def _deliver(self, event: Event) -> None:
-        last = event.kind is EventKind.OVER or (event.kind is EventKind.LAST and not event.more)
         owners, name = self._owners, event.request_id
-        owner = owners.pop(name, None) if last else owners.get(name)
+        owner = owners.pop(name, None) if event.ends else owners.get(name)
         if owner is not None:
             owner.send(event)
             self._spoke_at = time.monotonic()

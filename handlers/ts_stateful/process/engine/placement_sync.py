@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ts_stateful.process.channel import Channel
-from ts_stateful.process.messages import Holds
+from ts_stateful.process.messages import SessionPlaced
 from ts_stateful.protocol.events import Event
 
-__all__ = ["Announcements"]
+__all__ = ["PlacementSync"]
 
 _PATIENCE_S = 1.0  # with a worker that hangs
 
@@ -26,7 +26,7 @@ class _Announced:
     events: list[Event] = field(default_factory=list)
 
 
-class Announcements:
+class PlacementSync:
     """Requests for sessions that are new here; what is emitted for them goes to `deliver` when the other workers know."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Announcements:
     ) -> None:
         """Tells the other workers; nothing is delivered for the request until they have heard."""
         for other in others:
-            other.send(Holds(request_id, session_ids))
+            other.send(SessionPlaced(request_id, session_ids))
         self._announced[request_id] = _Announced(set(others), self._clock() + _PATIENCE_S)
 
     def heard(self, request_id: str, channel: Channel) -> None:

@@ -30,7 +30,7 @@ from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import SessionExists
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Fork, Step
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 __all__ = ["Dispatcher", "devices"]
 
@@ -44,7 +44,7 @@ class Dispatcher:
     """All engines of one worker.
 
     `on_event` is called from other threads, once with a `LAST` event for every request that was submitted and not dropped.
-    `on_figures` gets the figures of all engines together, every second or so. `frontend_pid` is TorchServe's process, which a
+    `on_stats` gets the figures of all engines together, every second or so. `frontend_pid` is TorchServe's process, which a
     worker has as its parent. A `fork_server` may be shared; without one the dispatcher has its own.
 
     Raises:
@@ -59,12 +59,12 @@ class Dispatcher:
         model_name: str,
         model_dir: Path,
         on_event: Callable[[Event], None],
-        on_figures: Callable[[Figures], None] = lambda figures: None,
+        on_stats: Callable[[Stats], None] = lambda stats: None,
         frontend_pid: int | None = None,
         fork_server: ForkServer | None = None,
     ) -> None:
         self._max_sessions = config.frontend.max_sessions
-        self._on_event, self._on_figures = on_event, on_figures
+        self._on_event, self._on_figures = on_event, on_stats
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
         self._fork_server = ForkServer()
@@ -133,11 +133,11 @@ class Dispatcher:
         best = sorted(up, key=lambda link: (link is not known, link.load))
         if isinstance(command, Fork):
             self._fork(message, command.new_session_id, known or best[0])
-        elif known is not None and not message.opens:
+        elif known is not None and not message.creates_session:
             known.submit(message)
-        elif isinstance(command, Step) and not message.opens:
+        elif isinstance(command, Step) and not message.creates_session:
             # The first message of a sequence begins it. One of a sequence that was here does not: it was lost, or has ended.
-            self._try(structs.replace(message, opens=True), best)
+            self._try(structs.replace(message, creates_session=True), best)
         else:
             self._try(message, best)
 
@@ -155,7 +155,7 @@ class Dispatcher:
     def _describe(self, request_id: str) -> None:
         document = {
             "sessions_max": self._max_sessions,
-            **structs.asdict(self._figures()),
+            **structs.asdict(self._stats()),
             "engines": [link.description for link in self._links],
         }
         self._on_event(Event(request_id, EventKind.LAST, encode(document)))
@@ -190,7 +190,8 @@ class Dispatcher:
         if message.command.session_id is not None:
             self._by_session[message.command.session_id] = link  # which opens it, or takes it over
         link.submit(
-            message, partial(self._try, message, others) if message.opens and others else None
+            message,
+            partial(self._try, message, others) if message.creates_session and others else None,
         )
 
     def _attached(self, index: int, session_ids: tuple[str, ...]) -> None:
@@ -204,11 +205,11 @@ class Dispatcher:
         while not self._stop.wait(_WATCH_S):
             for link in self._links:
                 link.watch()
-            self._on_figures(self._figures())
+            self._on_figures(self._stats())
 
-    def _figures(self) -> Figures:
+    def _stats(self) -> Stats:
         in_flight = sum(link.num_in_flight for link in self._links)
-        told = sum((link.figures for link in self._links), Figures())
+        told = sum((link.stats for link in self._links), Stats())
         return structs.replace(told, requests_in_flight=in_flight)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from ts_stateful.process.worker.trial_lock import Gate
+from ts_stateful.process.worker.trial_lock import TrialLock
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.requests import Cancel, Continue, Info
 
@@ -43,7 +43,7 @@ class InFlight:
         if not self.deaths:
             return self.message
         return structs.replace(
-            self.message, again=True, skip=self.num_chars, replay=tuple(self.token_ids)
+            self.message, is_retry=True, skip=self.num_chars, replay=tuple(self.token_ids)
         )
 
     def died(self, *, alone: bool) -> None:
@@ -77,13 +77,13 @@ class Outstanding:
     Where other workers use the engine too, `gate` says when; what it has held up is sent by `send_held`.
     """
 
-    def __init__(self, send: Callable[[InFlight], None], gate: Gate | None = None) -> None:
+    def __init__(self, send: Callable[[InFlight], None], gate: TrialLock | None = None) -> None:
         self._send = send
-        self._gate = gate or Gate()
+        self._trial_lock = gate or TrialLock()
         self._is_held = False  # something is; what comes later must not overtake it
         self._requests: dict[str, InFlight] = {}
         self._suspect: InFlight | None = None  # tried alone; everything else waits
-        self.engine_leaves = False  # it finishes what it has; the rest waits for the next one
+        self.engine_drains = False  # it finishes what it has; the rest waits for the next one
         self.for_good = False  # there will be no next one
 
     def __len__(self) -> int:
@@ -133,11 +133,11 @@ class Outstanding:
 
         It waits for the next one: to refuse it would tear gaps into sessions whose clients do not wait for answers.
         """
-        self.engine_leaves, self.for_good = True, for_good
+        self.engine_drains, self.for_good = True, for_good
 
     def close(self) -> None:
         """Nothing is sent any more."""
-        self._gate.close()
+        self._trial_lock.close()
 
     def cleared(self, request: InFlight) -> None:
         """The engine has lived on with this request."""
@@ -147,24 +147,24 @@ class Outstanding:
     def engine_died(self) -> list[InFlight]:
         """What the engine had is to be sent again; returns what is given up instead."""
         self._suspect = None
-        self.engine_leaves = self.for_good
+        self.engine_drains = self.for_good
         sent = [request for request in self if request.sent]
         for request in sent:
-            request.died(alone=len(sent) == 1 and self._gate.is_alone)
-        self._gate.leave()
+            request.died(alone=len(sent) == 1 and self._trial_lock.is_alone)
+        self._trial_lock.leave()
         return [request for request in sent if request.is_doomed]
 
     def _waiting(self) -> list[InFlight]:
         return [request for request in self if not request.sent]
 
     def _give(self, request: InFlight) -> None:
-        if self.engine_leaves and not isinstance(request.message.command, _ABOUT_WORK):
+        if self.engine_drains and not isinstance(request.message.command, _ABOUT_WORK):
             return
-        self._is_held = self._is_held or not self._gate.enter(alone=request is self._suspect)
+        self._is_held = self._is_held or not self._trial_lock.enter(alone=request is self._suspect)
         if not self._is_held:
             self._send(request)
             self._leave_if_idle()  # there is no engine
 
     def _leave_if_idle(self) -> None:
         if not any(request.sent for request in self._requests.values()):
-            self._gate.leave()
+            self._trial_lock.leave()

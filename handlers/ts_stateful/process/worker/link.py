@@ -22,7 +22,7 @@ from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.in_flight import InFlight, Outstanding
 from ts_stateful.process.worker.supervisor import EngineDied, Supervisor, Timeouts
-from ts_stateful.process.worker.trial_lock import gate_of
+from ts_stateful.process.worker.trial_lock import trial_lock_of
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import (
     EngineUnavailable,
@@ -32,7 +32,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Step
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 __all__ = ["EngineLink"]
 
@@ -69,14 +69,14 @@ class EngineLink:
         self._on_free = on_free
         self._clock = clock
         self._lock = threading.RLock()
-        self._outstanding = Outstanding(self._send, gate_of(spec))
+        self._outstanding = Outstanding(self._send, trial_lock_of(spec))
         self._channel: Channel | None = None
         self._down_since: float | None = clock()
         self._last_sign = clock()
         self._closing = False
         self._attached = threading.Event()
         self._pings: deque[Callable[[], None]] = deque()  # not answered yet: what follows each
-        self.figures = Figures()
+        self.stats = Stats()
         self.num_sessions = 0  # open there, as far as is known here
 
     @property
@@ -87,7 +87,7 @@ class EngineLink:
     @property
     def takes_sessions(self) -> bool:
         """Whether there is an engine, and one that stays."""
-        return self.is_up and not self._outstanding.engine_leaves
+        return self.is_up and not self._outstanding.engine_drains
 
     @property
     def load(self) -> float:
@@ -106,7 +106,7 @@ class EngineLink:
             "pid": self._supervisor.engine_pid,
             "device": self._spec.device,
             "up": self.is_up,
-            **msgspec.structs.asdict(self.figures),
+            **msgspec.structs.asdict(self.stats),
         }
 
     def connect(self) -> None:
@@ -137,7 +137,7 @@ class EngineLink:
             self._down_since = None
             self._last_sign = self._clock()
             channel.start()
-            channel.send(messages.Attach(self._spec.archive))
+            channel.send(messages.WorkerHello(self._spec.archive))
             self._outstanding.send_waiting()
         # Before anything is asked of it, its sessions must be known: they decide which engine is asked.
         self._attached.wait(self._timeouts.heartbeat_s)
@@ -148,7 +148,7 @@ class EngineLink:
         Where there is an `on_full`, it is called instead of an answer if the engine has no place for another session.
         """
         with self._lock:
-            self.num_sessions += message.opens
+            self.num_sessions += message.creates_session
             self._outstanding.add(InFlight(message, on_full))
             late = self._outstanding.late
         self._refuse(late, _STOPPING)
@@ -207,41 +207,40 @@ class EngineLink:
         self._last_sign = self._clock()
         if isinstance(message, Event):
             self._hear(message)
-        elif isinstance(message, messages.Attached):
+        elif isinstance(message, messages.EngineHello):
             self._supervisor.engine_pid = message.engine_pid
             self.num_sessions = len(message.session_ids)
             self._on_attached(message.session_ids)
             self._attached.set()
-        elif isinstance(message, messages.Leaving):
+        elif isinstance(message, messages.Draining):
             with self._lock:
                 self._outstanding.leave(for_good=not message.successor)
                 late = self._outstanding.late
             self._refuse(late, _STOPPING)
-        elif isinstance(message, messages.Holds):
+        elif isinstance(message, messages.SessionPlaced):
             self.num_sessions += len(message.session_ids)  # until it tells how many there are
             self._on_attached(message.session_ids)
-            self._say(messages.Heard(message.request_id))
-        elif isinstance(message, messages.Freed):
+            self._say(messages.SessionPlacedAck(message.request_id))
+        elif isinstance(message, messages.SessionReleased):
             self._on_free(message.session_id)
         elif isinstance(message, messages.Pong):
-            self.figures = message.figures
+            self.stats = message.stats
             with self._lock:
                 # What was opened since the ping is not in this number; until it is answered, the own count is better.
-                if not any(request.message.opens for request in self._outstanding):
-                    self.num_sessions = message.figures.sessions_open
+                if not any(request.message.creates_session for request in self._outstanding):
+                    self.num_sessions = message.stats.sessions_open
                 then = self._pings.popleft() if self._pings else None
             if then is not None:
                 then()
 
     def _hear(self, event: Event) -> None:
-        ends = event.kind is EventKind.OVER or (event.kind is EventKind.LAST and not event.more)
         with self._lock:
             request = self._outstanding.get(event.request_id)
             if request is None:
                 return
             request.progressed(event)
-            not_opened = request.message.opens and event.status != 200
-            if ends:
+            not_opened = request.message.creates_session and event.status != 200
+            if event.ends:
                 self._outstanding.remove(event.request_id)
                 self.num_sessions -= not_opened
             elif event.token_ids:
@@ -256,7 +255,7 @@ class EngineLink:
         if isinstance(command, Step) and command.session_id and (refused or event.closed):
             self._on_free(command.session_id)
             if self._spec.shared:
-                self._say(messages.Freed(command.session_id))
+                self._say(messages.SessionReleased(command.session_id))
         if event.status == TooManySessions.status and request.on_full is not None:
             request.on_full()
         else:
@@ -270,7 +269,7 @@ class EngineLink:
             self._attached.set()  # who waits for it need not: it will not answer any more
             self._down_since = self._clock()
             self.num_sessions = 0
-            self.figures = Figures()
+            self.stats = Stats()
             unanswered, self._pings = self._pings, deque()
             doomed = self._outstanding.engine_died()
             late = self._outstanding.late

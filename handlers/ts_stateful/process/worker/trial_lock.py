@@ -12,10 +12,10 @@ from typing import IO
 
 from ts_stateful.process.spec import EngineSpec
 
-__all__ = ["Gate", "SharedGate", "gate_of"]
+__all__ = ["SharedTrialLock", "TrialLock", "trial_lock_of"]
 
 
-class Gate:
+class TrialLock:
     """The gate to an engine that one worker uses: always open."""
 
     is_alone = True
@@ -31,7 +31,7 @@ class Gate:
         """The worker has no use for the engine any more."""
 
 
-class SharedGate(Gate):
+class SharedTrialLock(TrialLock):
     """The gate to an engine that several workers use, each with one of these over the same two files.
 
     Who has requests in the engine holds `inside` together with others; who tries one holds it alone. Who waits for that holds
@@ -43,7 +43,7 @@ class SharedGate(Gate):
         self.is_alone = False
 
     def enter(self, *, alone: bool) -> bool:
-        """See `Gate`."""
+        """See `TrialLock`."""
         if self._inside.closed:
             return False
         if alone and self.is_alone:
@@ -56,22 +56,22 @@ class SharedGate(Gate):
         return entered
 
     def leave(self) -> None:
-        """See `Gate`."""
+        """See `TrialLock`."""
         self.is_alone = False
         for file in (self._inside, self._queue):
             if not file.closed:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """See `Gate`."""
+        """See `TrialLock`."""
         self.is_alone = False
         self._inside.close()
         self._queue.close()
 
 
-def gate_of(spec: EngineSpec) -> Gate:
+def trial_lock_of(spec: EngineSpec) -> TrialLock:
     """The gate to an engine, for one worker."""
-    return SharedGate(spec.path("inside"), spec.path("queue")) if spec.shared else Gate()
+    return SharedTrialLock(spec.path("inside"), spec.path("queue")) if spec.shared else TrialLock()
 
 
 def _lock(file: IO[str], kind: int) -> bool:

@@ -21,7 +21,7 @@ from tests.support.fake_dispatcher import (
 from tests.support.fake_torchserve import HTTP, ContinuousFrontend, Job, grpc_job
 from ts_stateful.frontend.delivery.pull import ContinuousDelivery
 from ts_stateful.frontend.inbox import Inbox
-from ts_stateful.frontend.pending_response import Row
+from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.profile import Profile
 
@@ -270,7 +270,7 @@ def test_rows_keep_no_more_than_is_in_flight() -> None:
     for number in range(100):
         server.frontend.round(Job(f"r{number}", _PROMPT))
     server.check_empty()
-    assert not any(isinstance(value, Row) for value in vars(server.delivery).values())
+    assert not any(isinstance(value, PendingResponse) for value in vars(server.delivery).values())
 
 
 def test_a_description_that_comes_again_and_again_is_paced(

@@ -222,7 +222,7 @@ def test_ids_that_the_frontend_makes_open_sessions() -> None:
     )
     job = Job("r", {"prompt": "hi"}, headers={**HTTP, ID: minted, START: "true"})
     server.batch(job)
-    assert server.dispatcher.submitted["r"].opens
+    assert server.dispatcher.submitted["r"].creates_session
     assert job.response_headers[ID] == f"{minted}; {EXPIRES}"
 
 

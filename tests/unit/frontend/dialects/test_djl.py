@@ -19,7 +19,7 @@ def test_a_session_is_started(header: str | None) -> None:
     """Whatever SageMaker makes of NEW_SESSION."""
     exchange = ask({"requestType": "NEW_SESSION"}, headers=None if header is None else {ID: header})
     assert isinstance(exchange.command, Open)
-    assert (exchange.submit.opens, exchange.submit.alone) == (True, False)
+    assert (exchange.submit.creates_session, exchange.submit.ephemeral) == (True, False)
     assert exchange.answered({"session_id": "s"}) == {"result": "Session s created"}
 
 
@@ -60,9 +60,9 @@ def test_a_prompt_in_a_session() -> None:
 
 def test_a_prompt_without_a_session_stands_alone() -> None:
     """It has one for itself; a header that says `none yet` opens one that stays."""
-    assert ask({"inputs": "hi"}).submit.alone
+    assert ask({"inputs": "hi"}).submit.ephemeral
     opening = ask({"inputs": "hi"}, headers={ID: "NEW_SESSION"}).submit
-    assert (opening.opens, opening.alone) == (True, False)
+    assert (opening.creates_session, opening.ephemeral) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_a_session_is_started_on_an_image(header: str | None) -> None:
     assert isinstance(exchange.command, Open)
     assert exchange.command.images == (Image(url="https://x/a.png"),)
     assert str(exchange.command.session_id).startswith("ts-seq-")
-    assert exchange.submit.opens
+    assert exchange.submit.creates_session
     assert exchange.answered({"session_id": "s"}) == {"session_id": "s"}
 
 

@@ -33,7 +33,7 @@ def test_a_conversation_is_told_by_path_or_body(headers: dict[str, str]) -> None
         max_new_tokens=1024,
         messages=(Said("user", ("hi",)),),
     )
-    assert exchange.submit.alone
+    assert exchange.submit.ephemeral
 
 
 def test_everything_that_is_honoured() -> None:
@@ -224,12 +224,16 @@ def test_another_path_is_not_found() -> None:
 def test_with_a_session_header_the_session_goes_on() -> None:
     """An id names it, `none yet` opens one that stays; the body may say the same."""
     submit = completion({ID: "s"}).submit
-    assert (submit.command.session_id, submit.opens, submit.alone) == ("s", False, False)
+    assert (submit.command.session_id, submit.creates_session, submit.ephemeral) == (
+        "s",
+        False,
+        False,
+    )
     for value in ("", "NEW_SESSION"):
         submit = completion({ID: value}).submit
-        assert (submit.opens, submit.alone) == (True, False)
-    assert not completion(session_id="s").submit.opens
-    assert not completion(session_id="NEW_SESSION").submit.alone
+        assert (submit.creates_session, submit.ephemeral) == (True, False)
+    assert not completion(session_id="s").submit.creates_session
+    assert not completion(session_id="NEW_SESSION").submit.ephemeral
     assert completion({ID: "s"}, session_id="t").refusal[0] == 400
 
 
@@ -237,5 +241,5 @@ def test_an_id_that_torchserve_has_made_is_no_session_header() -> None:
     """In the sequence profile it makes one for every request without."""
     headers = {**CHAT, ID: "ts-seq-1", START: "true"}
     submit = ask(HI, headers=headers, profile=Profile.SEQUENCE).submit
-    assert submit.alone
+    assert submit.ephemeral
     assert submit.command.session_id != "ts-seq-1"

@@ -15,7 +15,7 @@ def test_an_own_request_is_answered_as_it_comes_from_the_engine() -> None:
     """Documents pass untouched, and a stream is server-sent events."""
     exchange = ask({"prompt": "hi", "session_id": "s", "stream": True})
     assert exchange.command == Prompt(prompt="hi", session_id="s", stream=True)
-    assert not exchange.submit.alone
+    assert not exchange.submit.ephemeral
     assert exchange.answered() == REPLY
     stream = exchange.streamed("a").decode()
     assert stream.startswith('data: {"text":"a"}\n\ndata: {"text":"red"')

@@ -17,7 +17,7 @@ def test_a_session_is_started_under_the_clients_id() -> None:
     document = {"extSessionID": "conversation-1", "requestType": "NEW_SESSION"}
     exchange = ask(document, headers={ID: "NEW_SESSION"})
     assert exchange.command == Open(session_id="conversation-1")
-    assert exchange.submit.opens
+    assert exchange.submit.creates_session
     assert exchange.answered({"session_id": "conversation-1"}) == {}
     refused = exchange.fails(SessionExists("a session of this id is open already"))
     assert refused == (409, {"error": "a session of this id is open already"})
@@ -56,7 +56,7 @@ def test_parameters_may_have_either_name() -> None:
 def test_a_prompt_without_a_session_stands_alone() -> None:
     """Its client sends a null there."""
     document = {"inputs": "hi", "extSessionID": None, "requestType": "SESSION"}
-    assert ask(document).submit.alone
+    assert ask(document).submit.ephemeral
 
 
 def test_a_session_is_closed() -> None:

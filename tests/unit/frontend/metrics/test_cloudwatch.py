@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 
 class Log:
@@ -33,7 +33,7 @@ class Log:
 def test_a_line_is_in_the_embedded_metric_format() -> None:
     """Every metric and dimension that its head names is a member of the document, and the time is in milliseconds."""
     log = Log()
-    log.metrics.publish(Figures(sessions_open=3, device_bytes=1024, host_bytes=5))
+    log.metrics.publish(Stats(sessions_open=3, device_bytes=1024, host_bytes=5))
     (line,) = log.lines()
     assert line.pop("_aws") == {
         "Timestamp": 1_800_000_000_250,
@@ -63,7 +63,7 @@ def test_a_minute_has_one_line() -> None:
     log = Log()
     for seconds, open_sessions in ((0, 1), (1, 2), (59, 3), (60, 3), (61, 4), (120, 4)):
         log.now_s = 1_800_000_000 + seconds
-        log.metrics.publish(Figures(sessions_open=open_sessions))
+        log.metrics.publish(Stats(sessions_open=open_sessions))
     assert [line["SessionsOpen"] for line in log.lines()] == [1, 3, 4]
 
 
@@ -83,7 +83,7 @@ def test_the_environment_switches_them_on(
     """By their namespace; on standard output, by model and, if it is named, by endpoint."""
     metrics = CloudWatchMetrics.of("model", environ)
     assert metrics is not None
-    metrics.publish(Figures())
+    metrics.publish(Stats())
     line = json.loads(capsys.readouterr().out)
     assert line["_aws"]["CloudWatchMetrics"][0]["Dimensions"] == [list(dimensions)]
     assert dimensions.items() <= line.items()

@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.fake_torchserve import MetricLog
 from ts_stateful.frontend.metrics.gauges import Gauges
-from ts_stateful.protocol.stats import Figures
+from ts_stateful.protocol.stats import Stats
 
 
 def test_figures_become_gauges_of_the_model() -> None:
     """Each has its name and its unit."""
     log = MetricLog()
-    Gauges(log, "chat").publish(Figures(sessions_open=3, device_bytes=1024))
+    Gauges(log, "chat").publish(Stats(sessions_open=3, device_bytes=1024))
     assert log.values["StatefulSessionsOpen"] == [(3, ["chat"])]
     assert log.values["StatefulDeviceBytes"] == [(1024, ["chat"])]
     assert log.units["StatefulDeviceBytes"] == "bytes"
@@ -22,7 +22,7 @@ def test_registrations_that_share_engines_publish_the_same() -> None:
     """Under the name of their group; only what a worker has in flight is its own."""
     log = MetricLog()
     for name in ("chat", "chat-stream"):
-        Gauges(log, name, "g").publish(Figures(sessions_open=3, requests_in_flight=1))
+        Gauges(log, name, "g").publish(Stats(sessions_open=3, requests_in_flight=1))
     assert log.values["StatefulSessionsOpen"] == [(3, ["g"])]
     assert log.values["StatefulRequestsInFlight"] == [(1, ["chat-stream"])]
 
@@ -31,9 +31,9 @@ def test_only_what_has_changed_is_written() -> None:
     """A quiet server writes no lines."""
     log = MetricLog()
     gauges = Gauges(log, "chat")
-    gauges.publish(Figures(sessions_open=1))
-    gauges.publish(Figures(sessions_open=1))
-    gauges.publish(Figures(sessions_open=2))
+    gauges.publish(Stats(sessions_open=1))
+    gauges.publish(Stats(sessions_open=1))
+    gauges.publish(Stats(sessions_open=2))
     assert [value for value, _ in log.values["StatefulSessionsOpen"]] == [1, 2]
     assert len(log.values["StatefulHostBytes"]) == 1
 
@@ -41,5 +41,5 @@ def test_only_what_has_changed_is_written() -> None:
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_figures_of_several_engines_add_up(count: int) -> None:
     """A worker publishes one sum."""
-    total = sum([Figures(1, 2, 3, 4, 5, 6)] * count, Figures())
-    assert total == Figures(count, 2 * count, 3 * count, 4 * count, 5 * count, 6 * count)
+    total = sum([Stats(1, 2, 3, 4, 5, 6)] * count, Stats())
+    assert total == Stats(count, 2 * count, 3 * count, 4 * count, 5 * count, 6 * count)

@@ -188,7 +188,7 @@ def test_unknown_inputs_of_grpc_are_refused_by_name() -> None:
 def test_without_an_id_a_session_is_opened(header: str | None, document: Any) -> None:
     """By `open` and by a prompt, under an id that cannot be guessed."""
     parsed = http(document, **({} if header is None else {ID: header}))
-    assert parsed.opens
+    assert parsed.creates_session
     assert parsed.command.session_id is not None
     assert len(parsed.command.session_id) == 32
     assert parsed.command.session_id != http(document).command.session_id
@@ -197,13 +197,13 @@ def test_without_an_id_a_session_is_opened(header: str | None, document: Any) ->
 def test_open_may_name_the_id() -> None:
     """The engine refuses it if it is live."""
     parsed = http({"type": "open", "session_id": "mine"})
-    assert (parsed.command, parsed.opens) == (Open(session_id="mine"), True)
+    assert (parsed.command, parsed.creates_session) == (Open(session_id="mine"), True)
 
 
 def test_a_prompt_with_an_id_does_not_open() -> None:
     """An id that was never opened is a 404, not a new session."""
     parsed = http({"prompt": "hi"}, **{ID: "a"})
-    assert (parsed.command, parsed.opens) == (Prompt(prompt="hi", session_id="a"), False)
+    assert (parsed.command, parsed.creates_session) == (Prompt(prompt="hi", session_id="a"), False)
 
 
 def test_header_and_body_have_to_agree() -> None:
@@ -239,7 +239,7 @@ def test_other_requests_need_an_id(document: Any, command: type) -> None:
     """And never open."""
     parsed = http(document, **{ID: "a"})
     assert isinstance(parsed.command, command)
-    assert not parsed.opens
+    assert not parsed.creates_session
     with pytest.raises(InvalidRequest) as refusal:
         http(document)
     assert field_of(refusal) == "session_id"
@@ -250,7 +250,7 @@ def test_a_fork_names_two_sessions(asked: str | None) -> None:
     """The source as always, and a new one, under the client's id or one that cannot be guessed."""
     parsed = http({"type": "fork", "new_session_id": asked}, **{ID: "a"})
     assert isinstance(parsed.command, Fork)
-    assert parsed.opens
+    assert parsed.creates_session
     assert parsed.command.session_id == "a"
     made = parsed.command.new_session_id
     assert made == "mine" if asked == "mine" else made is not None and len(made) == 32
@@ -285,9 +285,9 @@ def test_an_id_that_the_frontend_made_opens() -> None:
     """In the sequence profile a request without an id arrives with one."""
     headers = {**HTTP, ID: _MINTED, START: "true"}
     parsed = parse({"body": b'{"prompt": "hi"}'}, headers, Profile.SEQUENCE)
-    assert (parsed.command.session_id, parsed.opens) == (_MINTED, True)
+    assert (parsed.command.session_id, parsed.creates_session) == (_MINTED, True)
     named = parse({"body": b'{"type": "info", "session_id": "a"}'}, headers, Profile.SEQUENCE)
-    assert (named.command.session_id, named.opens) == ("a", False)
+    assert (named.command.session_id, named.creates_session) == ("a", False)
     with pytest.raises(InvalidRequest):
         parse({"body": b'{"type": "info"}'}, headers, Profile.SEQUENCE)
 
@@ -332,9 +332,9 @@ def test_a_server_that_keeps_no_sessions_answers_every_prompt_for_itself() -> No
         assert isinstance(message, Submit)
         return message
 
-    assert submit({"prompt": "hi"}).alone
+    assert submit({"prompt": "hi"}).ephemeral
     named = submit({"prompt": "hi", "session_id": "s"})
-    assert (named.opens, named.alone) == (False, False)
+    assert (named.creates_session, named.ephemeral) == (False, False)
     for document in ({"type": "open"}, {"type": "fork", "session_id": "s"}):
         with pytest.raises(InvalidRequest, match="keeps no sessions"):
             submit(document)

@@ -76,7 +76,7 @@ def test_the_same_step_in_many_forms(
     assert isinstance(message.command, Step)
     assert (message.attachments, message.shapes, message.raw) == ((b"\1\0",), ((1,),), whole)
     assert message.command.session_id is not None
-    assert message.opens
+    assert message.creates_session
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_whose_step_it_is() -> None:
     assert step({"body": b"1"}, named).session_id == "7"
     assert step({"data": by_parameter}).session_id == "7"
     assert step({"body": by_parameter}, named).session_id == "7"
-    assert not parse({"body": b"1"}, named).opens
+    assert not parse({"body": b"1"}, named).creates_session
     with pytest.raises(SessionIdMismatch):
         parse({"body": by_parameter}, {**named, "ts_request_sequence_id": "8"})
     with pytest.raises(SessionIdMismatch):

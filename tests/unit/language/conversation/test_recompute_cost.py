@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.tiny import llama
 from ts_stateful.language.conversation.context import Context, Stored
-from ts_stateful.language.conversation.recompute_cost import RebuildCost
+from ts_stateful.language.conversation.recompute_cost import RecomputeCost
 from ts_stateful.language.network.load import Model
 from ts_stateful.sessions.session import Delta
 
@@ -22,7 +22,7 @@ def cost(model: Model, length: int, stored: int = 0) -> float:
     context = Context(Delta(), model.new_kv())
     context.kv.length = length
     context.stored = Stored(stored)
-    return RebuildCost(model)(context)
+    return RecomputeCost(model)(context)
 
 
 def test_a_long_session_costs_more(model: Model) -> None:

@@ -52,7 +52,11 @@ def test_a_told_conversation_finds_it_too(model: Model) -> None:
     harness = Harness(model)
     said = (Said("system", (SYSTEM,)), Said("user", ("What is it?",)))
     answers = [
-        harness.ask(Chat(session_id=name, messages=said, max_new_tokens=6), opens=True, alone=alone)
+        harness.ask(
+            Chat(session_id=name, messages=said, max_new_tokens=6),
+            creates_session=True,
+            ephemeral=alone,
+        )
         for name, alone in (("a", True), ("b", True), ("c", False))
     ]
     assert [cached(answer) >= 16 for answer in answers] == [False, True, True]
@@ -62,7 +66,7 @@ def test_a_told_conversation_finds_it_too(model: Model) -> None:
     assert cached(harness.ask(Chat(session_id="c", messages=other, max_new_tokens=6))) < 16
     reference_reply(model, harness, "c", 6)
     again = Chat(session_id="d", messages=other, max_new_tokens=6)
-    assert cached(harness.ask(again, opens=True)) == 0
+    assert cached(harness.ask(again, creates_session=True)) == 0
     reference_reply(model, harness, "d", 6)
 
 

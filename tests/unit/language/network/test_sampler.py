@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ts_stateful.language.network.sampler import Row, sample, uniform
+from ts_stateful.language.network.sampler import SamplingRow, sample, uniform
 
 
 def logits(rows: int = 1, vocabulary: int = 20, seed: int = 0) -> torch.Tensor:
@@ -19,7 +19,7 @@ def logits(rows: int = 1, vocabulary: int = 20, seed: int = 0) -> torch.Tensor:
 def test_greedy_takes_the_highest() -> None:
     """Temperature 0 is argmax, whatever else is asked for."""
     given_logits = logits(3)
-    rows = [Row(), Row(top_k=5, top_p=0.5), Row(seed=9)]
+    rows = [SamplingRow(), SamplingRow(top_k=5, top_p=0.5), SamplingRow(seed=9)]
     assert sample(given_logits, rows) == given_logits.argmax(-1).tolist()
 
 
@@ -44,7 +44,7 @@ def test_draws_follow_the_distribution() -> None:
     """Frequencies approach the softmax at the given temperature."""
     given_logits = logits(vocabulary=6)
     count = 6000
-    rows = [Row(temperature=0.7, seed=seed) for seed in range(count)]
+    rows = [SamplingRow(temperature=0.7, seed=seed) for seed in range(count)]
     frequencies = Counter(sample(given_logits.expand(count, -1), rows))
     expected = (given_logits[0].double() / 0.7).softmax(-1)
     for token, probability in enumerate(expected.tolist()):
@@ -57,18 +57,23 @@ def test_top_k_and_top_p_bound_the_choice() -> None:
     order = given_logits[0].argsort(descending=True).tolist()
     count = 500
     many = given_logits.expand(count, -1)
-    drawn = sample(many, [Row(5.0, top_k=3, seed=seed) for seed in range(count)])
+    drawn = sample(many, [SamplingRow(5.0, top_k=3, seed=seed) for seed in range(count)])
     assert set(drawn) == set(order[:3])
     cumulative = given_logits[0].softmax(-1)[order].cumsum(-1)
     head = int((cumulative < 0.6).sum()) + 1
-    drawn = sample(many, [Row(1.0, top_p=0.6, seed=seed) for seed in range(count)])
+    drawn = sample(many, [SamplingRow(1.0, top_p=0.6, seed=seed) for seed in range(count)])
     assert set(drawn) <= set(order[:head])
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     """Alone or in a batch, greedy or sampled beside it: the same token."""
     batch = logits(4, seed=3)
-    rows = [Row(1.0, seed=1, position=7), Row(), Row(0.5, top_k=4, seed=2), Row(2.0, 0, 0.9, 3, 1)]
+    rows = [
+        SamplingRow(1.0, seed=1, position=7),
+        SamplingRow(),
+        SamplingRow(0.5, top_k=4, seed=2),
+        SamplingRow(2.0, 0, 0.9, 3, 1),
+    ]
     together = sample(batch, rows)
     alone = [sample(batch[index : index + 1], [row])[0] for index, row in enumerate(rows)]
     assert together == alone
@@ -78,4 +83,4 @@ def test_certainty_is_drawn_with_certainty() -> None:
     """A token of all the mass is drawn at any number, also at the ends of the interval."""
     certain = torch.full((50, 5), -1e9)
     certain[:, 3] = 0
-    assert sample(certain, [Row(1.0, seed=seed) for seed in range(50)]) == [3] * 50
+    assert sample(certain, [SamplingRow(1.0, seed=seed) for seed in range(50)]) == [3] * 50

@@ -39,7 +39,7 @@ def test_what_was_read_is_what_was_there(name: str, store: LateStore) -> None:
     context = harness.engine.table.get("s").state
     unbounded = harness.engine.table._limits
     harness.engine.table._limits = unbounded._replace(device_bytes=context.device_bytes)
-    harness.engine._durability.parked()
+    harness.engine._persistence.parked()
     harness.pump()
     harness.engine.table._limits = unbounded
     harness.engine.table.evict_idle()
@@ -60,9 +60,9 @@ def test_every_session_comes_back_by_reading(store: LateStore) -> None:
         answer = ask(harness, name, "Again")
         assert answer["timing"]["restored_from"] == "store"
         reference_reply(model(), harness, name, NEW_TOKENS)
-    figures = harness.engine.figures()
-    assert (figures.spill_reads, figures.spill_failures) == (3, 0)
-    assert figures.spilled_bytes > 0
+    stats = harness.engine.stats()
+    assert (stats.spill_reads, stats.spill_failures) == (3, 0)
+    assert stats.spilled_bytes > 0
 
 
 def test_another_engine_reads_what_was_written(store: LateStore) -> None:
@@ -118,7 +118,7 @@ def test_what_cannot_be_read_is_computed(store: LateStore, harm: str) -> None:
     answer = ask(harness, "a", "Again")
     assert answer["timing"]["restored_from"] == "replay"
     reference_reply(model(), harness, "a", NEW_TOKENS)
-    assert harness.engine.figures().spill_failures == (harm != "gone")
+    assert harness.engine.stats().spill_failures == (harm != "gone")
     store.on_get = nothing
     crowd(harness, "gh")
     assert ask(harness, "a", "Once more")["timing"]["restored_from"] == "store"
@@ -128,13 +128,13 @@ def test_what_cannot_be_read_is_computed(store: LateStore, harm: str) -> None:
 def test_forks_and_rewinds(store: LateStore) -> None:
     """A session that went back finds what is still the same; a fork has states of its own."""
     harness = make(store, sessions=4.0)
-    harness.engine._durability.spill._stored._grain = 16  # type: ignore[union-attr]
+    harness.engine._persistence.spill._stored._grain = 16  # type: ignore[union-attr]
     harness.open("s")
     for text in ("One", "Two", "Three"):
         ask(harness, "s", text)
     crowd(harness)
     assert residency(harness, "s") == "store"
-    assert harness.ask(Fork(session_id="s", new_session_id="t"), opens=True)["turn"] == 3
+    assert harness.ask(Fork(session_id="s", new_session_id="t"), creates_session=True)["turn"] == 3
     assert harness.ask(Rewind(session_id="s", to_turn=2))["turn"] == 2
     answer = ask(harness, "s", "Drei")
     assert answer["timing"]["restored_from"] == "store"
@@ -152,7 +152,7 @@ def test_a_fork_reads_what_is_stored_of_its_source(store: LateStore) -> None:
     second.clock.now = first.clock.now
     for harness, source, fork in ((first, "a", "t"), (first, "t", "u"), (second, "b", "v")):
         made = Fork(session_id=source, new_session_id=fork)
-        assert harness.ask(made, opens=True)["turn"] == 1
+        assert harness.ask(made, creates_session=True)["turn"] == 1
         assert residency(harness, fork) == "store"
     harness.close("b")
     for harness, fork, place in (
@@ -176,7 +176,7 @@ def test_an_image_of_the_same_size_is_another_one(store: LateStore) -> None:
     """The ids are equal, what was seen is not: states of one image never stand for another."""
     made = MODELS["llava"]()
     harness = make(store, sessions=0, made=made)
-    stored = harness.engine._durability.spill._stored  # type: ignore[union-attr]
+    stored = harness.engine._persistence.spill._stored  # type: ignore[union-attr]
     meanings = []
     for name, seed in (("s", 1), ("t", 2)):
         harness.pictures[name] = noise(seed)

@@ -75,8 +75,8 @@ def test_the_same_image_again_runs_no_tower(model: Model, runs: list[None]) -> N
     harness.open("c", [noise(1)])
     answers.append(harness.prompt("c", QUESTION, max_new_tokens=8)["text"])
     assert len(runs) == 1
-    figures = harness.engine.figures()
-    assert (figures.images_encoded, figures.shared_hits) == (1, 2)
+    stats = harness.engine.stats()
+    assert (stats.images_encoded, stats.shared_hits) == (1, 2)
     assert len(set(answers)) == 1
     reference_reply(model, harness, "c", 8)
 
@@ -100,7 +100,7 @@ def test_two_who_bring_the_same_new_image_at_once_share_it(model: Model, runs: l
     harness = Harness(model)
     harness.pictures = {"x": noise(1), "y": noise(1)}
     requests = [
-        harness.submit(Open(session_id=name, images=(Image(url=name),)), opens=True)
+        harness.submit(Open(session_id=name, images=(Image(url=name),)), creates_session=True)
         for name in harness.pictures
     ]
     harness.run()
@@ -189,7 +189,9 @@ def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
     harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
     harness.open("old", [noise(2)])
     harness.pictures["new"] = noise(3)
-    request = harness.submit(Open(session_id="new", images=(Image(url="new"),)), opens=True)
+    request = harness.submit(
+        Open(session_id="new", images=(Image(url="new"),)), creates_session=True
+    )
     harness.pump()
     while harness.engine.busy:
         harness.steps(1)
@@ -204,7 +206,7 @@ def test_room_for_an_image_is_kept_until_it_is_seen(model: Model) -> None:
     harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
     harness.pictures |= {"first": noise(2), "second": noise(3)}
     requests = [
-        harness.submit(Open(session_id=name, images=(Image(url=name),)), opens=True)
+        harness.submit(Open(session_id=name, images=(Image(url=name),)), creates_session=True)
         for name in ("first", "second")
     ]
     harness.run()
@@ -222,8 +224,8 @@ def test_shared_embeddings_count_once(model: Model) -> None:
         harness.open(name, [noise(1), noise(1), noise(2)])
     image_bytes = sum(image.num_bytes for image in set(images_of(harness, "a")))
     kv_bytes = [session.state.kv.num_bytes for session in harness.engine.table]
-    assert harness.engine.figures().device_bytes == sum(kv_bytes) + image_bytes
-    assert harness.engine.figures().shared_bytes == image_bytes > 0
+    assert harness.engine.stats().device_bytes == sum(kv_bytes) + image_bytes
+    assert harness.engine.stats().shared_bytes == image_bytes > 0
     infos = [harness.ask(Info(session_id=name)) for name in "ba"]
     assert [info["device_bytes"] for info in infos] == [size + image_bytes for size in kv_bytes]
     for name in "ab":
@@ -266,7 +268,7 @@ def test_an_image_that_cannot_be_encoded_leaves_nothing_behind(
     assert refused["error"]["code"] == code
     hook.remove()
     error.__traceback__ = None  # its frames hold what they have worked on
-    assert harness.engine.figures().device_bytes == 0
+    assert harness.engine.stats().device_bytes == 0
     assert held(harness) == 0
     assert "error" not in harness.open("s", [noise(1)])
     harness.prompt("s", QUESTION, max_new_tokens=8)

@@ -156,7 +156,7 @@ def test_another_cut_begins_anew(harness: Harness) -> None:
 def test_what_is_not_there_is_named(harness: Harness) -> None:
     """An unknown upload, half an upload, and one of another session, also of the fork's source."""
     upload(harness, FILE)
-    harness.ask(Fork(session_id="s", new_session_id="f"), opens=True)
+    harness.ask(Fork(session_id="s", new_session_id="f"), creates_session=True)
     half = parts_of(b"abcdef", 2)[0]
     harness.ask(half)
     named = ("invalid_request", "images[1].upload")
@@ -169,8 +169,13 @@ def test_what_is_not_there_is_named(harness: Harness) -> None:
 def test_a_session_is_opened_without_uploads(harness: Harness) -> None:
     """There is none before the session; a refused opening leaves nothing behind."""
     command = Open(session_id="n", images=(Image(upload=digest(FILE)),))
-    assert refusal(harness, command, opens=True) == ("invalid_request", "images[0].upload")
-    assert refusal(harness, look(FILE, session_id="n"), opens=True)[1] == "images[0].upload"
+    assert refusal(harness, command, creates_session=True) == (
+        "invalid_request",
+        "images[0].upload",
+    )
+    assert (
+        refusal(harness, look(FILE, session_id="n"), creates_session=True)[1] == "images[0].upload"
+    )
     assert refusal(harness, parts_of(FILE, 1, "n")[0]) == ("session_not_found", "session_id")
 
 
@@ -215,7 +220,7 @@ def test_all_sessions_together_keep_so_many_bytes(harness: Harness) -> None:
 def test_uploads_end_with_their_session(harness: Harness) -> None:
     """Nothing of them is left."""
     upload(harness, FILE)
-    kept = harness.engine._commands._uploads._files
+    kept = harness.engine._requests._uploads._files
     assert len(kept) == 1
     harness.close("s")
     gc.collect()
@@ -241,10 +246,10 @@ def test_figures_tell_the_bytes_of_uploads(harness: Harness) -> None:
     """Of parts as of whole files; they go with their session."""
     first, *others = parts_of(FILE, 3)
     harness.ask(first)
-    assert 0 < harness.engine.figures().upload_bytes < len(FILE)
+    assert 0 < harness.engine.stats().upload_bytes < len(FILE)
     for part in others:
         harness.ask(part)
-    assert harness.engine.figures().upload_bytes == len(FILE)
+    assert harness.engine.stats().upload_bytes == len(FILE)
     harness.ask(Close(session_id="s"))
     gc.collect()
-    assert harness.engine.figures().upload_bytes == 0
+    assert harness.engine.stats().upload_bytes == 0

@@ -46,7 +46,7 @@ def test_an_engine_with_a_worker_lives_on(life: Life) -> None:
     for busy in (False, True):
         life.busy = busy
         assert not life.over_after(10_000)
-    assert not life.span.is_leaving
+    assert not life.span.is_draining
 
 
 def test_an_engine_whose_model_was_unregistered_makes_room(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ts_stateful.process.engine.placement_sync import Announcements
-from ts_stateful.process.messages import Holds
+from ts_stateful.process.engine.placement_sync import PlacementSync
+from ts_stateful.process.messages import SessionPlaced
 from ts_stateful.protocol.events import Event, EventKind
 
 
@@ -35,24 +35,24 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def announcements(delivered: list[str], now: list[float]) -> Announcements:
+def announcements(delivered: list[str], now: list[float]) -> PlacementSync:
     """With nothing announced yet."""
-    return Announcements(lambda event: delivered.append(event.request_id), clock=lambda: now[0])
+    return PlacementSync(lambda event: delivered.append(event.request_id), clock=lambda: now[0])
 
 
-def emit(announcements: Announcements, *requests: str) -> None:
+def emit(announcements: PlacementSync, *requests: str) -> None:
     """Something comes of these requests."""
     for request_id in requests:
         announcements.emit(Event(request_id, EventKind.PART))
 
 
 def test_nobody_is_answered_before_all_others_know(
-    announcements: Announcements, delivered: list[str]
+    announcements: PlacementSync, delivered: list[str]
 ) -> None:
     """Other requests are not held up, and what was held back leaves in order."""
     one, two = Other(), Other()
     announcements.announce("new", ("s", "t"), [one, two])  # type: ignore[list-item]
-    assert one.told == two.told == [Holds("new", ("s", "t"))]
+    assert one.told == two.told == [SessionPlaced("new", ("s", "t"))]
     emit(announcements, "new", "old", "new")
     assert delivered == ["old"]
     announcements.heard("new", one)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def test_nobody_is_answered_before_all_others_know(
 
 @pytest.mark.parametrize("way", ["gone", "hanging"])
 def test_who_does_not_answer_is_not_waited_for(
-    announcements: Announcements, delivered: list[str], now: list[float], way: str
+    announcements: PlacementSync, delivered: list[str], now: list[float], way: str
 ) -> None:
     """A worker that has gone, at once; one that hangs, for a second."""
     other = Other()

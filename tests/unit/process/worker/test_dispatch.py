@@ -28,7 +28,7 @@ def worker(start: Start) -> Worker:
 def opened(worker: Worker, *names: str) -> None:
     """Opens these sessions, one after the other."""
     for name in names:
-        assert worker.ask(Open(session_id=name), opens=True)["session_id"] == name
+        assert worker.ask(Open(session_id=name), creates_session=True)["session_id"] == name
 
 
 def refusal(answer: dict[str, Any]) -> str:
@@ -40,7 +40,7 @@ def test_sessions_are_spread_over_the_engines(worker: Worker, start: Start) -> N
     """Each has its share; every session is found where it was opened, also by the next worker."""
     names = [f"s{index}" for index in range(8)]
     opened(worker, *names)
-    refused = worker.ask(Open(session_id="more"), opens=True)
+    refused = worker.ask(Open(session_id="more"), creates_session=True)
     assert refusal(refused) == "too_many_sessions"
     assert refused["error"]["retry_after_s"] > 0
     worker.dispatcher.close()
@@ -60,14 +60,14 @@ def test_a_full_engine_refuses_nothing_while_another_has_room(worker: Worker) ->
         worker.ask(Close(session_id=f"{other}-next"))
         opened(worker, name)
     assert worker.ask(Info(session_id="s0"))["turns"] == 0
-    assert refusal(worker.ask(Open(session_id="s0"), opens=True)) == "session_exists"
+    assert refusal(worker.ask(Open(session_id="s0"), creates_session=True)) == "session_exists"
 
 
 def test_the_shares_add_up(start: Start) -> None:
     """`maxNumSequence` is the number of sessions, however many engines there are; none is started without a place."""
     worker = start(engines=2, max_sessions=3)
     opened(worker, "a", "b", "c")
-    assert refusal(worker.ask(Open(session_id="d"), opens=True)) == "too_many_sessions"
+    assert refusal(worker.ask(Open(session_id="d"), creates_session=True)) == "too_many_sessions"
     assert len(start(engines=2, max_sessions=1).describe()["engines"]) == 1
 
 
@@ -104,7 +104,7 @@ def test_the_death_of_an_engine_is_its_own(start: Start, model_dir: Path, tmp_pa
     prompt = Prompt(session_id="b", prompt="Hi", max_new_tokens=1)
     assert worker.ask(prompt)["turn"] == 1
     opened(worker, "c", "d", "e")
-    assert refusal(worker.ask(Open(session_id="f"), opens=True)) == "too_many_sessions"
+    assert refusal(worker.ask(Open(session_id="f"), creates_session=True)) == "too_many_sessions"
     assert refusal(worker.ask(Info(session_id="a"))) == "engine_unavailable"
     worker.dispatcher.close()
     worker = started()
@@ -113,7 +113,7 @@ def test_the_death_of_an_engine_is_its_own(start: Start, model_dir: Path, tmp_pa
     eventually(lambda: all(engine["up"] for engine in worker.describe()["engines"]))
     opened(worker, "f", "g", "h")
     assert worker.ask(Info(session_id="a"))["turns"] == 0
-    assert refusal(worker.ask(Open(session_id="i"), opens=True)) == "too_many_sessions"
+    assert refusal(worker.ask(Open(session_id="i"), creates_session=True)) == "too_many_sessions"
 
 
 def test_a_model_that_is_registered_again_finds_its_engine(
@@ -145,13 +145,13 @@ def test_a_fork_is_where_its_source_is(worker: Worker, start: Start) -> None:
         worker.ask(Prompt(session_id=name, prompt="Hi", max_new_tokens=1))
     for source in ("a", "b"):
         fork = Fork(session_id=source, new_session_id=f"{source}2")
-        assert worker.ask(fork, opens=True)["turn"] == 1
-        assert refusal(worker.ask(fork, opens=True)) == "session_exists"
+        assert worker.ask(fork, creates_session=True)["turn"] == 1
+        assert refusal(worker.ask(fork, creates_session=True)) == "session_exists"
         again = Prompt(session_id=f"{source}2", prompt="Hi", max_new_tokens=1)
         assert worker.ask(again)["turn"] == 2
     for source in ("a", "nobody"):
         with pytest.raises(SessionExists):
-            worker.submit(Fork(session_id=source, new_session_id="b"), opens=True)
+            worker.submit(Fork(session_id=source, new_session_id="b"), creates_session=True)
     assert worker.ask(Info(session_id="b"))["turns"] == 1
     worker.dispatcher.close()
     successor = start(engines=2)

@@ -86,11 +86,11 @@ def test_an_engine_outlives_its_fork_server(start: Start, repository: Path) -> N
     parent = psutil.Process(pid).ppid()
     os.kill(parent, signal.SIGKILL)
     eventually(lambda: has_ended(parent))
-    worker.ask(Open(session_id="s"), opens=True)
+    worker.ask(Open(session_id="s"), creates_session=True)
     assert worker.engine_pid() == pid
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: worker.engine_pid() not in (0, pid))
-    worker.ask(Open(session_id="t"), opens=True)
+    worker.ask(Open(session_id="t"), creates_session=True)
 
 
 def test_a_worker_that_finds_its_engine_prepares_for_the_next_one(

@@ -60,7 +60,7 @@ def test_a_session_is_one_conversation_through_both(pair: Pair) -> None:
     assert engines(first) == engines(second)
     assert first.ask(Hello(), profile=Profile.SEQUENCE)["profile"] == "sequence"
     assert second.ask(Hello(), profile=Profile.CONTINUOUS)["profile"] == "continuous"
-    first.ask(Open(session_id="s"), opens=True)
+    first.ask(Open(session_id="s"), creates_session=True)
     assert first.ask(Prompt(session_id="s", prompt="Hi", max_new_tokens=2))["turn"] == 1
     reply = second.ask(Prompt(session_id="s", prompt="Go on", max_new_tokens=2))
     assert reply["turn"] == 2
@@ -71,7 +71,7 @@ def test_a_session_is_one_conversation_through_both(pair: Pair) -> None:
     second.wait(running, EventKind.PART)
     assert first.ask(Cancel(session_id="s"))["cancelled"] is True
     assert second.wait(running)["finish_reason"] == "cancelled"
-    assert first.ask(Fork(session_id="s", new_session_id="t"), opens=True)["turn"] == 3
+    assert first.ask(Fork(session_id="s", new_session_id="t"), creates_session=True)["turn"] == 3
     assert second.ask(Prompt(session_id="t", prompt="Hi", max_new_tokens=1))["turn"] == 4
     assert second.ask(Close(session_id="s"))["closed"] is True
     assert first.ask(Info(session_id="s"))["error"]["code"] == "session_closed"
@@ -83,15 +83,20 @@ def test_with_several_engines_everybody_knows_where_a_session_is(pair: Pair) -> 
     assert engines(first) == engines(second)
     names = [f"s{index}" for index in range(6)]
     for index, name in enumerate(names):
-        (first, second)[index % 2].ask(Open(session_id=name), opens=True)
+        (first, second)[index % 2].ask(Open(session_id=name), creates_session=True)
     for index, name in enumerate(names):
         other = (second, first)[index % 2]
-        assert other.ask(Fork(session_id=name, new_session_id=f"{name}f"), opens=True)["turn"] == 0
+        assert (
+            other.ask(Fork(session_id=name, new_session_id=f"{name}f"), creates_session=True)[
+                "turn"
+            ]
+            == 0
+        )
         prompt = Prompt(session_id=name, prompt="Hi", max_new_tokens=1)
         assert [w.ask(prompt)["turn"] for w in (other, first, second)] == [1, 2, 3]
         assert other.ask(Info(session_id=name))["residency"] == "device"
     answers = [
-        (first, second)[index % 2].ask(Open(session_id=f"more-{index}"), opens=True)
+        (first, second)[index % 2].ask(Open(session_id=f"more-{index}"), creates_session=True)
         for index in range(6)
     ]
     assert ["error" in answer for answer in answers] == [False] * 4 + [True] * 2
@@ -104,8 +109,8 @@ def test_when_the_engine_dies_both_go_on(pair: Pair) -> None:
     first, second = pair()
     workers = {"a": first, "b": second}
     for name, worker in workers.items():
-        worker.ask(Open(session_id=name), opens=True)
-        worker.ask(Open(session_id=f"{name}-calm"), opens=True)
+        worker.ask(Open(session_id=name), creates_session=True)
+        worker.ask(Open(session_id=f"{name}-calm"), creates_session=True)
     calm = {
         name: text(worker, worker.submit(Prompt(session_id=f"{name}-calm", stream=True, **LONG)))
         for name, worker in workers.items()
@@ -128,7 +133,7 @@ def test_when_the_engine_dies_both_go_on(pair: Pair) -> None:
 def test_an_engine_stays_while_one_of_its_workers_does(pair: Pair, start: Start) -> None:
     """And is found again by the next one."""
     first, second = pair(engineLingerSec=0.1)
-    first.ask(Open(session_id="s"), opens=True)
+    first.ask(Open(session_id="s"), creates_session=True)
     (pid,) = engines(first)
     first.dispatcher.close()
     assert second.ask(Prompt(session_id="s", prompt="Hi", max_new_tokens=1))["turn"] == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ts_stateful.process.worker.in_flight import InFlight, Outstanding
-from ts_stateful.process.worker.trial_lock import Gate, SharedGate
+from ts_stateful.process.worker.trial_lock import SharedTrialLock, TrialLock
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Prompt
 
@@ -17,7 +17,7 @@ class Desk:
     """A worker's share of the work; `sent` is what the engine has of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.gate = SharedGate(folder / "inside", folder / "queue")
+        self.gate = SharedTrialLock(folder / "inside", folder / "queue")
         self.is_up = True
         self.given_up: list[str] = []
         self.answered: list[str] = []
@@ -134,7 +134,7 @@ def test_who_has_nothing_there_keeps_nobody_out(desks: tuple[Desk, Desk]) -> Non
 
 def test_a_worker_of_its_own_is_never_held_up() -> None:
     """It has the engine for itself anyway."""
-    gate = Gate()
+    gate = TrialLock()
     assert gate.enter(alone=False)
     assert gate.enter(alone=True)
     assert gate.is_alone

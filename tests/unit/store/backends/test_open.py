@@ -57,7 +57,9 @@ def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     """With what to install."""
     for module, url in (("redis", "redis://h/0"), ("boto3", "s3://bucket")):
         monkeypatch.setitem(sys.modules, module, None)
-        monkeypatch.delitem(sys.modules, f"ts_stateful.store.backends.{url.split(':')[0]}", raising=False)
+        monkeypatch.delitem(
+            sys.modules, f"ts_stateful.store.backends.{url.split(':')[0]}", raising=False
+        )
         extra = url.split(":", maxsplit=1)[0]
         with pytest.raises(ConfigError, match=rf"torchserve-stateful\[{extra}\]"):
             open_store(url)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ts_stateful.language.kv.cache import KVCache, KVLayout
 from ts_stateful.language.kv.spans import Rows, Span, Table
-from ts_stateful.language.kv.to_device import upload
+from ts_stateful.language.kv.to_device import to_device
 
 __all__ = ["Capturer", "CudaCapturer", "DecodeGraphs", "RowInputs"]
 
@@ -51,7 +51,7 @@ class RowInputs:
         """Takes the numbers of as many rows as it has room for; does not wait for the copy."""
         ids = torch.tensor(rows.ids)
         numbers = torch.cat([Table.of(rows.spans).buffer, ids, rows.positions.flatten()])
-        self._buffer.copy_(upload(numbers, self._buffer.device))
+        self._buffer.copy_(to_device(numbers, self._buffer.device))
 
 
 class Capturer(Protocol):
@@ -111,7 +111,7 @@ class DecodeGraphs:
         graph = self._graphs[size]
         graph.inputs.fill(self._padded(rows, size))
         logits = graph.replay()[:count]
-        return logits.clone() if rows.keep is None else logits[upload(rows.keep, logits.device)]
+        return logits.clone() if rows.keep is None else logits[to_device(rows.keep, logits.device)]
 
     @torch.inference_mode()
     def prepare(self, one: Rows, other: Rows) -> None:
