@@ -38,7 +38,9 @@ class Crowd:
                 prompt = Prompt(
                     session_id=name, prompt=text, max_new_tokens=NEW_TOKENS, ignore_eos=True
                 )
-                requests.append((self.harness.submit(prompt, creates_session=creates_session), tier))
+                requests.append(
+                    (self.harness.submit(prompt, creates_session=creates_session), tier)
+                )
             self.settle()
             yield from ({**self.harness.last(request), "was": tier} for request, tier in requests)
 

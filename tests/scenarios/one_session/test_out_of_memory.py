@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.support.asking import ask
 from tests.support.harness import Harness, reference_reply
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.network.sampler import sample
+from ts_stateful.language.network.sampler import SamplingRow, sample
 from ts_stateful.language.runner import Runner
 from ts_stateful.protocol.requests import Prompt
 
