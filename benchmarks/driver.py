@@ -48,7 +48,7 @@ class Driver:
             emit=self._take,
             load_images=MediaLoader(media, Fetcher(media)).load,
             executor=self._threads,
-            post=self._posted.put,
+            results=self._posted,
             store=None if store is None else StoreAccess(store, "required", self._threads),
         )
 

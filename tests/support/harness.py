@@ -34,6 +34,14 @@ CONFIG: dict[str, Any] = {
 }
 
 
+class Posted(list[Callable[[], None]]):
+    """Actions for the engine's thread."""
+
+    def put(self, action: Callable[[], None], /) -> None:
+        """Add an action."""
+        self.append(action)
+
+
 class Clock:
     """A clock that moves when it is told to."""
 
@@ -82,7 +90,7 @@ class Harness:
         self.executor = LaterExecutor()
         self.pictures: dict[str, PIL.Image.Image] = {}
         self.events: dict[str, list[Event]] = {}
-        self._posted: list[Callable[[], None]] = []
+        self._posted = Posted()
         self._ids = itertools.count(first_id)
         self.engine = Engine(
             model,
@@ -90,7 +98,7 @@ class Harness:
             emit=lambda event: self.events.setdefault(event.request_id, []).append(event),
             load_images=self._load,
             executor=self.executor,
-            post=self._posted.append,
+            results=self._posted,
             clock=self.clock,
             utc=lambda: 1_699_999_000.0 + self.clock.now,
             store=StoreAccess(store, policy, self.executor, content) if store else None,

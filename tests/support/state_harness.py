@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from tests.support.harness import Clock, LaterExecutor
+from tests.support.harness import Clock, LaterExecutor, Posted
 from ts_stateful.config.schema import Config, FrontendConfig, StateConfig, load_config
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.requests import Request, Step
@@ -76,7 +76,7 @@ class StateHarness:
         num_parameters = sum(weight.numel() for weight in parameters)
         program = Program(counted, settings, name="model", num_parameters=num_parameters)
         self.executor = LaterExecutor()
-        self._posted: list[Callable[[], None]] = []
+        self._posted = Posted()
         access = StoreAccess(store, settings.store.policy, self.executor) if store else None
         self.engine = StateEngine(
             program,
@@ -86,7 +86,7 @@ class StateHarness:
             emit=self._take,
             clock=self.clock,
             utc=lambda: 1_700_000_000.0 + self.clock(),
-            backing=Backing(access, scope, self._posted.append) if access else None,
+            backing=Backing(access, scope, self._posted) if access else None,
         )
 
     def submit(

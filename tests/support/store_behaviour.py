@@ -1,4 +1,4 @@
-"""What every store does, whatever it is made of. A backend's test file derives a class from it and gives it a `store`."""
+"""Tests for every backend of a store. A backend's test file derives a class and provides the fixture `store`."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class StoreBehaviour:
 
     @pytest.mark.parametrize("data", [b"", bytes(range(256)), b"x" * 3_000_000])
     def test_bytes_come_back_as_they_were(self, store: Store, data: bytes) -> None:
-        """Empty, binary and long values are kept as they are."""
+        """Also empty, binary and long values."""
         assert store.create("blobs/b", data)
         assert store.get("blobs/b") == data
 
     def test_many_values_are_read_together(self, store: Store) -> None:
-        """In the order of their keys, whether they are of one session or not; absent ones are told as such."""
+        """In the order of their keys, of one session or of several. A missing value is None."""
         keys = [*(f"sessions/a/{position:08d}" for position in range(40)), "blobs/b"]
         for key in keys[1:]:
             assert store.create(key, key.encode())
@@ -60,7 +60,7 @@ class StoreBehaviour:
         assert list(store.get_many([])) == []
 
     def test_a_listing_is_in_order_and_of_whole_segments(self, store: Store) -> None:
-        """A session's keys come in order, and without those of a session whose name goes on."""
+        """A session's keys are sorted, and without those of a session with a longer name."""
         for position in (2, 0, 10, 1):
             assert store.create(f"sessions/a/{position:08d}", b"")
         assert store.create("sessions/ab/00000000", b"")
@@ -73,8 +73,8 @@ class StoreBehaviour:
         assert list(store.list("sessions")) == sorted(everything)
         assert list(store.list("sessions/none")) == []
 
-    def test_a_removal_takes_what_is_below_and_nothing_else(self, store: Store) -> None:
-        """After it the keys are free again; a second removal does nothing."""
+    def test_a_removal_covers_exactly_the_keys_below(self, store: Store) -> None:
+        """Then the keys are free again. A second removal does nothing."""
         for key in ("sessions/a", "sessions/a/0", "sessions/a/b/c", "sessions/ab/0", "blobs/a"):
             assert store.create(key, b"old")
         for _ in range(2):
@@ -89,7 +89,7 @@ class StoreBehaviour:
         assert list(store.list("sessions")) == []
 
     def test_a_key_can_be_a_prefix_of_others(self, store: Store) -> None:
-        """A value and values below it do not know each other."""
+        """A value and values below it are independent."""
         assert store.create("a/b", b"1")
         assert store.create("a/b/c", b"2")
         assert store.create("a", b"3")
@@ -99,7 +99,7 @@ class StoreBehaviour:
 
     @pytest.mark.parametrize("key", HOSTILE_KEYS)
     def test_a_key_of_another_form_is_a_defect(self, store: Store, key: str) -> None:
-        """No verb takes it, and nothing is written."""
+        """Every method refuses it."""
         for call in (
             lambda: store.create(key, b"x"),
             lambda: store.get(key),
@@ -112,14 +112,14 @@ class StoreBehaviour:
 
     @pytest.mark.parametrize("key", ["a" * 240, "-/--/...", "a/" * 255 + "aa", "s/" + "x" * 226])
     def test_long_and_odd_keys_are_keys(self, store: Store, key: str) -> None:
-        """What the form allows works."""
+        """All allowed characters and lengths work."""
         assert store.create(key, b"x")
         assert store.get(key) == b"x"
         store.delete(key)
         assert store.get(key) is None
 
     def test_of_many_callers_one_creates(self, store: Store) -> None:
-        """Of eight threads that create the same keys, each key has one winner, whose value stays."""
+        """Eight threads create the same keys. Each key has one winner, whose value stays."""
         callers, rounds = 8, 5
         start = threading.Barrier(callers)
 
@@ -133,8 +133,8 @@ class StoreBehaviour:
             winners = [caller for caller in range(callers) if won[caller][n]]
             assert [store.get(f"race/{n}")] == [b"%d" % caller for caller in winners]
 
-    def test_creating_beside_a_removal(self, store: Store) -> None:
-        """A value that is created while its neighbours are removed is there or was removed; nothing fails."""
+    def test_a_create_during_a_removal_does_not_fail(self, store: Store) -> None:
+        """The value is kept or removed."""
         stop = threading.Event()
 
         def remove() -> None:
@@ -152,8 +152,8 @@ class StoreBehaviour:
         assert store.create("beside/a/last", b"x")
         assert store.get("beside/a/last") == b"x"
 
-    def test_a_life_that_has_begun_is_not_cut_short(self, store: Store) -> None:
-        """A second create with a shorter life, or none that ends, takes nothing away."""
+    def test_a_later_create_does_not_shorten_a_life(self, store: Store) -> None:
+        """Neither one with a shorter life nor one without an end."""
         assert store.create("blobs/a", b"x", ttl_s=1000)
         assert not store.create("blobs/a", b"x", ttl_s=0.001)
         assert not store.create("blobs/a", b"x")
@@ -161,8 +161,8 @@ class StoreBehaviour:
         assert store.get("blobs/a") == b"x"
 
     @pytest.mark.parametrize("seed", range(2))
-    def test_it_is_a_dictionary_whose_values_stay(self, store: Store, seed: int) -> None:
-        """Calls in any order have the answers that a dictionary gives."""
+    def test_it_behaves_like_a_dictionary(self, store: Store, seed: int) -> None:
+        """Random calls return the same as on a dictionary whose values never change."""
         chance = random.Random(seed)
         known: dict[str, bytes] = {}
         for number in range(40):

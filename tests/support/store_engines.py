@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tests.support.harness import Harness
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable
@@ -15,9 +15,9 @@ __all__ = ["FailingStore", "ask", "code", "expire"]
 
 
 class FailingStore(MemoryStore):
-    """A store that can be out of order."""
+    """A store that fails on demand."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(clock)
         self.fails = False
 
@@ -39,7 +39,7 @@ class FailingStore(MemoryStore):
 
     def _check(self) -> None:
         if self.fails:
-            raise StoreUnavailable("the store is out of order", "wait")
+            raise StoreUnavailable("the store failed", "wait")
 
 
 def ask(text: str = "Hello", **fields: Any) -> Prompt:
@@ -53,7 +53,7 @@ def code(answer: dict[str, Any]) -> str:
 
 
 def expire(harness: Harness) -> None:
-    """Lets an engine's idle sessions run out."""
+    """Let an engine's idle sessions expire."""
     harness.clock.now += 61
     harness.engine.tick()
     harness.run()

@@ -1,7 +1,7 @@
-"""Other processes that use a file store: ones that are killed before each of their steps, and ones that race.
+"""Processes that use a file store: some are killed before each of their steps, others race.
 
-`python -m tests.support.store_processes kill FOLDER OPERATION` prints how many steps the operation has, `race FOLDER COUNT`
-waits for a line on standard input and prints a digit for each key, 1 where it created it.
+`python -m tests.support.store_processes kill FOLDER OPERATION` prints the number of steps of the operation. `race FOLDER COUNT`
+waits for a line on standard input and prints a digit for each key: 1 if it created the key.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.clock import FakeClock
 from ts_stateful.store.backends.file import FileStore
 
 VALUE = b"value" * 1000
@@ -30,7 +31,7 @@ _STEPS = {
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Run the command line."""
     task, folder, argument = sys.argv[1:]
     if task == "kill":
         print(_kill_at_each_step(Path(folder), argument))
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def _kill_at_each_step(folder: Path, operation: str) -> int:
-    """Child N is killed before step N; the first one that ends by itself tells how many there are."""
+    """Kill child N before step N. Return the number of the first child that ends by itself."""
     for number in range(1000):
         store = FileStore(folder / str(number), fsync=number % 2 == 1)
         operate = _prepared(store, operation)
@@ -52,7 +53,7 @@ def _kill_at_each_step(folder: Path, operation: str) -> int:
         if not os.WIFSIGNALED(status):
             assert status == 0
             return number
-    raise AssertionError("it has no end")
+    raise AssertionError("the operation has more than 1,000 steps")
 
 
 def _prepared(store: FileStore, operation: str) -> Callable[[], object]:
@@ -64,7 +65,7 @@ def _prepared(store: FileStore, operation: str) -> Callable[[], object]:
         return lambda: store.create("sessions/a/00000000", VALUE)
     if operation == "delete":
         return lambda: store.delete("sessions/a")
-    later = FileStore(store.folder, clock=lambda: 1e11)
+    later = FileStore(store.folder, clock=FakeClock(1e11))
     return later.sweep
 
 

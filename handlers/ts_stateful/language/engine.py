@@ -40,6 +40,7 @@ from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
+from ts_stateful.store.ordered_calls import ResultQueue
 
 __all__ = ["Engine"]
 
@@ -62,7 +63,7 @@ class Engine:
         emit: Callable[[Event], None],
         load_images: LoadImages,
         executor: Executor,
-        post: Callable[[Callable[[], None]], None],
+        results: ResultQueue,
         clock: Callable[[], float] = time.monotonic,
         utc: Callable[[], float] = time.time,
         max_sessions: int | None = None,
@@ -78,7 +79,7 @@ class Engine:
             store,
             self.table,
             self._shared,
-            post=post,
+            results=results,
             clock=clock,
             utc=utc,
             idle_s=limits.idle_s,
@@ -93,14 +94,14 @@ class Engine:
         self._scheduler: Scheduler[Sequence] = Scheduler(config.handler.prefill_chunk)
         self._outbox = TurnOutbox(emit, clock, utc, config.handler.stream_interval_sec)
         self._waiters = Waiters(self._outbox, config.handler.reattach_sec, clock)
-        self._turns, self._requests = self._assemble(config, load_images, executor, post)
+        self._turns, self._requests = self._assemble(config, load_images, executor, results)
 
     def _assemble(
         self,
         config: Config,
         load_images: LoadImages,
         executor: Executor,
-        post: Callable[[Callable[[], None]], None],
+        results: ResultQueue,
     ) -> tuple[Turns, LanguageRequests]:
         """What takes requests, on top of everything else that is here."""
         turns = Turns(
@@ -112,7 +113,7 @@ class Engine:
             shared=self._shared,
             load_images=load_images,
             executor=executor,
-            post=post,
+            post=results.put,
             clock=self._clock,
             persistence=self._persistence,
         )

@@ -34,6 +34,7 @@ from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import Limits, SessionTable
 from ts_stateful.store.access import StoreAccess
+from ts_stateful.store.ordered_calls import ResultQueue
 
 __all__ = ["StateEngine", "load_engine"]
 
@@ -205,11 +206,11 @@ def load_engine(
     emit: Callable[[Event], None],
     max_sessions: int | None = None,
     store: StoreAccess | None = None,
-    post: Callable[[Callable[[], None]], None] = lambda done: None,
+    results: ResultQueue | None = None,
 ) -> StateEngine:
     """The engine for a configuration, its program proved; `name` is the model's in answers.
 
-    `post` has something done by the engine's thread, when the `store` has done its part.
+    `results` takes the outcomes of the `store`'s calls for the engine's thread.
 
     Raises:
         ConfigError: the program or a file cannot be loaded, or does not do what is declared.
@@ -221,7 +222,9 @@ def load_engine(
     verify_program(program, settings, initial, device)
     most = max_sessions or config.frontend.max_sessions
     pool = SlotPool(settings.states, initial, device, _max_slots(settings, device, most))
-    backing = Backing(store, scope_of(settings, model_dir, name), post) if store else None
+    backing = (
+        Backing(store, scope_of(settings, model_dir, name), results) if store and results else None
+    )
     return StateEngine(
         program, config, pool, device, emit=emit, max_sessions=max_sessions, backing=backing
     )

@@ -47,7 +47,7 @@ from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store, StoreError
-from ts_stateful.store.ordered_calls import StoreCalls
+from ts_stateful.store.ordered_calls import ResultQueue, StoreCalls
 
 __all__ = ["Backing", "StepPersistence"]
 
@@ -63,7 +63,7 @@ class Backing(NamedTuple):
 
     access: StoreAccess
     scope: str
-    post: Callable[[Callable[[], None]], None]
+    results: ResultQueue
 
 
 class StepPersistence:
@@ -87,7 +87,7 @@ class StepPersistence:
     ) -> None:
         assert config.state is not None
         self._backing = backing
-        self._calls = StoreCalls(backing.access, backing.post) if backing else None
+        self._calls = StoreCalls(backing.access, backing.results) if backing else None
         self._commit_every = config.state.commit_every
         self._num_recent = config.frontend.max_sequence_job_queue_size + 2  # more are not in flight
         self._table = table

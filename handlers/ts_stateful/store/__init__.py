@@ -1,4 +1,1 @@
-"""Where sessions outlive the processes that serve them: immutable entries and blobs, as bytes under keys.
-
-Knows files, Redis and S3; never torch, engines or TorchServe.
-"""
+"""Stores that keep sessions beyond the processes that serve them: immutable bytes under keys, in files, Redis or S3."""

@@ -1,7 +1,4 @@
-"""A store as a server uses it: with threads on which it is asked, and somebody who keeps it clean.
-
-Owns these threads and the place that a store has by default. Knows nothing of sessions.
-"""
+"""A server's access to its store: the threads that call it, and the one that sweeps it."""
 
 from __future__ import annotations
 
@@ -26,19 +23,19 @@ _SWEEP_S = 600.0
 
 
 class StoreAccess(NamedTuple):
-    """A store, what happens when it fails, and the threads on which it is asked."""
+    """A store, the policy for its failures, and the threads that call it."""
 
     store: Store
     policy: Literal["required", "best_effort"]
     executor: Executor
-    content: Literal["all", "text", "none"] = "all"  # what of a session is written
+    content: Literal["all", "text", "none"] = "all"  # the parts of a session that are written
 
 
 def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
-    """The store that a configuration means, which is the folder `default` where it names none; None if there is to be none.
+    """Open the configured store, or the folder `default` where none is named. Return None for the URL `none`.
 
     Raises:
-        ConfigError: the store is described wrongly, or something is missing for it.
+        ConfigError: the URL is wrong, or a package or key for it is missing.
         StoreUnavailable: its folder cannot be made.
     """
     if settings.url == "none":
@@ -46,7 +43,7 @@ def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
         return None
     url = settings.url or default.absolute().as_uri()
     store = open_store(url, settings)
-    logger.info("sessions are written to %s", redacted(url))
+    logger.info("writing sessions to %s", redacted(url))
     threading.Thread(target=_sweep, args=(store,), name="store-sweep", daemon=True).start()
     if settings.content == "none":
         logger.warning("handler.store.content is none: sessions end with their engine")
@@ -59,5 +56,5 @@ def _sweep(store: Store) -> None:
         try:
             store.sweep()
         except StoreError as error:
-            logger.warning("the store could not be swept: %s", error)
+            logger.warning("sweeping the store failed: %s", error)
         time.sleep(_SWEEP_S)

@@ -1,9 +1,7 @@
-"""What a store is: a few verbs on bytes under keys, and what can go wrong.
-
-Owns the contract that all backends share and the form of keys. Knows neither a backend nor what the bytes mean.
+"""The contract of a store: verbs on bytes under keys, and their errors.
 
 A key is 1 to 512 characters: segments between `/`, each 1 to 240 of `A-Z a-z 0-9 - _ .` but not `.` or `..`. A prefix is
-whole segments too, so `sessions/a` has nothing to do with `sessions/ab`.
+whole segments too, so `sessions/a` does not cover `sessions/ab`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 
 
 class StoreError(Exception):
-    """Base of what a store raises. `message` says what happened, `cure` what an operator can do about it."""
+    """Base of a store's errors: `message` is the failure, `cure` the remedy for an operator."""
 
     def __init__(self, message: str, cure: str) -> None:
         super().__init__(f"{message}: {cure}")
@@ -31,59 +29,59 @@ class StoreError(Exception):
 class StoreUnavailable(StoreError):
     """The store does not answer or cannot write now; the same call may succeed later.
 
-    Behind a `create` it is unknown whether the value was written.
+    After a failed `create` it is unknown if the value was written.
     """
 
 
 class StoreCorrupt(StoreError):
-    """What is stored is not what was written, or was written by a version that this one does not know."""
+    """The stored bytes are not those that were written, or have the format of an unknown version."""
 
 
 class Store(Protocol):
-    """Immutable values under keys. All methods may be called from any thread and raise StoreUnavailable.
+    """Immutable values under keys. Any thread may call any method; all raise StoreUnavailable.
 
-    A value that was created is visible to every process that uses the same store, as a whole or not at all.
+    Every process that uses the same store sees a created value, and always as a whole.
     """
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
-        """Writes a value if there is none under that key; False if there is one, which then stays as it is.
+        """Write a value if the key is free. Return False, and leave the old value, if it is not.
 
-        Of any number of callers, in any processes, exactly one gets True. After `ttl_s` seconds (None: never) the store may
-        forget the value, not before; when it does so is the backend's business. A later call for the same key that asks for
-        a longer life prolongs it, so a value that several sessions share outlives the last of them.
+        Of any number of callers, in any processes, exactly one gets True. The store keeps the value for at least `ttl_s`
+        seconds (None: for ever) and may remove it at any time after that. A later call for the same key with a longer
+        life prolongs it. So a value that several sessions share outlives the last of them.
         """
         ...
 
     def get(self, key: str) -> bytes | None:
-        """The value, or None if there is none."""
+        """Return the value, or None if there is none."""
         ...
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """What `get` gives for each key, in their order, without a round trip for each where the backend is far away."""
+        """Return the values in the order of their keys. A remote backend needs no round trip for each."""
         ...
 
     def list(self, prefix: str) -> Sequence[str]:
-        """The keys below `prefix`, in order."""
+        """Return the keys below `prefix`, sorted."""
         ...
 
     def delete(self, prefix: str) -> None:
-        """Removes the value at `prefix`, if there is one, and all below it. A second time it does nothing."""
+        """Remove the value at `prefix`, if there is one, and all below it. Idempotent."""
         ...
 
     def sweep(self) -> None:
-        """Removes what its life is over of, where the backend does not do so by itself. Takes as long as it takes."""
+        """Remove expired values, if the backend does not do so by itself. May take long."""
         ...
 
     def close(self) -> None:
-        """Gives back connections. The store must not be used any more."""
+        """Close connections. The store must not be used after this."""
         ...
 
 
 def check_key(key: str) -> str:
-    """Returns a key or a prefix.
+    """Return a key or a prefix.
 
     Raises:
-        ValueError: it has another form. Keys are made by this package, so that is a defect of it.
+        ValueError: it has another form. Keys are made by this package, so this is a defect of it.
     """
     if len(key) > _MAX_KEY_CHARS or not _KEY.fullmatch(key):
         raise ValueError(f"not a key of the store: {key[:80]!r}")

@@ -1,8 +1,4 @@
-"""Calls of a store from an engine: on threads of their own, of one session one after the other.
-
-Owns their order, how their outcome gets back to the engine's thread, and what a failed write means for who asked. Knows nothing
-of what is read or written.
-"""
+"""Calls of an engine to its store: on the store's threads, those of one session in order."""
 
 from __future__ import annotations
 
@@ -11,36 +7,44 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import SessionMoved, StatefulError, StoreFailed
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import StoreError
 
-__all__ = ["CallQueue", "StoreCalls"]
+__all__ = ["CallQueue", "ResultQueue", "StoreCalls"]
 
 logger = logging.getLogger(__name__)
 
 
+class ResultQueue(Protocol):
+    """A queue whose actions run on the engine's thread; `queue.SimpleQueue` is one."""
+
+    def put(self, action: Callable[[], None], /) -> None:
+        """Add an action, from any thread."""
+        ...
+
+
 @dataclass(eq=False)
 class CallQueue:
-    """Calls that follow one another, of which one at most is under way."""
+    """Calls that run one after the other."""
 
     is_busy: bool = False
     waiting: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=deque)
 
 
 class StoreCalls:
-    """Asks one store for one engine, to whose thread `post` brings what came of it; all methods are for that thread."""
+    """Calls of one engine to one store; `results` takes their outcomes. All methods are for the engine's thread."""
 
-    def __init__(self, access: StoreAccess, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, access: StoreAccess, results: ResultQueue) -> None:
         self.num_failed = 0  # writes
         self.store, self.policy, self._executor = access.store, access.policy, access.executor
-        self._post = post
+        self._results = results
 
     def run(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Does something on a thread of the store; `then` gets what came of it, also if that is an exception."""
+        """Run a job on a thread of the store; `then` gets its result or its exception."""
 
         def done() -> None:
             outcome: Any
@@ -48,49 +52,49 @@ class StoreCalls:
                 outcome = job()
             except Exception as error:
                 outcome = error.with_traceback(None)
-            self._post(partial(then, outcome))
+            self._results.put(partial(then, outcome))
 
         self._executor.submit(done)
 
     def in_order(
-        self, line: CallQueue, job: Callable[[], Any], then: Callable[[Any], None]
+        self, queue: CallQueue, job: Callable[[], Any], then: Callable[[Any], None]
     ) -> None:
-        """The same, behind what was asked for before in that line."""
-        line.waiting.append((job, then))
-        self._next(line)
+        """Run a job after those that are in the queue already."""
+        queue.waiting.append((job, then))
+        self._next(queue)
 
     def reason(self, outcome: Any, whole: str, part: str) -> StatefulError | None:
-        """Why what was written must be undone, by what came of that: False is a place that somebody else has taken.
+        """Return the error for which a write must be undone; False means that another server wrote first.
 
-        With the policy `best_effort` a failure is counted, and is no reason. `whole` and `part` are what the client calls
-        what was written: a session and a turn, for instance.
+        With the policy `best_effort` a failure is counted, and nothing is undone. `whole` and `part` are the client's
+        words for what was written: a session and a turn, for instance.
         """
         if outcome is False:
-            return SessionMoved(f"the {whole} goes on at another server; ask again")
+            return SessionMoved(f"another server continued the {whole}; send the request again")
         if not isinstance(outcome, Exception):
             return None
         self.num_failed += 1
         known = isinstance(outcome, StoreError)
-        what = outcome if known else type(outcome).__name__
-        logger.error("a %s could not be written to the store: %s", part, what)
+        cause = outcome if known else type(outcome).__name__
+        logger.error("writing a %s to the store failed: %s", part, cause)
         if self.policy == "best_effort":
             return None
         if not known:
             return defect(outcome, "writing to the store")
         return StoreFailed(
-            f"the {part} could not be written to the store and was taken back; send it again",
+            f"the {part} could not be written to the store and was rolled back; send it again",
             retry_after_s=1.0,
         )
 
-    def _next(self, line: CallQueue) -> None:
-        if line.is_busy or not line.waiting:
+    def _next(self, queue: CallQueue) -> None:
+        if queue.is_busy or not queue.waiting:
             return
-        line.is_busy = True
-        job, then = line.waiting.popleft()
+        queue.is_busy = True
+        job, then = queue.waiting.popleft()
 
         def done(outcome: Any) -> None:
-            line.is_busy = False
+            queue.is_busy = False
             then(outcome)
-            self._next(line)
+            self._next(queue)
 
         self.run(job, done)

@@ -1,4 +1,4 @@
-"""Pools whose threads are all there from the beginning."""
+"""Pools whose threads all run from the beginning."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ __all__ = ["started_pool"]
 
 
 def started_pool(size: int, name: str) -> ThreadPoolExecutor:
-    """A pool of `size` running threads.
+    """Return a pool of `size` running threads.
 
-    By itself a pool starts them when they are needed. Where a limit of the machine forbids that, it keeps what was submitted
-    and raises: nobody can tell whether that will ever run.
+    A plain pool starts its threads on demand. Where a limit of the machine forbids a new one, it raises but keeps the
+    submitted call, which may or may not run later.
 
     Raises:
         RuntimeError: so many threads cannot be started.
     """
     pool = ThreadPoolExecutor(size, name)
-    all_there = threading.Barrier(size)
+    barrier = threading.Barrier(size)
     try:
         for _ in range(size):
-            pool.submit(all_there.wait)
+            pool.submit(barrier.wait)
     except RuntimeError:
-        all_there.abort()
+        barrier.abort()
         pool.shutdown(cancel_futures=True)
         raise
     return pool

@@ -16,6 +16,7 @@ from tests.support.harness import Harness, stock_reply
 from tests.support.pictures import noise
 from tests.support.store_engines import FailingStore
 from tests.support.tiny import llama, llava
+from ts_stateful.clock import Clock
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.events import EventKind
@@ -53,6 +54,17 @@ def expected(prompt: tuple[int, ...]) -> list[int]:
     return stock_reply(blind(), prompt, 8)
 
 
+class _FirstClock(Clock):
+    """The clock of the first engine."""
+
+    def __init__(self, engines: list[Harness]) -> None:
+        self._engines = engines
+
+    def monotonic(self) -> float:
+        """See `Clock`."""
+        return self._engines[0].clock.now
+
+
 class LateSchedules(RuleBasedStateMachine):
     """Clients of two engines with one store, whose threads do nothing before they are told to."""
 
@@ -70,12 +82,13 @@ class LateSchedules(RuleBasedStateMachine):
         token_bytes = self.model.forward.layout.token_bytes
         handler: dict[str, Any] = {"deviceCacheBytes": budget * token_bytes} if budget else {}
         handler["store"] = {"kvSpill": spills, "kvSpillBytes": 300 * token_bytes}
-        self.store = FailingStore(lambda: self.engines[0].clock.now)
+        self.engines: list[Harness] = []
+        self.store = FailingStore(_FirstClock(self.engines))
         self.host_bytes = host * token_bytes
         self.settings = {"maxNumSequence": 3, "handler": handler}
         self.policy = policy
         self.num_engines = 0
-        self.engines = [self._start_engine(), self._start_engine()]
+        self.engines += [self._start_engine(), self._start_engine()]
         self.asked: list[Asked] = []
         self.dropped: set[str] = set()
         self.num_alone = 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from tests.support.clock import FakeClock
 from ts_stateful.session_log.blobs import Tensor, get_media, get_tensors, put_media, put_tensors
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreCorrupt
@@ -71,10 +72,10 @@ def test_what_was_changed_is_refused() -> None:
 
 def test_a_shared_blob_lives_as_long_as_its_last_session() -> None:
     """A session that comes later and lives longer prolongs it."""
-    now_s = 0.0
-    store = MemoryStore(lambda: now_s)
+    clock = FakeClock(0.0)
+    store = MemoryStore(clock)
     digest = put_media(store, b"x", ttl_s=10)
     put_media(store, b"x", ttl_s=20)
-    now_s = 15.0
+    clock.now = 15.0
     store.sweep()
     assert get_media(store, digest) == b"x"

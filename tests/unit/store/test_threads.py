@@ -1,4 +1,4 @@
-"""Pools whose threads are all there from the beginning."""
+"""Pools whose threads all run from the beginning."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ts_stateful.store.threads import started_pool
 
 
 def names(prefix: str) -> set[str]:
-    """The threads whose names begin like that."""
+    """Return the names of running threads with this prefix."""
     return {thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)}
 
 
 def test_all_threads_are_started() -> None:
-    """So that nothing that is submitted later needs a new one."""
+    """A later call needs no new thread."""
     with started_pool(3, "all-there") as pool:
         assert names("all-there") == {"all-there_0", "all-there_1", "all-there_2"}
         assert pool.submit(len, "four").result() == 4
         assert len(names("all-there")) == 3
 
 
-def test_what_cannot_be_started_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that were started do not stay."""
+def test_a_thread_that_cannot_start_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that did start end again."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

@@ -20,7 +20,7 @@ from ts_stateful.session_log.records import Entry
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import StoreError
-from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
+from ts_stateful.store.ordered_calls import CallQueue, ResultQueue, StoreCalls
 
 __all__ = ["Done", "Journal", "Write"]
 
@@ -56,9 +56,9 @@ class Journal:
     counted, and made up for with the next one.
     """
 
-    def __init__(self, access: StoreAccess, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, access: StoreAccess, results: ResultQueue) -> None:
         self.writer = uuid.uuid4().hex
-        self._calls = StoreCalls(access, post)
+        self._calls = StoreCalls(access, results)
         self._logs: WeakKeyDictionary[Session[Any], _Log] = WeakKeyDictionary()
 
     @property

@@ -23,7 +23,7 @@ from ts_stateful.language.text.chat_template import common_prefix
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
+from ts_stateful.store.ordered_calls import CallQueue, ResultQueue, StoreCalls
 
 __all__ = ["KvOffload"]
 
@@ -48,7 +48,7 @@ class KvOffload:
         model: Model,
         table: SessionTable[Context],
         access: StoreAccess,
-        post: Callable[[Callable[[], None]], None],
+        results: ResultQueue,
         *,
         budget_bytes: int,
         may_write: Callable[[_Session], bool],
@@ -59,7 +59,7 @@ class KvOffload:
         self._image_token = model.vision.image_token_id if model.vision else None
         self._table = table
         self._stored = StoredKV(model, access.store)
-        self._calls = StoreCalls(access, post)
+        self._calls = StoreCalls(access, results)
         self._budget = budget_bytes
         self._clock = clock
         self._lines: WeakKeyDictionary[_Session, CallQueue] = WeakKeyDictionary()

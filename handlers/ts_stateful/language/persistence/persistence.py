@@ -28,6 +28,7 @@ from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import StoreError
+from ts_stateful.store.ordered_calls import ResultQueue
 
 __all__ = ["TurnPersistence", "make_persistence"]
 
@@ -203,7 +204,7 @@ def make_persistence(
     table: SessionTable[Context],
     shared: SharedCache[ImageInput | Prefix],
     *,
-    post: Callable[[Callable[[], None]], None],
+    results: ResultQueue,
     clock: Callable[[], float],
     utc: Callable[[], float],
     idle_s: float,
@@ -212,7 +213,7 @@ def make_persistence(
     """The sessions of `table`, idle for at most `idle_s`, in a store or in none; with `spill` bytes of KV states at most."""
     if store is None:
         return TurnPersistence(table)
-    journal = Journal(store, post)
+    journal = Journal(store, results)
     session_records = SessionRecords(
         model,
         store.store,
@@ -229,7 +230,7 @@ def make_persistence(
         model,
         table,
         store,
-        post,
+        results,
         budget_bytes=spill,
         may_write=session_records.keeps,  # what was said can be told from the states
         clock=clock,

@@ -101,7 +101,7 @@ class EngineProcess:
             emit=self._placement_sync.emit,
             load_images=MediaLoader(media, Fetcher(media)).load,
             executor=started_pool(media.workers, "media"),
-            post=self._inbox.put,
+            results=self._inbox,
             max_sessions=self._spec.max_sessions,
             store=store_of(config.handler.store, self._store_folder),
         )
@@ -119,7 +119,7 @@ class EngineProcess:
             emit=self._placement_sync.emit,
             max_sessions=self._spec.max_sessions,
             store=store_of(settings.store, self._store_folder) if settings.commit_every else None,
-            post=self._inbox.put,
+            results=self._inbox,
         )
 
     @property

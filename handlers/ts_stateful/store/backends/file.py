@@ -1,9 +1,7 @@
-"""Values as files: whole or not there, whoever is killed when, and never two for one key.
+"""Values as files: whole or missing, whenever a process is killed, and one per key.
 
-Owns the folder, its permissions and what a crash leaves in it. Knows nothing of what the values mean.
-
-A value is written under a temporary name and gets its own by `link`, which fails if the name is taken. `sessions/a/00000001`
-is the file `sessions/a/00000001@`: no key has an `@`, so a key can be a value and a prefix of others. In front of the value
+A value is written under a temporary name. `link` gives it its own name, and fails if that is taken. `sessions/a/00000001`
+is the file `sessions/a/00000001@`: no key has an `@`, so a key can be a value and a prefix of others. Before the value
 are 12 bytes: `TSF1` and, big-endian, the millisecond of Unix time until which it must be kept.
 """
 
@@ -17,10 +15,10 @@ import secrets
 import shutil
 import stat
 import struct
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.store.base import StoreCorrupt, StoreUnavailable, check_key
 
@@ -31,7 +29,7 @@ _MAGIC = b"TSF1"
 _FOREVER = 2**64 - 1
 _VALUE = "@"
 _TEMPORARY = "~"
-_ABANDONED_S = 3600.0  # nobody needs this long to write a value: what is older was left by a crash
+_ABANDONED_S = 3600.0  # older files were left by a crash: no write takes this long
 _MAX_TRIES = 100
 _PAUSE_S = 0.001
 _NO_SPACE = "free some space, or name another folder in handler.store.url"
@@ -39,27 +37,25 @@ _CURES = {
     errno.ENOSPC: _NO_SPACE,
     errno.EDQUOT: _NO_SPACE,
     errno.EROFS: "mount it for writing, or name another folder in handler.store.url",
-    errno.EACCES: "give the server's user the folder and all in it",
-    errno.EPERM: "the file system must have hard links, and the folder belong to the server's user",
-    errno.EOPNOTSUPP: "the file system must have hard links; name a folder on another one",
+    errno.EACCES: "give the server's user read and write access to the folder and all in it",
+    errno.EPERM: "name a folder of the server's user on a file system with hard links",
+    errno.EOPNOTSUPP: "name a folder on a file system with hard links",
     errno.EMFILE: "raise the limit of open files",
     errno.ENFILE: "raise the limit of open files",
 }
 
 
 class FileStore:
-    """A folder that processes of one user share. `clock` gives seconds of Unix time.
+    """A folder that processes of one user share.
 
-    With `fsync` a value that was created survives a loss of power, without it only the loss of processes.
+    With `fsync` a created value survives a loss of power, without it only the loss of processes.
 
     Raises:
-        ConfigError: the folder belongs to, or is open to, somebody else.
+        ConfigError: the folder belongs to, or is open to, other users.
         StoreUnavailable: it cannot be made or written.
     """
 
-    def __init__(
-        self, folder: Path, *, fsync: bool = False, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, folder: Path, *, fsync: bool = False, clock: Clock = SYSTEM_CLOCK) -> None:
         self.folder = folder
         self._temporary = folder / _TEMPORARY
         self._fsync = fsync
@@ -71,9 +67,9 @@ class FileStore:
             self._sweep_temporary()
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
-        """Writes a value if there is none under that key."""
+        """See `Store`."""
         path = self._path(key)
-        end_ms = _FOREVER if ttl_s is None else int((self._clock() + ttl_s) * 1000)
+        end_ms = _FOREVER if ttl_s is None else int((self._clock.unix() + ttl_s) * 1000)
         with self._reported():
             for _ in range(_MAX_TRIES):
                 try:
@@ -82,16 +78,16 @@ class FileStore:
                     if self._publish(path, (_HEADER.pack(_MAGIC, end_ms), data)):
                         return True
                 except FileNotFoundError:
-                    continue  # a folder was removed just now, because it was empty or deleted
+                    continue  # another process removed a folder, which was empty or deleted
                 except BlockingIOError:
-                    time.sleep(_PAUSE_S)  # another one prolongs or sweeps the same value
+                    self._clock.sleep(_PAUSE_S)  # another process prolongs or sweeps the value
         raise StoreUnavailable(
-            f"the folder {self.folder} is gone, or is changed all the time",
-            "look who else removes files there, and start the server again",
+            f"the folder {self.folder} is missing, or changes all the time",
+            "find the process that removes files there, and restart the server",
         )
 
     def get(self, key: str) -> bytes | None:
-        """The value, or None if there is none."""
+        """See `Store`."""
         path = self._path(key)
         with self._reported():
             try:
@@ -104,21 +100,21 @@ class FileStore:
                 return file.read()
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values in the order of their keys; None where there is none."""
+        """See `Store`."""
         return [self.get(key) for key in keys]
 
     def list(self, prefix: str) -> Sequence[str]:
-        """The keys below `prefix`, in order."""
+        """See `Store`."""
         folder = self.folder / check_key(prefix)
         keys = []
         with self._reported():
-            for parent, _, names in os.walk(folder, onerror=_raise_unless_gone):
+            for parent, _, names in os.walk(folder, onerror=_raise_unless_missing):
                 relative = Path(parent).relative_to(self.folder).as_posix()
                 keys += [f"{relative}/{n[: -len(_VALUE)]}" for n in names if n.endswith(_VALUE)]
         return sorted(keys)
 
     def delete(self, prefix: str) -> None:
-        """Removes the value at `prefix` and all below it, the latter at once."""
+        """See `Store`. All values below `prefix` vanish at once."""
         value, folder = self._path(prefix), self.folder / prefix
         removed = self._temporary / secrets.token_hex(16)
         with self._reported():
@@ -130,14 +126,16 @@ class FileStore:
                 _sync(folder.parent)
 
     def sweep(self) -> None:
-        """Removes values whose life is over, folders without any, and what crashes have left.
+        """Remove expired values, empty folders, and files left by crashes.
 
-        Of a session the last entries go first, so that what is left of it, if this is interrupted, is a session.
+        The last entries of a session go first, so an interrupted sweep leaves a valid session.
         """
         with self._reported():
             self._sweep_temporary()
-            now_ms = int(self._clock() * 1000)
-            for parent, _, names in os.walk(self.folder, topdown=False, onerror=_raise_unless_gone):
+            now_ms = int(self._clock.unix() * 1000)
+            for parent, _, names in os.walk(
+                self.folder, topdown=False, onerror=_raise_unless_missing
+            ):
                 folder = Path(parent)
                 if folder == self.folder or self._temporary in (folder, *folder.parents):
                     continue
@@ -148,13 +146,13 @@ class FileStore:
                     folder.rmdir()
 
     def close(self) -> None:
-        """Does nothing: no file stays open."""
+        """Do nothing: no file stays open."""
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{check_key(key)}{_VALUE}"
 
     def _prolong(self, path: Path, end_ms: int) -> bool:
-        """Whether the value is there; then it is kept until `end_ms` at least."""
+        """Keep the value until `end_ms` at least. Return False if there is none."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -163,7 +161,7 @@ class FileStore:
             if _end_ms(descriptor) < end_ms:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
                 if not os.path.samestat(os.fstat(descriptor), path.lstat()):
-                    return False  # swept a moment ago, and made again
+                    return False  # swept and created again a moment ago
                 if _end_ms(descriptor) < end_ms:
                     os.pwrite(descriptor, _HEADER.pack(_MAGIC, end_ms), 0)
                     if self._fsync:
@@ -173,7 +171,7 @@ class FileStore:
         return True
 
     def _publish(self, path: Path, parts: Sequence[bytes]) -> bool:
-        """Gives a file with that content its name; False if the name is taken."""
+        """Write a file of these parts. Return False if its name is taken."""
         temporary = self._temporary / secrets.token_hex(16)
         try:
             descriptor = os.open(
@@ -186,13 +184,13 @@ class FileStore:
                     os.fsync(descriptor)
             folders = [self.folder / folder for folder in path.relative_to(self.folder).parents]
             for folder in reversed(folders):
-                # Not `exist_ok`, which fails where somebody removes the folder a moment later.
+                # Not `exist_ok`, which fails where another process removes the folder a moment later.
                 with contextlib.suppress(FileExistsError):
                     folder.mkdir(mode=0o700)
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                # Over NFS the answer to a link that was made can be lost; then the second attempt finds the first.
+                # Over NFS the reply to a successful link can be lost; the second attempt then finds the first.
                 if temporary.stat().st_nlink != 2:
                     return False
         finally:
@@ -205,44 +203,44 @@ class FileStore:
     def _sweep_temporary(self) -> None:
         for entry in os.scandir(self._temporary):
             with contextlib.suppress(FileNotFoundError):
-                # Not the time of modification: that of a folder is older than its removal.
-                if entry.stat(follow_symlinks=False).st_ctime < self._clock() - _ABANDONED_S:
+                # Not the time of modification, which for a folder is before its removal.
+                if entry.stat(follow_symlinks=False).st_ctime < self._clock.unix() - _ABANDONED_S:
                     _remove(Path(entry.path))
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """Names the folder and not the file, whose name has a session's id in it."""
+        """Report errors with the folder, not the file, whose name contains a session id."""
         try:
             yield
         except OSError as error:
-            cure = _CURES.get(error.errno or 0, "look at the file system and at the kernel's log")
+            cure = _CURES.get(error.errno or 0, "check the file system and the kernel's log")
             raise StoreUnavailable(f"the folder {self.folder}: {error.strerror}", cure) from error
 
 
 def _check_private(folder: Path) -> None:
-    """Under /dev/shm or /tmp anybody may have made the folder before us."""
+    """Check the owner and the mode: any user can make folders under /dev/shm or /tmp."""
     info = folder.lstat()
     is_own = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
     if not is_own or info.st_mode & 0o077:
         raise ConfigError(
-            f"handler.store.url: {folder} must be a folder, no link, that belongs to the server's user and is open to "
-            f"nobody else; chmod 700 it, or name one below it, which will be made so"
+            f"handler.store.url: {folder} must be a folder, not a link, that belongs to the server's user and is closed to "
+            f"all others; run chmod 700 on it, or name a new folder below it"
         )
 
 
 def _end_ms(descriptor: int) -> int:
-    """Until when a value must be kept."""
+    """Read the time until which a value must be kept."""
     header = os.pread(descriptor, _HEADER.size, 0)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         raise StoreCorrupt(
-            "a file is no value of this store, or was not on the disk when the power was lost",
-            "close the session; handler.store.fsync prevents it",
+            "a file is not a value of this store, or was incomplete when the power was lost",
+            "close the session, and set handler.store.fsync to survive a loss of power",
         )
     return int(_HEADER.unpack(header)[1])
 
 
 def _remove_if_over(path: Path, now_ms: int) -> None:
-    # What cannot be judged stays: a value that is being prolonged, and a file of somebody else's.
+    # Keep what cannot be judged: a value that is being prolonged, and a foreign file.
     with contextlib.suppress(OSError, StoreCorrupt):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -255,7 +253,7 @@ def _remove_if_over(path: Path, now_ms: int) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)  # another one may be removing it too
+        shutil.rmtree(path, ignore_errors=True)  # another process may be removing it too
     else:
         path.unlink(missing_ok=True)
 
@@ -268,6 +266,6 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _raise_unless_gone(error: OSError) -> None:
+def _raise_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error

@@ -1,7 +1,4 @@
-"""A store by its URL.
-
-Owns the schemes, and what of a URL may be shown. A backend's client library is imported when its scheme is used.
-"""
+"""Stores by their URL. A backend's client library is imported when its scheme is used."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ _KNOWN = (
 
 
 def open_store(url: str, options: StoreConfig | None = None) -> Store:
-    """The store at `url`; of `options` everything but its own `url` and the policy is used.
+    """Open the store at `url`; `options.url` and `options.policy` are not used. No server is contacted before the first call.
 
     Raises:
-        ConfigError: the scheme is unknown, something is missing in the URL or installed, or the place is not private.
-        StoreUnavailable: a folder cannot be made or written. Servers are not asked before the first call.
+        ConfigError: the scheme is unknown, the URL is incomplete, a package is missing, or the folder is not private.
+        StoreUnavailable: a folder cannot be made or written.
     """
     options = options or StoreConfig()
     variable = options.encryption_key_env
@@ -41,7 +38,7 @@ def open_store(url: str, options: StoreConfig | None = None) -> Store:
 
 
 def redacted(url: str) -> str:
-    """The URL without what nobody but the server should read: user, password and parameters."""
+    """Return the URL without its secrets: user, password and parameters."""
     parts = _split(url)
     host = parts.netloc.rpartition("@")[2]
     hidden = "***@" if "@" in parts.netloc else ""
@@ -64,12 +61,14 @@ def _open(url: str, options: StoreConfig) -> Store:
         return S3Store(url, timeout_s=options.timeout_sec)
     if parts.scheme == "memory":
         return MemoryStore()
-    raise ConfigError(f"handler.store.url: {parts.scheme or 'no'}:// is none of {_KNOWN}")
+    raise ConfigError(
+        f"handler.store.url: unknown scheme {parts.scheme or 'no'}://; use one of {_KNOWN}"
+    )
 
 
 @contextlib.contextmanager
 def _extra(name: str) -> Iterator[None]:
-    """What is imported here comes with an extra of the package."""
+    """Name the extra that is missing if an import fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -82,7 +81,7 @@ def _folder(url: str, parts: SplitResult) -> Path:
     is_path = parts.path.startswith("/") and parts.path.strip("/")
     if parts.netloc or parts.query or parts.fragment or not is_path:
         raise ConfigError(
-            f"handler.store.url: {redacted(url)} must be like file:///dev/shm/ts-stateful, with three slashes"
+            f"handler.store.url: {redacted(url)} is not a folder; write it like file:///dev/shm/ts-stateful, with three slashes"
         )
     return Path(unquote(parts.path))
 
@@ -91,4 +90,6 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError:
-        raise ConfigError("handler.store.url: not a URL") from None
+        raise ConfigError(
+            "handler.store.url: not a URL; write it like file:///dev/shm/ts-stateful"
+        ) from None

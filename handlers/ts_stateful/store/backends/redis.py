@@ -1,10 +1,8 @@
-"""Values in Redis, or in what speaks its protocol.
-
-Owns which Redis keys there are. Knows nothing of what the values mean.
+"""Values in Redis, or in a server that speaks its protocol.
 
 All values below the same first two segments are the fields of one hash: `sessions/a/00000001` is the field `00000001` of the
-hash `ts-stateful:sessions/a/`. So a session is listed, removed and forgotten as a whole, without a search. A key of one or two
-segments, `blobs/<digest>`, is a string of its own, `ts-stateful:blobs/<digest>`.
+hash `ts-stateful:sessions/a/`. So a session is listed, removed and expired as a whole, without a search. A key of one or two
+segments, `blobs/<digest>`, is a string: `ts-stateful:blobs/<digest>`.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ __all__ = ["RedisStore"]
 _PREFIX = "ts-stateful:"
 _PREFIX_FORM = re.compile(r"[A-Za-z0-9\-_.:/]*")  # no wildcards of a search
 _PAGE = 1000
-# Steps of a call that may each use up their time: connecting, a reply; twice, as a connection may have died while it was idle.
+# Steps of a call, each with its own timeout: connecting and the reply; twice, as an idle connection may have died.
 _STEPS = 4
-# One step for the server, so that no value is without its end. A key lives as long as the longest life that was asked for.
+# Atomic on the server, so that no value is without its expiry. A key keeps the longest life of all calls.
 _CREATE = """
 local left, made = redis.call('PTTL', KEYS[1])
 if ARGV[3] == '' then
@@ -47,21 +45,21 @@ end
 return made
 """
 _CURES: dict[type[exceptions.RedisError], str] = {
-    exceptions.AuthenticationError: "look at user and password in handler.store.url",
-    exceptions.NoPermissionError: "the user must be allowed scripting, keyspace, string and hash commands",
+    exceptions.AuthenticationError: "check user and password in handler.store.url",
+    exceptions.NoPermissionError: "allow the user scripting, keyspace, string and hash commands",
     exceptions.OutOfMemoryError: "raise maxmemory of the server, or shorten the sessions' lifetime",
     exceptions.ReadOnlyError: "name the primary in handler.store.url, not a replica",
     exceptions.BusyLoadingError: "wait until the server has loaded its data",
-    exceptions.ConnectionError: "look whether the server of handler.store.url runs and can be reached",
-    exceptions.TimeoutError: "look at the server's load and at the network, or raise handler.store.timeoutSec",
+    exceptions.ConnectionError: "check that the server of handler.store.url runs and can be reached",
+    exceptions.TimeoutError: "check the server's load and the network, or raise handler.store.timeoutSec",
 }
 
 
 class RedisStore:
-    """A Redis server's database; `prefix=` in the URL begins the names of all keys (`ts-stateful:`).
+    """A database of a Redis server; `prefix=` in the URL begins the names of all keys (`ts-stateful:`).
 
-    Other parameters of the URL are those of redis-py, `ssl_ca_certs=` for instance. A life asked for one value of a session
-    is that of the whole session.
+    Other parameters of the URL are those of redis-py, `ssl_ca_certs=` for instance. A session lives as long as the longest
+    life of its values.
 
     Raises:
         ConfigError: the URL has another form.
@@ -72,7 +70,9 @@ class RedisStore:
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         self._prefix = options.pop("prefix", _PREFIX)
         if not _PREFIX_FORM.fullmatch(self._prefix):
-            raise ConfigError("handler.store.url: prefix must be of A-Z a-z 0-9 - _ . : /")
+            raise ConfigError(
+                f"handler.store.url: prefix {self._prefix!r} may have only A-Z a-z 0-9 - _ . : /"
+            )
         try:
             self._client: Any = redis.Redis.from_url(
                 parts._replace(query=urlencode(options)).geturl(),
@@ -82,21 +82,21 @@ class RedisStore:
             )
             self._client.connection_pool.make_connection()  # connects to nothing
         except (ValueError, TypeError) as error:
-            # What redis-py says may repeat the password.
+            # The text of redis-py's error may contain the password.
             raise ConfigError(
-                "handler.store.url: must be like redis://user:password@host:6379/0?prefix=ts-stateful:"
+                "handler.store.url: not a URL of Redis; write it like redis://user:password@host:6379/0?prefix=ts-stateful:"
             ) from error
         self._create = self._client.register_script(_CREATE)
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
-        """Writes a value if there is none under that key."""
+        """See `Store`."""
         name, field = self._place(key)
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
         with _reported():
             return bool(self._create(keys=[name], args=[data, ttl_ms, field]))
 
     def get(self, key: str) -> bytes | None:
-        """The value, or None if there is none."""
+        """See `Store`."""
         name, field = self._place(key)
         with _reported():
             value: bytes | None = (
@@ -105,7 +105,7 @@ class RedisStore:
         return value
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values in the order of their keys, so many of them in one round trip; None where there is none."""
+        """See `Store`. One round trip reads up to 1,000 values."""
         places = [self._place(key) for key in keys]
         values: list[bytes | None] = []
         with _reported():
@@ -117,7 +117,7 @@ class RedisStore:
         return values
 
     def list(self, prefix: str) -> Sequence[str]:
-        """The keys below `prefix`, in order. One segment means a search through the whole database."""
+        """See `Store`. A prefix of one segment searches the whole database."""
         with _reported():
             if "/" in check_key(prefix):
                 return sorted(self._fields(prefix))
@@ -128,7 +128,7 @@ class RedisStore:
             return sorted(keys)
 
     def delete(self, prefix: str) -> None:
-        """Removes the value at `prefix` and all below it. One segment means a search through the whole database."""
+        """See `Store`. A prefix of one segment searches the whole database."""
         name, field = self._place(prefix)
         with _reported():
             if field:
@@ -148,7 +148,7 @@ class RedisStore:
         self._client.close()
 
     def _place(self, key: str) -> tuple[str, str]:
-        """The name of the string or hash, and the field in the hash or nothing."""
+        """Return the name of the string or hash, and the field in the hash or an empty string."""
         first, _, rest = check_key(key).partition("/")
         second, _, field = rest.partition("/")
         if not field:
@@ -156,7 +156,7 @@ class RedisStore:
         return f"{self._prefix}{first}/{second}/", field
 
     def _fields(self, prefix: str) -> Sequence[str]:
-        """The keys below a prefix of two segments or more."""
+        """List the keys below a prefix of two segments or more."""
         name, field = self._place(prefix)
         name = name if field else f"{name}/"
         folder = name.removeprefix(self._prefix)
@@ -164,7 +164,7 @@ class RedisStore:
         return [key for key in keys if key.startswith(f"{prefix}/")]
 
     def _search(self, prefix: str) -> set[str]:
-        """The names of strings and hashes below a prefix of one segment; a search may find one twice."""
+        """Find the strings and hashes below a prefix of one segment. A set, as a search may return a name twice."""
         pattern = f"{self._prefix}{prefix}/*"
         return {name.decode() for name in self._client.scan_iter(match=pattern, count=_PAGE)}
 
@@ -174,7 +174,7 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except exceptions.RedisError as error:
-        # By the order of the table: most of these are connection errors too.
+        # In the order of the table: most of these are connection errors too.
         cures = (cure for kind, cure in _CURES.items() if isinstance(error, kind))
-        cure = next(cures, "look at the server's log")
+        cure = next(cures, "check the server's log")
         raise StoreUnavailable(f"Redis: {type(error).__name__}: {error}", cure) from error

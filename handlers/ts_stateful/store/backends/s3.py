@@ -1,6 +1,6 @@
-"""Values as objects in S3, or in what speaks its protocol and honours `If-None-Match`.
+"""Values as objects in S3, or in a server that speaks its protocol and honours `If-None-Match`.
 
-Owns the requests. Knows nothing of what the values mean. Credentials are what boto3 finds: environment, files, roles.
+boto3 finds the credentials: in the environment, in files, in roles.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -18,35 +17,36 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.store.base import StoreUnavailable, check_key
 
 __all__ = ["S3Store"]
 
 _PAGE = 1000  # keys in one request, at most
-_READERS = 16  # requests of one or more `get_many` at the same time
-_CONNECTIONS = 32  # at most: those of the readers, and of the threads that call
+_READERS = 16  # concurrent requests of all `get_many` calls
+_CONNECTIONS = 32  # at most: those of the readers, and of the calling threads
 _PAUSE_S = 0.05
-# Steps of a call that may each use up their time: connecting, a reply; each twice.
+# Steps of a call, each with its own timeout: connecting and the reply, each twice.
 _STEPS = 4
 _TAKEN = {"PreconditionFailed", "412"}
 _CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
 _ABSENT = {"NoSuchKey", "404"}
 _CURES = {
-    "NoSuchBucket": "make the bucket that handler.store.url names",
+    "NoSuchBucket": "create the bucket that handler.store.url names",
     "AccessDenied": "allow s3:GetObject, s3:PutObject, s3:DeleteObject and, for absent keys, s3:ListBucket",
-    "InvalidAccessKeyId": "look at the credentials in the environment",
-    "SignatureDoesNotMatch": "look at the credentials in the environment",
+    "InvalidAccessKeyId": "check the credentials in the environment",
+    "SignatureDoesNotMatch": "check the credentials in the environment",
     "ExpiredToken": "renew the credentials in the environment",
-    "NotImplemented": "the server must know If-None-Match for PutObject",
-    "SlowDown": "wait",
+    "NotImplemented": "use a server that supports If-None-Match for PutObject",
+    "SlowDown": "wait, or raise the request limits of the bucket",
 }
 
 
 class S3Store:
-    """A prefix in a bucket: `s3://bucket/prefix?endpoint_url=...&region=...`. The other arguments are for tests.
+    """A prefix in a bucket: `s3://bucket/prefix?endpoint_url=...&region=...`. `client` and later arguments are for tests.
 
-    `ttl_s` means nothing here: a lifecycle rule of the bucket removes old objects.
+    `ttl_s` has no effect: a lifecycle rule of the bucket removes old objects.
 
     Raises:
         ConfigError: the URL has another form.
@@ -58,36 +58,36 @@ class S3Store:
         *,
         timeout_s: float,
         client: Any | None = None,
-        pause: Callable[[float], None] = time.sleep,
+        clock: Clock = SYSTEM_CLOCK,
         page_size: int = _PAGE,
     ) -> None:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query))
         if not parts.netloc or "@" in parts.netloc or options.keys() - {"endpoint_url", "region"}:
             raise ConfigError(
-                "handler.store.url: must be like s3://bucket/prefix?region=eu-central-1, or with endpoint_url=...; "
-                "credentials come from the environment"
+                "handler.store.url: not a URL of S3; write it like s3://bucket/prefix?region=eu-central-1, or with "
+                "endpoint_url=...; credentials come from the environment"
             )
         self._bucket = parts.netloc
         folder = parts.path.strip("/")
         self._root = f"{folder}/" if folder else ""
         self._timeout_s = timeout_s
-        self._pause = pause
+        self._clock = clock
         self._page_size = page_size
         self._client = client or _client(timeout_s, **options)
         self._readers = ThreadPoolExecutor(_READERS, "s3-reader")
-        self._is_exclusive = False  # whether that was tried
-        self._trial = threading.Lock()
+        self._is_exclusive = False  # verified: the server honours If-None-Match
+        self._trial_lock = threading.Lock()
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
-        """Writes a value if there is none under that key."""
+        """See `Store`."""
         name = self._name(key)
         with _reported():
             self._try_exclusive()
             return self._put(name, data)
 
     def get(self, key: str) -> bytes | None:
-        """The value, or None if there is none."""
+        """See `Store`."""
         with _reported():
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
@@ -99,16 +99,16 @@ class S3Store:
             return data
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values in the order of their keys, several requests at a time; None where there is none."""
+        """See `Store`. Requests run in parallel."""
         return list(self._readers.map(self.get, keys))
 
     def list(self, prefix: str) -> Sequence[str]:
-        """The keys below `prefix`, in order."""
+        """See `Store`."""
         with _reported():
             return sorted(name[len(self._root) :] for name in self._below(self._name(prefix)))
 
     def delete(self, prefix: str) -> None:
-        """Removes the value at `prefix` and all below it, of a session the last entries first."""
+        """See `Store`. The last entries of a session go first."""
         name = self._name(prefix)
         with _reported():
             names = [*sorted(self._below(name), reverse=True), name]
@@ -121,10 +121,10 @@ class S3Store:
                     raise _unavailable(failure.get("Code", ""))
 
     def sweep(self) -> None:
-        """Does nothing: that is for a lifecycle rule."""
+        """Do nothing: a lifecycle rule removes old objects."""
 
     def close(self) -> None:
-        """Closes the connections."""
+        """See `Store`."""
         self._readers.shutdown(cancel_futures=True)
         self._client.close()
 
@@ -132,17 +132,17 @@ class S3Store:
         return f"{self._root}{check_key(key)}"
 
     def _put(self, name: str, data: bytes) -> bool:
-        """Whether the object is new. While another one is writing it, S3 tells neither of the two to go on or to stop."""
-        end_s = time.monotonic() + self._timeout_s
+        """Write an object. Return False if it exists. Retry conflicts, which S3 reports while another request writes it."""
+        end_s = self._clock.monotonic() + self._timeout_s
         while True:
             try:
                 self._client.put_object(Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*")
             except ClientError as error:
                 if _code(error) in _TAKEN:
                     return False
-                if _code(error) not in _CONFLICT or time.monotonic() > end_s:
+                if _code(error) not in _CONFLICT or self._clock.monotonic() > end_s:
                     raise
-                self._pause(_PAUSE_S)
+                self._clock.sleep(_PAUSE_S)
             else:
                 return True
 
@@ -155,8 +155,8 @@ class S3Store:
             yield from (entry["Key"] for entry in page.get("Contents", ()))
 
     def _try_exclusive(self) -> None:
-        """There are servers that take `If-None-Match` for nothing, and let two engines go on with one session."""
-        with self._trial:
+        """Verify once that the server honours `If-None-Match`; else two engines could continue one session."""
+        with self._trial_lock:
             if self._is_exclusive:
                 return
             name = f"{self._root}~trial/{secrets.token_hex(16)}"
@@ -176,11 +176,11 @@ def _client(timeout_s: float, endpoint_url: str | None = None, region: str | Non
         read_timeout=timeout_s / _STEPS,
         retries={"mode": "standard", "total_max_attempts": 2},
         s3={"addressing_style": "path" if endpoint_url else "auto"},
-        # Values have checksums of their own, and not every server knows these.
+        # Values have their own checksums, and not every server supports these.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    # A session of its own: the one that boto3 shares must not make clients in two threads.
+    # Not boto3's shared session, which must not make clients in two threads.
     session = boto3.session.Session()
     try:
         return session.client("s3", endpoint_url=endpoint_url, region_name=region, config=config)
@@ -194,7 +194,7 @@ def _code(error: ClientError) -> str:
 
 def _unavailable(code: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"S3: {code}", _CURES.get(code, "look at the bucket and at the server's log")
+        f"S3: {code}", _CURES.get(code, "check the bucket and the server's log")
     )
 
 
@@ -205,8 +205,8 @@ def _reported() -> Iterator[None]:
     except ClientError as error:
         raise _unavailable(_code(error)) from error
     except BotoCoreError as error:
-        # Its text has the object's name, which has a session's id.
+        # Its text contains the object's name, and so a session id.
         raise StoreUnavailable(
             f"S3: {type(error).__name__}",
-            "look whether the server of handler.store.url can be reached, and at the credentials in the environment",
+            "check that the server of handler.store.url can be reached, and the credentials in the environment",
         ) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_client import FakeTime
+from tests.support.clock import FakeClock
 from tests.support.store_behaviour import StoreBehaviour
 from tests.support.store_processes import VALUE
 from ts_stateful.config.schema import ConfigError
@@ -25,17 +25,17 @@ _ENTRIES = [f"sessions/a/{position:08d}" for position in range(4)]
 
 
 class TestFileStore(StoreBehaviour):
-    """What every store does."""
+    """The contract of every store."""
 
     @pytest.fixture(params=[False, True], ids=["quick", "fsync"])
     def store(self, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
-        """An empty one."""
+        """Return an empty store."""
         return FileStore(tmp_path / "store", fsync=request.param)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a store goes."""
+    """Return the path of a store."""
     return tmp_path / "store"
 
 
@@ -44,7 +44,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _killed(repository: Path, folder: Path, operation: str) -> list[FileStore]:
-    """The stores in which a process was killed before each step of the operation, and the one where it was not."""
+    """Return a store for each step of the operation before which its process was killed, and one where it was not."""
     folder.mkdir()
     done = subprocess.run(
         [*_PROCESS, "kill", str(folder), operation],
@@ -55,48 +55,50 @@ def _killed(repository: Path, folder: Path, operation: str) -> list[FileStore]:
         check=True,
     )
     count = int(done.stdout)
-    assert count >= 2, "the steps were not seen"
+    assert count >= 2, "no steps were counted"
     return [FileStore(folder / str(number)) for number in range(count + 1)]
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_value_or_none(
     repository: Path, folder: Path
 ) -> None:
-    """Whichever step it dies before; what it leaves does not last, and the key can be created where it has no value."""
+    """Before any step. Its remains are removed, and a key without a value can be created."""
     stores = _killed(repository, folder, "create")
     there = [store.get(_ENTRIES[0]) for store in stores]
     assert set(there) == {None, VALUE}
     assert there == sorted(there, key=bool)
     for store, value in zip(stores, there, strict=True):
         assert store.create(_ENTRIES[0], VALUE) == (value is None)
-        FileStore(store.folder, clock=lambda: 1e11)
+        FileStore(store.folder, clock=FakeClock(1e11))
         assert [path.name for path in _files(store.folder)] == ["00000000@"]
 
 
-def test_a_life_that_is_prolonged_by_a_killed_process_is_the_old_or_the_new_one(
+def test_a_prolongation_that_is_interrupted_leaves_the_old_or_the_new_life(
     repository: Path, folder: Path
 ) -> None:
-    """The value stays as it is."""
+    """The value stays the same."""
     lives = []
     for store in _killed(repository, folder, "prolong"):
         assert store.get(_ENTRIES[0]) == VALUE
-        FileStore(store.folder, clock=lambda: 1e11).sweep()
+        FileStore(store.folder, clock=FakeClock(1e11)).sweep()
         lives.append(len(store.list("sessions")))
     assert set(lives) == {0, 1}
     assert lives == sorted(lives)
 
 
-def test_a_removal_that_is_interrupted_was_made_or_not(repository: Path, folder: Path) -> None:
-    """A session is never half there; what is left of it does not last."""
+def test_a_removal_that_is_interrupted_is_complete_or_did_nothing(
+    repository: Path, folder: Path
+) -> None:
+    """A session is never there in part, and its remains are removed."""
     stores = _killed(repository, folder, "delete")
     assert {len(store.list("sessions/a")) for store in stores} == {0, len(_ENTRIES)}
     for store in stores:
         store.delete("sessions/a")
-        FileStore(store.folder, clock=lambda: 1e11)
+        FileStore(store.folder, clock=FakeClock(1e11))
         assert not _files(store.folder)
 
 
-def test_a_sweep_that_is_interrupted_leaves_the_beginning_of_a_session(
+def test_a_sweep_that_is_interrupted_leaves_the_first_entries_of_a_session(
     repository: Path, folder: Path
 ) -> None:
     """The last entries go first."""
@@ -106,7 +108,7 @@ def test_a_sweep_that_is_interrupted_leaves_the_beginning_of_a_session(
 
 
 def test_of_two_processes_one_creates(repository: Path, folder: Path) -> None:
-    """Two processes create the same keys as fast as they can: each key has one winner, whose value stays."""
+    """Two processes create the same keys as fast as they can. Each key has one winner, whose value stays."""
     num_keys = 300
     processes = [
         subprocess.Popen(
@@ -134,7 +136,7 @@ def test_of_two_processes_one_creates(repository: Path, folder: Path) -> None:
         assert store.get(f"race/{n}") == b"%d" % winner.pid
 
 
-def test_nobody_else_can_read(folder: Path) -> None:
+def test_other_users_cannot_read(folder: Path) -> None:
     """Folders are 0700 and files 0600, whatever the umask."""
     before = os.umask(0)
     try:
@@ -145,8 +147,8 @@ def test_nobody_else_can_read(folder: Path) -> None:
     assert modes == {0o700, 0o600}
 
 
-def test_a_folder_that_others_can_enter_is_refused(folder: Path) -> None:
-    """As is a link, and a folder of somebody else's."""
+def test_a_folder_that_other_users_can_enter_is_refused(folder: Path) -> None:
+    """A link is refused too."""
     folder.mkdir()
     folder.chmod(0o750)
     with pytest.raises(ConfigError, match="chmod 700"):
@@ -154,12 +156,12 @@ def test_a_folder_that_others_can_enter_is_refused(folder: Path) -> None:
     folder.chmod(0o700)
     link = folder.with_name("link")
     link.symlink_to(folder)
-    with pytest.raises(ConfigError, match="no link"):
+    with pytest.raises(ConfigError, match="not a link"):
         FileStore(link)
 
 
 def test_a_link_in_place_of_a_value_is_not_followed(folder: Path, tmp_path: Path) -> None:
-    """Neither for reading nor for prolonging."""
+    """Neither by a read nor by a prolongation."""
     (tmp_path / "secret").write_bytes(b"TSF1" + bytes(8) + b"secret")
     store = FileStore(folder)
     (folder / "a@").symlink_to(tmp_path / "secret")
@@ -171,46 +173,48 @@ def test_a_link_in_place_of_a_value_is_not_followed(folder: Path, tmp_path: Path
     assert (tmp_path / "secret").read_bytes().endswith(b"secret")
 
 
-def test_a_sweep_removes_what_is_over_and_empty_folders(folder: Path) -> None:
-    """Not before its end, and not what lives on; a longer life asked for later counts, in another process too."""
-    time = FakeTime()
-    store = FileStore(folder, clock=time.clock)
+def test_a_sweep_removes_expired_values_and_empty_folders(folder: Path) -> None:
+    """Never before the end of a life. A later call prolongs it, in another process too."""
+    clock = FakeClock()
+    store = FileStore(folder, clock=clock)
     for key, ttl_s in (("a/a", 10.0), ("b/b", 20.0), ("c/c", None), ("d/d", 10.0)):
         store.create(key, b"x", ttl_s)
-    FileStore(folder, clock=time.clock).create("d/d", b"x", 20.0)
-    time.now += 10
+    FileStore(folder, clock=clock).create("d/d", b"x", 20.0)
+    clock.now += 10
     store.sweep()
     assert [key for key in "abcd" if store.list(key)] == ["b", "c", "d"]
     assert not (folder / "a").exists()
 
 
-def test_temporary_files_of_others_are_left_alone_while_they_are_young(folder: Path) -> None:
-    """Another process may be writing them right now."""
+def test_recent_temporary_files_of_other_processes_stay(folder: Path) -> None:
+    """Another process may still write them."""
     store = FileStore(folder)
     (folder / "~" / "0123").write_bytes(b"half")
     store.sweep()
     assert _files(folder)
-    FileStore(folder, clock=lambda: (folder / "~" / "0123").stat().st_ctime + 3601)
+    clock = FakeClock()
+    clock.now += (folder / "~" / "0123").stat().st_ctime + 3601 - clock.unix()
+    FileStore(folder, clock=clock)
     assert not _files(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"TSF1", b"something else"])
-def test_a_file_that_is_no_value_is_told(folder: Path, content: bytes) -> None:
-    """Such as one whose bytes were not on the disk yet when the power was lost; a sweep leaves it to a person."""
+def test_a_file_that_is_not_a_value_is_reported(folder: Path, content: bytes) -> None:
+    """Such as one that was incomplete when the power was lost. A sweep leaves it for the operator."""
     store = FileStore(folder)
     (folder / "a@").write_bytes(content)
     with pytest.raises(StoreCorrupt, match="close the session"):
         store.get("a")
     with pytest.raises(StoreCorrupt):
         store.create("a", b"x")
-    FileStore(folder, clock=lambda: 1e11).sweep()
+    FileStore(folder, clock=FakeClock(1e11)).sweep()
     assert (folder / "a@").exists()
     store.delete("a")
     assert store.create("a", b"x")
 
 
 def test_a_value_that_does_not_fit_leaves_nothing(folder: Path) -> None:
-    """The write fails in its middle; the error can be retried, names no session, and says what to do."""
+    """The write fails halfway. The error can be retried, names no session, and has a remedy."""
     store = FileStore(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -227,17 +231,17 @@ def test_a_value_that_does_not_fit_leaves_nothing(folder: Path) -> None:
     assert store.create("sessions/secret-id/0", bytes(1_000_000))
 
 
-def test_a_place_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
-    """A file stands where the folder should."""
+def test_a_folder_that_cannot_be_written_is_reported_at_the_start(tmp_path: Path) -> None:
+    """A file stands in its place."""
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable, match="Not a directory"):
         FileStore(tmp_path / "file" / "store")
 
 
-def test_a_folder_that_is_gone_is_told(folder: Path) -> None:
+def test_a_missing_folder_is_reported(folder: Path) -> None:
     """While the server runs."""
     store = FileStore(folder)
     shutil.rmtree(folder)
     assert store.get("a") is None
-    with pytest.raises(StoreUnavailable, match="is gone"):
+    with pytest.raises(StoreUnavailable, match="is missing"):
         store.create("a", b"x")

@@ -1,4 +1,4 @@
-"""A store by its URL."""
+"""Stores by their URL."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ts_stateful.store.backends.s3 import S3Store
 from ts_stateful.store.base import StoreCorrupt
 
 
-def test_the_scheme_says_which_store(tmp_path: Path) -> None:
-    """Servers are not asked yet."""
+def test_the_scheme_selects_the_store(tmp_path: Path) -> None:
+    """No server is contacted yet."""
     for url, kind in (
         (f"file://{tmp_path}/a%20b", FileStore),
         ("memory://", MemoryStore),
@@ -33,7 +33,7 @@ def test_the_scheme_says_which_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["", "memory", "/dev/shm/x", "http://user:secret@host/", "gs://b"])
 def test_an_unknown_scheme_is_refused(url: str) -> None:
-    """With those that are known, and without the password."""
+    """The error lists the known schemes, and leaves out the password."""
     with pytest.raises(ConfigError, match=r"file:///folder.*redis://.*s3://") as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
@@ -47,14 +47,14 @@ def test_a_folder_has_three_slashes(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://[", "redis://[::1"])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    """As a setting, not as a crash."""
+def test_an_invalid_url_is_refused(url: str) -> None:
+    """As a wrong setting, not with a crash."""
     with pytest.raises(ConfigError, match="not a URL"):
         open_store(url)
 
 
-def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to install."""
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
     for module, url in (("redis", "redis://h/0"), ("boto3", "s3://bucket")):
         monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delitem(
@@ -65,15 +65,15 @@ def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
             open_store(url)
 
 
-def test_nothing_secret_is_shown() -> None:
-    """User, password and parameters of a URL are not for logs."""
+def test_secrets_are_not_shown() -> None:
+    """Logs leave out user, password and parameters of a URL."""
     assert redacted("redis://user:secret@host:1/2?ssl_password=x") == "redis://***@host:1/2?***"
     assert redacted("s3://bucket/a") == "s3://bucket/a"
     assert redacted("file:///dev/shm/a") == "file:///dev/shm/a"
 
 
-def test_the_options_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key seals what is written; without it nothing can be read."""
+def test_the_options_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key seals the values, which cannot be read without it."""
     monkeypatch.setenv("THE_KEY", "A" * 43 + "=")
     url = f"file://{tmp_path}/store"
     assert open_store(url, StoreConfig(encryption_key_env="THE_KEY")).create("a", b"plain text")

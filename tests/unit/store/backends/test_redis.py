@@ -20,7 +20,7 @@ _TIMEOUT_S = 20.0  # for a call, on a machine that is busy
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server for all tests of this file."""
+    """Start a server for all tests of this file."""
     binary = redis_binary()
     if binary is None:
         pytest.skip(NO_REDIS)
@@ -30,30 +30,30 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def prefix() -> str:
-    """What the keys of a test begin with."""
+    """Return the prefix of a test's keys."""
     return f"test:{secrets.token_hex(8)}:"
 
 
 @pytest.fixture
 def redis_store(url: str, prefix: str) -> Iterator[RedisStore]:
-    """An empty one."""
+    """Return an empty store."""
     store = RedisStore(f"{url}?prefix={prefix}", timeout_s=_TIMEOUT_S)
     yield store
     store.close()
 
 
 class TestRedisStore(StoreBehaviour):
-    """What every store does."""
+    """The contract of every store."""
 
     @pytest.fixture
     def store(self, redis_store: RedisStore) -> Store:
-        """An empty one."""
+        """Return an empty store."""
         return redis_store
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[redis.Redis]:
-    """Another client of the same server."""
+    """Return another client of the same server."""
     with redis.Redis.from_url(url) as client:
         yield client
 
@@ -61,7 +61,7 @@ def client(url: str) -> Iterator[redis.Redis]:
 def test_a_session_is_one_hash_with_one_life(
     redis_store: RedisStore, client: redis.Redis, prefix: str
 ) -> None:
-    """The longest that was asked for, whatever came later; another session has its own."""
+    """The longest of all calls. Another session has its own."""
     redis_store.create("sessions/a/00000000", b"x", ttl_s=100)
     redis_store.create("sessions/a/00000001", b"x", ttl_s=1000)
     redis_store.create("sessions/a/00000001", b"x", ttl_s=10)
@@ -77,8 +77,10 @@ def test_a_session_is_one_hash_with_one_life(
     assert not lives
 
 
-def test_a_life_that_is_over_is_over(redis_store: RedisStore, client: redis.Redis) -> None:
-    """The server forgets the session by itself; its keys are free."""
+def test_the_server_removes_an_expired_session(
+    redis_store: RedisStore, client: redis.Redis
+) -> None:
+    """By itself; then its keys are free."""
     redis_store.create("sessions/a/00000000", b"x", ttl_s=0.0001)
     for _ in range(100_000):
         if redis_store.get("sessions/a/00000000") is None:
@@ -87,7 +89,7 @@ def test_a_life_that_is_over_is_over(redis_store: RedisStore, client: redis.Redi
     assert redis_store.create("sessions/a/00000000", b"y")
 
 
-def test_stores_with_other_prefixes_do_not_meet(url: str, redis_store: RedisStore) -> None:
+def test_stores_with_other_prefixes_are_separate(url: str, redis_store: RedisStore) -> None:
     """Several models can share a server."""
     other = RedisStore(f"{url}?prefix=test:other:", timeout_s=_TIMEOUT_S)
     other.delete("sessions")
@@ -108,11 +110,11 @@ def test_many_keys_are_listed_and_removed(redis_store: RedisStore) -> None:
     assert not redis_store.list("blobs")
 
 
-def test_a_server_that_is_gone_is_told() -> None:
-    """With the cure, and without the password."""
+def test_a_server_that_is_down_is_reported() -> None:
+    """With the remedy, and without the password."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]  # nobody listens on it
+        port = taken.getsockname()[1]  # no process listens on it
         store = RedisStore(f"redis://user:secret@127.0.0.1:{port}/0", timeout_s=_TIMEOUT_S)
         for call in (
             lambda: store.create("a", b""),
@@ -124,8 +126,8 @@ def test_a_server_that_is_gone_is_told() -> None:
             assert "secret" not in str(caught.value)
 
 
-def test_a_server_that_does_not_answer_is_given_up() -> None:
-    """It takes connections and says nothing."""
+def test_a_server_that_does_not_answer_is_reported() -> None:
+    """It accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = RedisStore(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", timeout_s=0.2)
         with pytest.raises(StoreUnavailable, match="timeoutSec"):
@@ -140,8 +142,8 @@ def test_a_server_that_does_not_answer_is_given_up() -> None:
         (["--min-replicas-to-write", "1"], "server's log"),
     ],
 )
-def test_a_server_that_refuses_is_told(options: list[str], cure: str) -> None:
-    """Why, and what to do."""
+def test_a_refusal_of_the_server_is_reported(options: list[str], cure: str) -> None:
+    """With the reason and the remedy."""
     binary = redis_binary()
     if binary is None:
         pytest.skip(NO_REDIS)
@@ -154,7 +156,7 @@ def test_a_server_that_refuses_is_told(options: list[str], cure: str) -> None:
 
 @pytest.mark.parametrize("url", ["redis://localhost/0?prefix=a*", "redis://u:secret@h/0?colour=1"])
 def test_a_url_of_another_form_is_refused(url: str) -> None:
-    """Without repeating its password."""
+    """Without its password."""
     with pytest.raises(ConfigError) as caught:
         RedisStore(url, timeout_s=1)
     assert "secret" not in str(caught.value)

@@ -12,6 +12,7 @@ import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
 
+from tests.support.clock import FakeClock
 from tests.support.s3_server import s3_server
 from tests.support.store_behaviour import StoreBehaviour
 from ts_stateful.config.schema import ConfigError
@@ -23,14 +24,14 @@ _TIMEOUT_S = 20.0  # for a call, on a machine that is busy
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """A server for all tests of this file."""
+    """Start a server for all tests of this file."""
     with s3_server() as endpoint:
         yield endpoint
 
 
 @pytest.fixture(scope="module", autouse=True)
 def credentials() -> Iterator[None]:
-    """As a machine has them that may use the bucket; nothing else of this machine's is used."""
+    """Set credentials for the bucket, and hide all others of this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -42,7 +43,7 @@ def credentials() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def client(endpoint: str, credentials: None) -> Iterator[Any]:
-    """A client of the server, which has a bucket `bucket`; to make one takes most of a second."""
+    """Return a client of the server, and create a bucket `bucket`. Takes most of a second."""
     client = boto3.session.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1")
     client.create_bucket(Bucket="bucket")
     yield client
@@ -51,7 +52,7 @@ def client(endpoint: str, credentials: None) -> Iterator[Any]:
 
 @pytest.fixture
 def url(endpoint: str, client: Any) -> str:
-    """A place in the bucket that is the test's own."""
+    """Return the URL of an unused prefix in the bucket."""
     return f"s3://bucket/{secrets.token_hex(8)}/x?endpoint_url={endpoint}&region=us-east-1"
 
 
@@ -62,13 +63,13 @@ class Body:
         self._body = body
 
     def stream(self, **_: Any) -> Iterator[bytes]:
-        """All of it at once."""
+        """Yield all of it at once."""
         yield self._body
 
 
 @contextlib.contextmanager
 def meddling(client: Any, event: str, handler: Callable[..., Any]) -> Iterator[None]:
-    """Between the client and the server."""
+    """Handle an event between the client and the server."""
     client.meta.events.register(event, handler)
     try:
         yield
@@ -77,16 +78,16 @@ def meddling(client: Any, event: str, handler: Callable[..., Any]) -> Iterator[N
 
 
 class TestS3Store(StoreBehaviour):
-    """What every store does."""
+    """The contract of every store."""
 
     @pytest.fixture
     def store(self, url: str, client: Any) -> Store:
-        """An empty one."""
+        """Return an empty store."""
         return S3Store(url, timeout_s=_TIMEOUT_S, client=client)
 
 
-def test_a_url_says_it_all(url: str, client: Any) -> None:
-    """Another store at the same URL sees the same; one at another prefix does not."""
+def test_a_url_is_enough(url: str, client: Any) -> None:
+    """Another store at the same URL has the same values; one at another prefix does not."""
     store = S3Store(url, timeout_s=_TIMEOUT_S)
     assert store.create("a/b", b"x")
     assert S3Store(url, timeout_s=_TIMEOUT_S, client=client).get("a/b") == b"x"
@@ -96,7 +97,7 @@ def test_a_url_says_it_all(url: str, client: Any) -> None:
 
 
 def test_many_keys_are_listed_and_removed(url: str, client: Any) -> None:
-    """More than one page of each."""
+    """More than one page of each request."""
     store = S3Store(url, timeout_s=_TIMEOUT_S, client=client, page_size=10)
     keys = sorted(f"blobs/{n}" for n in range(25))
     for key in keys:
@@ -107,22 +108,22 @@ def test_many_keys_are_listed_and_removed(url: str, client: Any) -> None:
 
 
 def test_a_conflict_is_tried_again(url: str, client: Any) -> None:
-    """While another one is writing the same object, S3 answers 409; the answer is known later."""
-    paused: list[float] = []
+    """S3 answers 409 while another request writes the same object."""
+    clock = FakeClock(0.0)
 
     def conflict(**_: Any) -> AWSResponse | None:
         body = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
-        return AWSResponse("", 409, {}, Body(body)) if len(paused) < 2 else None
+        return AWSResponse("", 409, {}, Body(body)) if clock.now < 0.1 else None
 
-    store = S3Store(url, timeout_s=_TIMEOUT_S, client=client, pause=paused.append)
+    store = S3Store(url, timeout_s=_TIMEOUT_S, client=client, clock=clock)
     with meddling(client, "before-send.s3.PutObject", conflict):
         assert store.create("a", b"x")
-    assert len(paused) == 2
+    assert clock.now == 0.1  # two pauses
     assert store.get("a") == b"x"
 
 
 def test_a_server_without_conditional_writes_is_refused(url: str, client: Any) -> None:
-    """It would let two engines go on with one session."""
+    """Two engines could continue one session there."""
 
     def ignore(request: Any, **_: Any) -> None:
         del request.headers["If-None-Match"]
@@ -130,13 +131,13 @@ def test_a_server_without_conditional_writes_is_refused(url: str, client: Any) -
     store = S3Store(url, timeout_s=_TIMEOUT_S, client=client)
     with meddling(client, "before-sign.s3.PutObject", ignore):
         for _ in range(2):
-            with pytest.raises(StoreUnavailable, match="must know If-None-Match"):
+            with pytest.raises(StoreUnavailable, match="supports If-None-Match"):
                 store.create("a", b"x")
     assert store.get("a") is None
 
 
-def test_a_bucket_that_does_not_exist_is_told(client: Any) -> None:
-    """With the cure; an absent object is something else."""
+def test_a_missing_bucket_is_reported(client: Any) -> None:
+    """With the remedy. A missing object is not an error."""
     store = S3Store("s3://none", timeout_s=_TIMEOUT_S, client=client)
     for call in (
         lambda: store.create("sessions/secret-id", b""),
@@ -144,14 +145,14 @@ def test_a_bucket_that_does_not_exist_is_told(client: Any) -> None:
         lambda: store.list("sessions/secret-id"),
         lambda: store.delete("sessions/secret-id"),
     ):
-        with pytest.raises(StoreUnavailable, match="make the bucket") as caught:
+        with pytest.raises(StoreUnavailable, match="create the bucket") as caught:
             call()
         assert "secret-id" not in str(caught.value)
     store.close()
 
 
-def test_a_server_that_is_gone_is_told() -> None:
-    """As is one that does not answer."""
+def test_a_server_that_is_down_is_reported() -> None:
+    """So is a server that does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         for port, timeout_s in ((silent.getsockname()[1], 0.4), (closed.getsockname()[1], 4.0)):
@@ -163,8 +164,8 @@ def test_a_server_that_is_gone_is_told() -> None:
             store.close()
 
 
-def test_without_credentials_it_is_told(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """Where to put them."""
+def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """The error says where to set them."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     store = S3Store(f"s3://bucket?endpoint_url={endpoint}&region=us-east-1", timeout_s=_TIMEOUT_S)
@@ -177,7 +178,7 @@ def test_without_credentials_it_is_told(monkeypatch: pytest.MonkeyPatch, endpoin
     "url", ["s3://", "s3:///a", "s3://key:secret@bucket/a", "s3://bucket?colour=1"]
 )
 def test_a_url_of_another_form_is_refused(url: str) -> None:
-    """Such as one with credentials, which are not repeated."""
+    """The error does not repeat its credentials."""
     with pytest.raises(ConfigError, match="credentials come from") as caught:
         S3Store(url, timeout_s=1)
     assert "secret" not in str(caught.value)
