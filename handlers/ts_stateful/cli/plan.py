@@ -81,7 +81,7 @@ def _asked(options: argparse.Namespace, base: Config | None, kept: Mapping[str, 
 def _states(options: argparse.Namespace, base: Config | None) -> StatesSize | None:
     declared = base.state if base is not None else None
     if options.state_bytes is not None:
-        return StatesSize.told(options.state_bytes)
+        return StatesSize.given(options.state_bytes)
     return StatesSize.of(declared.states) if declared is not None else None
 
 

@@ -1,7 +1,6 @@
-"""A model-config.yaml for another model or profile: what `archive.sh` puts into an archive.
+"""Edits of a model-config.yaml for another model or profile, which `archive.sh` packs.
 
-Owns which keys make a profile. Comments of the original are lost; the archive is read by machines. What would hang, leak or
-lose (`config_check`) is refused here, before anything is packed.
+Comments of the original are lost. A configuration with errors (`config.check`) is refused before packing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PROFILE_KEYS = {
 def edited(
     document: Mapping[str, Any], *, model: str | None = None, profile: Profile | None = None
 ) -> dict[str, Any]:
-    """A copy of the document for `model` (`handler.model`) and `profile`; None keeps what it says."""
+    """Return a copy for `model` (`handler.model`) and `profile`; None keeps the old value."""
     result = dict(document)
     if model is not None:
         result["handler"] = {**(result.get("handler") or {}), "model": model}
@@ -42,8 +41,8 @@ def edited(
     if profile is Profile.ASYNC:
         result["batchSize"] = 1  # a larger batch hangs in this mode
     if profile is Profile.SEQUENCE:
-        # Every open session holds a place in the batch: one more than there are places would wait for ever. One place stays
-        # free, or what TorchServe does beside the sessions would have no thread while all of them are open.
+        # Every open session holds a place in the batch; a session without one would wait for ever. One place stays free, or
+        # TorchServe's own tasks would have no thread while all sessions are open.
         batch_size = int(result.get("batchSize", 1))
         sessions = min(int(result.get("maxNumSequence") or batch_size), batch_size)
         result["maxNumSequence"], result["batchSize"] = sessions, max(batch_size, sessions + 1)
@@ -52,16 +51,20 @@ def edited(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m ts_stateful.config.edit`: writes the edited file to standard output, findings to standard error."""
+    """Run `python -m ts_stateful.config.edit`: the edited file to standard output, findings to standard error."""
     parser = argparse.ArgumentParser(
         prog="python -m ts_stateful.config.edit",
         description="Print a model-config.yaml for another model or profile.",
     )
-    parser.add_argument("file", type=Path, help="the model-config.yaml to start from")
-    parser.add_argument("--model", help="handler.model: a folder in the archive, a path, a hub id")
+    parser.add_argument("file", type=Path, help="the model-config.yaml to edit")
+    parser.add_argument(
+        "--model", help="handler.model: a folder in the archive, a path or a hub id"
+    )
     parser.add_argument("--profile", choices=[profile.value for profile in Profile])
     parser.add_argument(
-        "--handler", action="store_true", help="print the archive's entry point for it instead"
+        "--handler",
+        action="store_true",
+        help="print the file name of the archive's entry point instead",
     )
     options = parser.parse_args(arguments)
     profile = Profile(options.profile) if options.profile else None

@@ -1,7 +1,6 @@
-"""Settings that come as environment variables, under the names that other servers of sessions have for them.
+"""Settings as environment variables with the names of other servers of sessions.
 
-Owns those names and what they mean in model-config.yaml, over which they win: an archive is made once, an endpoint is
-configured where it is deployed. Knows nothing of what the settings do.
+They override model-config.yaml: an archive is made once, but an endpoint is configured at its deployment.
 """
 
 from __future__ import annotations
@@ -26,48 +25,50 @@ _BOOLS = {"true": True, "false": False}
 def with_environment(
     document: Mapping[str, Any] | None, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The parsed model-config.yaml with what the environment says instead; an empty variable says nothing.
+    """Return the parsed model-config.yaml with the settings of the environment; an empty variable sets nothing.
 
     Raises:
-        ConfigError: a variable has a value that it cannot have, or two of them contradict each other.
+        ConfigError: a variable has an invalid value, or two of them contradict each other.
     """
-    said = {name: value for name in _NAMES if (value := environ.get(name, "").strip())}
+    given = {name: value for name in _NAMES if (value := environ.get(name, "").strip())}
     document = dict(document or {})
-    lifetime_ms = _lifetime_ms(said)
+    lifetime_ms = _lifetime_ms(given)
     if lifetime_ms is not None:
-        # Until then a session is there, used or not.
+        # Neither limit ends a session earlier, used or not.
         document["sequenceTimeoutMSec"] = document["sequenceMaxIdleMSec"] = lifetime_ms
     handler = document.get("handler") or {}
-    if not (_ENABLE in said or _PATH in said) or not isinstance(handler, Mapping):
+    if not (_ENABLE in given or _PATH in given) or not isinstance(handler, Mapping):
         return document
     handler = dict(handler)
-    if _ENABLE in said:
-        handler["statefulSessions"] = _bool(said[_ENABLE])
-    if _PATH in said:
+    if _ENABLE in given:
+        handler["statefulSessions"] = _bool(given[_ENABLE])
+    if _PATH in given:
         store = handler.get("store")
         others = store if isinstance(store, Mapping) else {}
-        handler["store"] = {**others, "url": _folder(said[_PATH]).as_uri()}
+        handler["store"] = {**others, "url": _folder(given[_PATH]).as_uri()}
     if "states" in handler:
-        _check_states(said, handler)
+        _check_states(given, handler)
     return {**document, "handler": handler}
 
 
-def _check_states(said: Mapping[str, str], handler: dict[str, Any]) -> None:
-    """A model with recurrent state has sessions, always, and keeps them in memory."""
-    if _PATH in said:
-        raise ConfigError(f"{_PATH}: a model with recurrent state keeps its sessions in memory")
+def _check_states(given: Mapping[str, str], handler: dict[str, Any]) -> None:
+    """Refuse to end the sessions of a model with recurrent state, or to move them out of memory."""
+    if _PATH in given:
+        raise ConfigError(
+            f"{_PATH}: a model with recurrent state keeps its sessions in memory; unset it"
+        )
     if not handler.pop("statefulSessions", True):
-        raise ConfigError(f"{_ENABLE}: a model with recurrent state cannot do without sessions")
+        raise ConfigError(f"{_ENABLE}: a model with recurrent state needs sessions; unset it")
 
 
-def _lifetime_ms(said: Mapping[str, str]) -> int | None:
+def _lifetime_ms(given: Mapping[str, str]) -> int | None:
     asked = {
-        name: _count(name, said[name]) * unit_ms
+        name: _count(name, given[name]) * unit_ms
         for name, unit_ms in ((_EXPIRATION_S, 1000), (_TTL_MIN, 60_000))
-        if name in said
+        if name in given
     }
     if len(set(asked.values())) > 1:
-        raise ConfigError(f"{_EXPIRATION_S} and {_TTL_MIN} name different times; set one of them")
+        raise ConfigError(f"{_EXPIRATION_S} and {_TTL_MIN} are different times; set only one")
     return next(iter(asked.values()), None)
 
 

@@ -1,8 +1,7 @@
-"""Configuration: what `model-config.yaml` may say, as frozen structs that are built once.
+"""The settings of `model-config.yaml` as frozen structs.
 
-Owns the names, defaults and ranges of every setting, and which profile of TorchServe's frontend a configuration means. YAML
-keys are camelCase and map one to one to the snake_case fields here. An unknown key under `handler:` is refused by name;
-top-level keys that belong to TorchServe alone pass. Whether a combination works is judged in `config_check`.
+YAML keys are camelCase and map one to one to the snake_case fields here. An unknown key under `handler:` is an error;
+unknown top-level keys belong to TorchServe. `config.check` judges combinations.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, of the wrong type or out of range; the message names the key and the cure."""
+    """A setting is unknown, of the wrong type or out of range; the message names the key and the remedy."""
 
 
 class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """`handler.media`: what images the server takes, and from where. Safe by default."""
+    """`handler.media`: the allowed images and their sources. Safe by default."""
 
     allowed_schemes: tuple[Literal["https", "http", "data"], ...] = ("https", "data")
     # Empty: every public host; `*.example.com` matches subdomains.
@@ -55,7 +54,7 @@ class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
 
 
 class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """`handler`, whatever the model: its engine processes and their budgets."""
+    """`handler` of any model: its engine processes and their budgets."""
 
     model: str = "model"  # a folder or file in the archive, or a path; of `transformers` models also a hub id
     device: str = "auto"
@@ -76,10 +75,9 @@ class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
 
 
 class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """`handler.store`: where sessions are written down, and what happens when that fails.
+    """`handler.store`: the place where sessions are written, and the reaction to failures.
 
-    Secrets are named here, never held: keys come from environment variables, credentials from the URL or from what the
-    backend's client finds by itself.
+    Keys come from environment variables, credentials from the URL or from the backend's client.
     """
 
     # file:///folder, redis://, rediss://, s3://bucket/prefix; none: sessions end with their engine; unset: a local folder
@@ -96,7 +94,7 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
 
     @property
     def spill_bytes(self) -> int:
-        """Bytes of KV states that may be in the store."""
+        """Return the largest number of bytes of KV states in the store."""
         return self.kv_spill_bytes if self.kv_spill else 0
 
 
@@ -145,8 +143,8 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
         check(self.inputs, self.outputs, self.states)
         if self.store.content != "all":
             raise ValueError(
-                "handler.store.content: is for language models; what is written of a sequence are its inputs and states, "
-                "and without commitEvery nothing is"
+                "handler.store.content: is for language models; of a sequence, inputs and states are written, "
+                "and without commitEvery nothing"
             )
         if self.store.kv_spill:
             raise ValueError(
@@ -155,7 +153,7 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
 
 
 class FrontendConfig(Struct, frozen=True, kw_only=True):
-    """The keys that TorchServe's frontend reads, of which this package reads, honours or checks these."""
+    """The keys of TorchServe's frontend that this package uses too."""
 
     min_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="minWorkers", default=1)
     max_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxWorkers", default=1)
@@ -180,7 +178,7 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def profile(self) -> Profile:
-        """The profile that these keys select; continuous where they select none."""
+        """Return the profile of these keys; continuous if they select none."""
         if self.async_communication:
             return Profile.ASYNC
         if self.sequence_batching and not self.continuous_batching:
@@ -189,35 +187,35 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def idle_s(self) -> float:
-        """Seconds of idleness after which a session expires (TorchServe's unset 0 means 10 minutes here)."""
+        """Return the idle seconds after which a session expires (TorchServe's unset 0 means 10 minutes here)."""
         return (self.sequence_max_idle_ms or 600_000) / 1000
 
     @property
     def lifetime_s(self) -> float:
-        """Seconds after which a session expires even if it is used (unset: an hour, or the idle time if longer)."""
+        """Return the seconds after which a used session expires (unset: an hour, or the idle time if longer)."""
         return (self.sequence_timeout_ms or max(3_600_000, self.sequence_max_idle_ms)) / 1000
 
     @property
     def max_sessions(self) -> int:
-        """Sessions open at the same time (unset: workers times batch size)."""
+        """Return the limit of open sessions (unset: workers times batch size)."""
         return self.max_num_sequence or max(1, self.min_workers) * self.batch_size
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """All of `model-config.yaml` that this package reads."""
+    """All settings of `model-config.yaml` that this package reads."""
 
     frontend: FrontendConfig = FrontendConfig()
     handler: HandlerConfig = HandlerConfig()
-    state: StateConfig | None = None  # what `handler` says where the model declares states
+    state: StateConfig | None = None  # `handler` of a model that declares states
 
     @property
     def engine(self) -> EngineConfig:
-        """What `handler` says, whatever the model."""
+        """Return `handler` for any model."""
         return self.state or self.handler
 
 
 def load_config(document: Mapping[str, Any] | None) -> Config:
-    """The configuration in a parsed `model-config.yaml`.
+    """Load a parsed `model-config.yaml`.
 
     Raises:
         ConfigError: a key is unknown under `handler:`, or a value has a wrong type or range.

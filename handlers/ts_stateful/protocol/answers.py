@@ -1,7 +1,4 @@
-"""The wire protocol, outbound: answers as typed structs, and their JSON encoder.
-
-Owns the names of answer fields; knows nothing of how an answer comes about. The same structs decode answers in the client.
-"""
+"""Answers of the wire protocol as typed structs, which the client decodes with too."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ __all__ = [
 
 
 class TokenDetails(Struct, frozen=True):
-    """`cached_tokens`: tokens of the context whose KV was reused instead of computed."""
+    """`cached_tokens`: tokens of the context whose KV was not computed but reused."""
 
     cached_tokens: int = 0
 
@@ -47,7 +44,7 @@ class Usage(Struct, frozen=True):
 
 
 class Timing(Struct, frozen=True):
-    """Where a turn's time went, in milliseconds; `restored_from` is None, `host`, `store` or `replay`."""
+    """Times of a turn in milliseconds; `restored_from` is None, `host`, `store` or `replay`."""
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -65,14 +62,14 @@ class Opened(Struct, frozen=True):
 
 
 class Forked(Opened, frozen=True):
-    """Answer to `fork`, about the new session; `turn` is the last one of its history, 0 if there is none."""
+    """Answer to `fork`, about the new session; `turn` is the last one of its history, or 0."""
 
     forked_from: str
     turn: int
 
 
 class Rewound(Struct, frozen=True):
-    """Answer to `rewind`; `turn` is the last one that is left, `tokens` the length of what is left."""
+    """Answer to `rewind`; `turn` is the last remaining one, `tokens` the length of the remaining history."""
 
     session_id: str
     turn: int
@@ -86,9 +83,9 @@ class TurnPart(Struct, frozen=True):
 
 
 class TurnAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The whole answer to a prompt, or the last event of a streamed one (then `text` is the last piece).
+    """The whole answer to a prompt, or the last event of a stream, whose `text` is the last piece.
 
-    The answer to `continue` is the same with `next` and `more`; while `more` is true only those and `text` are set.
+    The answer to `continue` also has `next` and `more`. While `more` is true, only these and `text` are set.
     """
 
     text: str
@@ -103,7 +100,7 @@ class TurnAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Uploaded(Struct, frozen=True):
-    """Answer to `upload`: how many parts are there, which are not, and whether the file is whole and has its hash."""
+    """Answer to `upload`: the number of received parts, the missing ones; `complete`: the whole file has the given hash."""
 
     session_id: str
     sha256: str
@@ -128,7 +125,7 @@ class Closed(Struct, frozen=True):
 
 
 class SessionInfo(Struct, frozen=True, kw_only=True):
-    """Answer to `info`. Bytes count real storage by tier; `residency` is `device`, `host`, `store` or `record`."""
+    """Answer to `info`. Bytes are allocated memory by tier; `residency` is `device`, `host`, `store` or `record`."""
 
     session_id: str
     age_s: float
@@ -136,18 +133,18 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     expires_at: str
     turns: int
     tokens: int
-    cached_tokens: int  # whose KV is held
+    cached_tokens: int  # with KV in memory
     images: int
     residency: str
     device_bytes: int
     host_bytes: int
     running: bool  # a turn is in progress
-    waiting: int  # prompts behind it
-    saved: bool | None = None  # all committed turns are in the store; None: there is none
+    waiting: int  # prompts in the session's queue
+    saved: bool | None = None  # all committed turns are in the store; None: no store
 
 
 class TensorAnswer(Struct, frozen=True):
-    """One output of a step. `data` are its elements in the order of C; NaN and infinities become null, as JSON has none."""
+    """One output of a step. `data` has the elements in C order; NaN and infinities become null, as JSON has none."""
 
     name: str
     datatype: str
@@ -155,7 +152,7 @@ class TensorAnswer(Struct, frozen=True):
     data: list[Any]
 
     def tolist(self) -> Any:
-        """The elements, nested by the shape; without a dimension the only one."""
+        """Return the elements nested by the shape, or the only element if there is no dimension."""
         nested = self.data
         for size in reversed(self.shape[1:]):
             nested = [nested[at : at + size] for at in range(0, len(nested), size)]
@@ -163,7 +160,7 @@ class TensorAnswer(Struct, frozen=True):
 
 
 class StepAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Answer to `step`; `turn` counts the steps of the sequence, and `closed` says that this was the last."""
+    """Answer to `step`; `turn` counts the steps of the sequence; `closed`: this was the last one."""
 
     model_name: str
     session_id: str
@@ -175,7 +172,7 @@ class StepAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ServerLimits(Struct, frozen=True, kw_only=True):
-    """What the server takes, in the units of the names."""
+    """Limits of the server, in the units of the names."""
 
     max_sessions: int
     idle_s: float
@@ -188,7 +185,7 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
 
 
 class HelloAnswer(Struct, frozen=True, kw_only=True):
-    """Answer to `hello`: who serves, in which profile, within which limits."""
+    """Answer to `hello`: the server with its model, profile and limits."""
 
     server: str
     version: str

@@ -1,13 +1,12 @@
-"""What a model with recurrent state declares of itself: its inputs, outputs and states.
+"""Declarations of models with recurrent state: `handler.inputs`, `handler.outputs` and `handler.states`.
 
-Owns the names, defaults and rules of these declarations (`handler.inputs`, `handler.outputs`, `handler.states`). Knows
-nothing of tensors or models. Names of datatypes are those of the Open Inference Protocol (KServe v2).
+Datatypes have the names of the Open Inference Protocol (KServe v2).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -26,13 +25,13 @@ __all__ = [
 ]
 
 _Name = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
-_Dim = Annotated[int, Meta(ge=-1)]  # not 0, which `check` refuses
+_Dim = Annotated[int, Meta(ge=-1)]  # `check` refuses 0
 _Count = Annotated[int, Meta(ge=1)]
-_TAKEN = {"data", "body", "rpc"}  # of forms and gRPC inputs
+_RESERVED = {"data", "body", "rpc"}  # parts of forms and gRPC inputs
 
 
 class Datatype(enum.Enum):
-    """Of the elements of a tensor."""
+    """The type of a tensor's elements."""
 
     BOOL = "BOOL"
     UINT8 = "UINT8"
@@ -43,41 +42,41 @@ class Datatype(enum.Enum):
     FP16 = "FP16"
     FP32 = "FP32"
     FP64 = "FP64"
-    BF16 = "BF16"  # of states alone: no format that clients send has it
+    BF16 = "BF16"  # for states only: no format of clients has it
 
 
 class Raw(enum.Enum):
-    """How a body that is no JSON object becomes a tensor, and a tensor such a body."""
+    """Formats of a tensor as a body that is not JSON."""
 
-    TEXT = "text"  # a number, or numbers between commas or spaces
-    PCM16 = "pcm16"  # 16-bit little-endian samples; where the datatype is a float, from -1 to 1
-    BYTES = "bytes"  # the elements as they are, little-endian
+    TEXT = "text"  # numbers, separated by commas or spaces
+    PCM16 = "pcm16"  # 16-bit little-endian samples; of a float datatype, scaled to -1 to 1
+    BYTES = "bytes"  # the elements, little-endian
 
 
 class Ragged(enum.Enum):
-    """How rows of different lengths run."""
+    """Ways to run rows of different lengths."""
 
-    GROUP = "group"  # those of one length together, each group in a pass of its own
-    PAD = "pad"  # all in one pass, the shorter ones padded at their end
+    GROUP = "group"  # one pass for each length
+    PAD = "pad"  # one pass, with shorter rows padded at their end
 
 
 class Control(enum.Enum):
-    """What an input that no client sends tells the model about each row."""
+    """Values of an input that the server makes for each row."""
 
-    START = "start"  # whether this is the first step of its sequence
-    END = "end"  # whether it is the last
-    READY = "ready"  # false for a row that only fills a pass up (`handler.fixedRows`)
+    START = "start"  # true for the first step of a sequence
+    END = "end"  # true for the last step of a sequence
+    READY = "ready"  # false for a row that only fills up a pass (`handler.fixedRows`)
 
 
 class WhenFull(enum.Enum):
-    """What becomes of a growing state that would exceed its bound."""
+    """Reactions to a growing state that would exceed its bound."""
 
-    REFUSE = "refuse"  # the step is refused, and the state stays as it was
-    DROP_OLDEST = "dropOldest"  # the beginning is let go
+    REFUSE = "refuse"  # refuse the step and keep the state
+    DROP_OLDEST = "dropOldest"  # drop the oldest elements
 
 
 class Declared(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """`shape` is that of one row, without the rows; -1 is a free dimension. `rows_dim` is where the model has its rows."""
+    """A tensor. `shape` is that of one row, where -1 is a free dimension. `rows_dim` is the model's dimension of the rows."""
 
     name: _Name
     datatype: Datatype = Datatype.FP32
@@ -86,12 +85,12 @@ class Declared(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, 
 
     @property
     def free_dim(self) -> int | None:
-        """Which dimension of a row is free, if one is."""
+        """Return the index of a row's free dimension, or None."""
         return next((dim for dim, size in enumerate(self.shape) if size < 0), None)
 
     @property
     def num_elements(self) -> int:
-        """Of a row, per unit of its free dimension if it has one."""
+        """Count the elements of a row, per unit of its free dimension if it has one."""
         count = 1
         for size in self.shape:
             count *= max(1, size)
@@ -99,36 +98,36 @@ class Declared(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, 
 
 
 class Input(Declared, frozen=True, kw_only=True):
-    """`handler.inputs[i]`: what clients send, or what is told about it (`lengths_of`, `mask_of`, `control`)."""
+    """`handler.inputs[i]`: sent by clients, or made by the server (`lengths_of`, `mask_of`, `control`)."""
 
     raw: Raw | None = None
-    max: _Count | None = None  # of its free dimension, in one step
+    max: _Count | None = None  # size of its free dimension in one step
     ragged: Ragged = Ragged.GROUP
     padding: float = 0.0
     lengths_of: str | None = None  # of another input, or of a growing state: (rows,)
-    mask_of: str | None = None  # of the same: (rows, longest), true where there is something
+    mask_of: str | None = None  # of the same: (rows, longest), true where a row has elements
     control: Control | None = None  # (rows, *shape)
 
     @property
     def is_derived(self) -> bool:
-        """Whether the server makes it."""
+        """Return True if the server makes this input."""
         return bool(self.lengths_of or self.mask_of or self.control)
 
 
 class Output(Declared, frozen=True, kw_only=True):
-    """`handler.outputs[i]`: what clients get. A free dimension is cut to `lengths_from`: an input, or an output of lengths."""
+    """`handler.outputs[i]`: sent to clients. A free dimension is cut to `lengths_from`: an input, or an output of lengths."""
 
     raw: Raw | None = None
     lengths_from: str | None = None
-    hidden: bool = False  # not sent: lengths of other outputs, for instance
+    hidden: bool = False  # not sent, for instance lengths of other outputs
 
 
 class State(Declared, frozen=True, kw_only=True):
-    """`handler.states[i]`: what is kept of a sequence between its steps.
+    """`handler.states[i]`: kept for a sequence between its steps.
 
-    `initial` is a number for every element; `initial_file` names a safetensors file in the archive, of which the tensor of this
-    name is taken. A growing state has one free dimension and at most `max` of it; `lengths_from` names the output that tells
-    the new lengths, for states that are padded.
+    `initial` is the value of every element. `initial_file` names a safetensors file in the archive with a tensor of this
+    name. A growing state has one free dimension, of size `max` at most. `lengths_from` names the output with the new lengths
+    of padded states.
     """
 
     initial: float = 0.0
@@ -140,90 +139,97 @@ class State(Declared, frozen=True, kw_only=True):
 
 
 def check(inputs: Sequence[Input], outputs: Sequence[Output], states: Sequence[State]) -> None:
-    """Refuses declarations that contradict each other.
+    """Refuse declarations that contradict each other.
 
     Raises:
-        ValueError: with the path of the declaration, as in `inputs[0].shape`.
+        ValueError: with the path of the declaration, like `inputs[0].shape`.
     """
+    for contradiction in _contradictions(inputs, outputs, states):
+        raise ValueError(contradiction)
+
+
+def _contradictions(
+    inputs: Sequence[Input], outputs: Sequence[Output], states: Sequence[State]
+) -> Iterator[str]:
     if not inputs or not outputs or not states:
-        raise ValueError("handler: inputs, outputs and states: declare at least one of each")
+        yield "handler: inputs, outputs and states: declare at least one of each"
     for kind, tensors in (("inputs", inputs), ("outputs", outputs), ("states", states)):
         names = [tensor.name for tensor in tensors]
         for index, tensor in enumerate(tensors):
             path = f"handler.{kind}[{index}]"
             if tensor.name in names[:index]:
-                raise ValueError(f"{path}.name: {tensor.name} is declared twice")
+                yield f"{path}.name: {tensor.name} is declared twice; rename one"
             if 0 in tensor.shape:
-                raise ValueError(f"{path}.shape: no dimension may be 0")
+                yield f"{path}.shape: a dimension is 0; use -1 for a free dimension"
             if sum(size < 0 for size in tensor.shape) > 1:
-                raise ValueError(f"{path}.shape: only one dimension may be free (-1)")
+                yield f"{path}.shape: several dimensions are free (-1); only one may be"
             if tensor.rows_dim > len(tensor.shape):
-                raise ValueError(f"{path}.rowsDim: {tensor.name} has no such dimension")
-    _check_inputs(inputs, states)
-    _check_outputs(inputs, outputs)
-    _check_states(states, outputs)
+                yield f"{path}.rowsDim: {tensor.name} has no dimension {tensor.rows_dim}"
+    yield from _of_inputs(inputs, states)
+    yield from _of_outputs(inputs, outputs)
+    yield from _of_states(states, outputs)
 
 
-def _check_inputs(inputs: Sequence[Input], states: Sequence[State]) -> None:
+def _of_inputs(inputs: Sequence[Input], states: Sequence[State]) -> Iterator[str]:
     sent = {tensor.name: tensor for tensor in inputs if not tensor.is_derived}
     free = {name for name, tensor in sent.items() if tensor.free_dim is not None}
     free |= {state.name for state in states if state.free_dim is not None}
     if not sent:
-        raise ValueError("handler.inputs: clients have nothing to send")
+        yield "handler.inputs: the server makes all; declare one for clients"
     if sum(tensor.raw is not None for tensor in inputs) > 1:
-        raise ValueError("handler.inputs: a body that is no JSON can be only one of them (raw)")
+        yield "handler.inputs: several have `raw`, but a body that is not JSON is one input; keep one"
     for index, tensor in enumerate(inputs):
         path = f"handler.inputs[{index}]"
-        if tensor.name in _TAKEN:
-            raise ValueError(f"{path}.name: {tensor.name} names another part of a request")
+        if tensor.name in _RESERVED:
+            yield f"{path}.name: {tensor.name} is reserved for another part of a request; rename it"
         of = tensor.lengths_of or tensor.mask_of
         if bool(tensor.lengths_of) + bool(tensor.mask_of) + bool(tensor.control) > 1:
-            raise ValueError(f"{path}: only one of lengthsOf, maskOf and control")
+            yield f"{path}: lengthsOf, maskOf and control exclude each other; keep one"
         if tensor.max is not None and tensor.name not in free:
-            raise ValueError(f"{path}.max: clients send no {tensor.name} of different lengths")
+            yield f"{path}.max: clients send no {tensor.name} of different lengths; leave it out"
         if tensor.is_derived and tensor.raw:
-            raise ValueError(f"{path}.raw: no client sends {tensor.name}")
+            yield f"{path}.raw: the server makes {tensor.name}; leave it out"
         if of is not None and of not in free:
-            raise ValueError(f"{path}: {of} is no input or state with a free dimension")
+            yield f"{path}: {of} is not an input or state with a free dimension"
         if tensor.datatype is Datatype.BF16:
-            raise ValueError(f"{path}.datatype: no client can send BF16; take FP32")
-        _check_raw(path, tensor)
+            yield f"{path}.datatype: clients cannot send BF16; use FP32"
+        yield from _of_raw(path, tensor)
 
 
-def _check_raw(path: str, tensor: Input | Output) -> None:
+def _of_raw(path: str, tensor: Input | Output) -> Iterator[str]:
     numbers = {Datatype.INT16, Datatype.FP16, Datatype.FP32, Datatype.FP64}
     if tensor.raw is Raw.PCM16 and tensor.datatype not in numbers:
-        raise ValueError(f"{path}.raw: pcm16 becomes INT16 or a float, not {tensor.datatype.value}")
+        yield f"{path}.raw: pcm16 is for INT16 and floats, not {tensor.datatype.value}"
 
 
-def _check_outputs(inputs: Sequence[Input], outputs: Sequence[Output]) -> None:
+def _of_outputs(inputs: Sequence[Input], outputs: Sequence[Output]) -> Iterator[str]:
     lengths = {tensor.name for tensor in outputs if not tensor.shape}
     lengths |= {t.name for t in inputs if t.free_dim is not None and not t.is_derived}
     if all(tensor.hidden for tensor in outputs):
-        raise ValueError("handler.outputs: all of them are hidden")
+        yield "handler.outputs: all are hidden; show one"
     if sum(tensor.raw is not None for tensor in outputs) > 1:
-        raise ValueError("handler.outputs: an answer that is no JSON can be only one of them (raw)")
+        yield "handler.outputs: several have `raw`, but an answer that is not JSON is one output; keep one"
     padded = any(tensor.ragged is Ragged.PAD for tensor in inputs)
     for index, tensor in enumerate(outputs):
         path = f"handler.outputs[{index}]"
         if tensor.lengths_from is not None and tensor.lengths_from not in lengths:
-            raise ValueError(f"{path}.lengthsFrom: {tensor.lengths_from} tells no lengths")
+            yield f"{path}.lengthsFrom: {tensor.lengths_from} has no lengths; name an output of shape [] or an input"
         if tensor.free_dim is not None and padded and tensor.lengths_from is None:
-            raise ValueError(f"{path}.lengthsFrom: name what tells how long each row is")
-        _check_raw(path, tensor)
+            yield f"{path}.lengthsFrom: missing; name the input or output with the length of each row"
+        yield from _of_raw(path, tensor)
 
 
-def _check_states(states: Sequence[State], outputs: Sequence[Output]) -> None:
+def _of_states(states: Sequence[State], outputs: Sequence[Output]) -> Iterator[str]:
     lengths = {tensor.name for tensor in outputs if not tensor.shape}
     for index, state in enumerate(states):
         path = f"handler.states[{index}]"
         if state.free_dim is None:
             if state.max is not None or state.lengths_from is not None:
-                raise ValueError(f"{path}: {state.name} has no free dimension that could grow")
+                yield f"{path}: {state.name} has no free dimension; leave out max and lengthsFrom"
             continue
         if state.max is None:
-            raise ValueError(f"{path}.max: say how far {state.name} may grow")
+            yield f"{path}.max: missing; set the largest size of {state.name}"
         if state.ragged is Ragged.PAD and state.lengths_from is None:
-            raise ValueError(f"{path}.lengthsFrom: name the output that tells the new lengths")
+            yield f"{path}.lengthsFrom: missing; name the output with the new lengths"
         if state.lengths_from is not None and state.lengths_from not in lengths:
-            raise ValueError(f"{path}.lengthsFrom: {state.lengths_from} is no output of shape []")
+            yield f"{path}.lengthsFrom: {state.lengths_from} is not an output of shape []"

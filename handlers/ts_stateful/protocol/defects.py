@@ -1,6 +1,6 @@
-"""What becomes of an unexpected exception: a log entry for us, an id for the client.
+"""Unexpected exceptions: a log entry for the operator, an id for the client.
 
-Owns the rule that the text of an exception reaches neither a client nor the log, since it may quote a prompt.
+The text of an exception reaches neither the client nor the log, since it may quote a prompt.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 def defect(error: Exception, where: str) -> InternalError:
-    """Logs the kind and the trace of an exception; the answer has an id by which they are found.
+    """Log the type and the trace of an exception under an id, and return an error with this id.
 
-    `where` says what was being done, in words that may be logged.
+    `where` names the operation, in words that may be logged.
     """
     defect_id = uuid.uuid4().hex[:12]
     trace = "".join(traceback.format_tb(error.__traceback__))
     logger.error("defect %s in %s: %s\n%s", defect_id, where, type(error).__name__, trace)
-    return InternalError(f"internal error {defect_id}; the server's log has its trace")
+    return InternalError(f"internal error {defect_id}; look for this id in the server's log")

@@ -1,30 +1,27 @@
-"""Every error that a client can meet, as one tree.
+"""All errors of the wire protocol, which server and client share.
 
-Owns the codes, HTTP statuses and JSON form of errors (the wire protocol's error table); knows nothing else of the package,
-so server and client raise the very same classes.
-
-    StatefulError
-    ├── InvalidRequest          invalid_request        400
-    │   └── SessionIdMismatch   session_id_mismatch    400
-    ├── MediaError
-    │   ├── MediaInvalid        media_invalid          400
-    │   ├── MediaForbidden      media_forbidden        403
-    │   └── MediaTooLarge       media_too_large        413
-    ├── SessionError
-    │   ├── SessionNotFound     session_not_found      404
-    │   ├── SessionExpired      session_expired        410
-    │   ├── SessionClosed       session_closed         410
-    │   ├── SessionExists       session_exists         409
-    │   ├── SessionMoved        session_moved          409  (retryable)
-    │   └── TurnGap             turn_gap               409
-    ├── ContextTooLong          context_too_long       413
-    ├── Overloaded
-    │   ├── TooManySessions     too_many_sessions      429  (retryable)
-    │   └── QueueFull           queue_full             429  (retryable)
-    ├── InternalError           internal               500
-    ├── EngineUnavailable       engine_unavailable     503  (retryable)
-    ├── StoreFailed             store_unavailable      503  (retryable)
-    └── OutOfMemory             out_of_memory          507  (retryable)
+StatefulError
+├── InvalidRequest          invalid_request        400
+│   └── SessionIdMismatch   session_id_mismatch    400
+├── MediaError
+│   ├── MediaInvalid        media_invalid          400
+│   ├── MediaForbidden      media_forbidden        403
+│   └── MediaTooLarge       media_too_large        413
+├── SessionError
+│   ├── SessionNotFound     session_not_found      404
+│   ├── SessionExpired      session_expired        410
+│   ├── SessionClosed       session_closed         410
+│   ├── SessionExists       session_exists         409
+│   ├── SessionMoved        session_moved          409  (retryable)
+│   └── TurnGap             turn_gap               409
+├── ContextTooLong          context_too_long       413
+├── Overloaded
+│   ├── TooManySessions     too_many_sessions      429  (retryable)
+│   └── QueueFull           queue_full             429  (retryable)
+├── InternalError           internal               500
+├── EngineUnavailable       engine_unavailable     503  (retryable)
+├── StoreFailed             store_unavailable      503  (retryable)
+└── OutOfMemory             out_of_memory          507  (retryable)
 """
 
 from __future__ import annotations
@@ -61,16 +58,16 @@ __all__ = [
 ]
 
 
-# TorchServe closes the connection behind an error at once, so that a client may never read all of a long one; and names of
-# fields, which messages repeat, are as long as a client makes them.
+# TorchServe closes the connection right after an error, so a client may lose a part of a long one. A message can repeat the
+# name of a field, which is as long as the client makes it.
 _MAX_CHARS = 400
 
 
 class StatefulError(Exception):
     """Base of all errors of this package.
 
-    `message` is written for the person who reads it at the client; `field` names the offending field of the request, as a
-    path like `images[0].url`; `retry_after_s` says how long to wait, where that is known.
+    `message` is for people. `field` is the path of the wrong field in the request, like `images[0].url`. `retry_after_s` is
+    the time to wait before a retry, where it is known.
     """
 
     code: ClassVar[str] = ""
@@ -86,7 +83,7 @@ class StatefulError(Exception):
         self.retry_after_s = retry_after_s
 
     def to_body(self) -> dict[str, dict[str, Any]]:
-        """The JSON body of the answer: `{"error": {...}}` as the wire protocol has it, with long texts cut short."""
+        """Return the JSON body of the answer, `{"error": {...}}`, with long texts cut."""
         error: dict[str, Any] = {
             "code": self.code,
             "status": self.status,
@@ -113,11 +110,11 @@ class SessionIdMismatch(InvalidRequest):
 
 
 class MediaError(StatefulError):
-    """An image could not be taken."""
+    """An image was refused."""
 
 
 class MediaInvalid(MediaError):
-    """The bytes are not an image that can be decoded."""
+    """The image cannot be decoded."""
 
     code, status = "media_invalid", 400
 
@@ -129,7 +126,7 @@ class MediaForbidden(MediaError):
 
 
 class MediaTooLarge(MediaError):
-    """More bytes or pixels than the server takes."""
+    """The image has more bytes or pixels than the server allows."""
 
     code, status = "media_too_large", 413
 
@@ -139,13 +136,13 @@ class SessionError(StatefulError):
 
 
 class SessionNotFound(SessionError):
-    """No session of that id was ever opened here."""
+    """No session of this id was ever opened here."""
 
     code, status = "session_not_found", 404
 
 
 class SessionExpired(SessionError):
-    """The session ran out of its idle or its absolute time."""
+    """The session's idle time or lifetime has passed."""
 
     code, status = "session_expired", 410
 
@@ -157,13 +154,13 @@ class SessionClosed(SessionError):
 
 
 class SessionExists(SessionError):
-    """A session of that id is open already."""
+    """A session of this id is open already."""
 
     code, status = "session_exists", 409
 
 
 class SessionMoved(SessionError):
-    """Another owner committed a turn of this session."""
+    """Another server committed a turn of this session."""
 
     code, status, retryable = "session_moved", 409, True
 
@@ -199,31 +196,31 @@ class QueueFull(Overloaded):
 
 
 class InternalError(StatefulError):
-    """A defect of the server; its log has the trace under the id in the message."""
+    """A defect of the server. Its log has the trace, under the id in the message."""
 
     code, status = "internal", 500
 
 
 class EngineUnavailable(StatefulError):
-    """The engine is restarting, for longer than `restartDeadlineSec`, or TorchServe is about to stop."""
+    """The engine has been restarting for longer than `restartDeadlineSec`, or TorchServe is stopping."""
 
     code, status, retryable = "engine_unavailable", 503, True
 
 
 class StoreFailed(StatefulError):
-    """The turn could not be written down, so it was rolled back."""
+    """The turn could not be written to the store and was rolled back."""
 
     code, status, retryable = "store_unavailable", 503, True
 
 
 class OutOfMemory(StatefulError):
-    """Not enough memory, even after every idle session was evicted."""
+    """There is not enough memory, even without all idle sessions."""
 
     code, status, retryable = "out_of_memory", 507, True
 
 
 def error_classes() -> dict[str, type[StatefulError]]:
-    """Every class that has a code, by its code."""
+    """Return the classes that have a code, by their codes."""
 
     def walk(cls: type[StatefulError]) -> Iterator[type[StatefulError]]:
         yield cls
@@ -234,9 +231,9 @@ def error_classes() -> dict[str, type[StatefulError]]:
 
 
 def error_from_body(body: Mapping[str, Any]) -> StatefulError | None:
-    """The typed error that an answer carries, or None if the answer is not an error.
+    """Return the typed error in an answer, or None if the answer is not an error.
 
-    An unknown code (of a newer server) becomes a plain `StatefulError` with the code in its message.
+    An unknown code, of a newer server, becomes a plain `StatefulError` with the code in its message.
     """
     error = body.get("error")
     if not isinstance(error, Mapping):

@@ -18,11 +18,11 @@ class Submit(Struct, frozen=True, tag="submit"):
     - `attachments`: the file parts of a multipart form, after `command.images`; of a `step`, the elements of its inputs, whose
       shapes are `shapes`.
     - `creates_session`: the request opens a session under `command.session_id`, a `fork` under `new_session_id`. Of a `step`:
-      the worker knows no session of this id.
+      the worker has no session of this id.
     - `ephemeral`: the session ends with the answer.
     - `pull`: answer once, at once, with `more`; the client fetches the rest with `continue`.
     - `is_retry`: an engine that died had this request before. The client has `skip` characters of its reply; `replay` are the
-      token ids that were chosen, as far as the worker knows.
+      token ids that the worker has received.
     - `raw`: the answer of a `step` is not JSON.
     - `profile`: the profile of the frontend that received the request.
     """
@@ -42,7 +42,7 @@ class Submit(Struct, frozen=True, tag="submit"):
 
     @property
     def session_ids(self) -> tuple[str, ...]:
-        """The sessions that the request needs; for a `fork`, the one that it creates comes last."""
+        """The sessions that the request needs; for a `fork`, the new one comes last."""
         command = self.command
         ids = [command.session_id]
         if isinstance(command, Fork):
@@ -51,14 +51,14 @@ class Submit(Struct, frozen=True, tag="submit"):
 
     @property
     def streams(self) -> bool:
-        """Return True if the client takes the answer as events."""
+        """Return True if the answer is a stream of events."""
         return isinstance(self.command, Prompt) and self.command.stream
 
 
 class EventKind(enum.Enum):
-    """What an event is to its request."""
+    """The kind of an event."""
 
-    # Nothing to say yet, but the answer will be a 200 unless something breaks.
+    # There is no text yet, but the status will be 200 unless a failure follows.
     ACCEPTED = "accepted"
     PART = "part"  # one streamed document; more follow
     LAST = "last"  # the terminal document: the answer, the last streamed event, or an error
@@ -67,7 +67,7 @@ class EventKind(enum.Enum):
 
 
 class Event(Struct, frozen=True, tag="event"):
-    """Engine to worker: something about a request. Every request gets exactly one `LAST`.
+    """Engine to worker: a part of an answer. Every request gets exactly one `LAST`.
 
     - `body`: one JSON document (empty for `ACCEPTED`), or a raw answer of type `content_type`.
     - `session_id`: the session that the request named or opened.

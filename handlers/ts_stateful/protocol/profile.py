@@ -1,4 +1,4 @@
-"""TorchServe's ways of batching, one of which carries the requests."""
+"""TorchServe's ways of batching."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Profile"]
 
 
 class Profile(enum.Enum):
-    """One of TorchServe's ways of batching."""
+    """The way of batching that carries the requests."""
 
     CONTINUOUS = "continuous"
     SEQUENCE = "sequence"

@@ -1,8 +1,4 @@
-"""The wire protocol, inbound: requests as typed structs.
-
-Owns what a JSON document may say. Knows nothing of transports, sessions or models. Parsing is pure and takes microseconds: no
-fetch, no decode of images.
-"""
+"""Requests of the wire protocol as typed structs."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ __all__ = [
 ]
 
 _Count = Annotated[int, Meta(ge=0, le=2**31)]
-_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # more could not be told to an engine
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # messages to an engine hold no more
 _Metadata = Annotated[dict[str, str | _Int64 | float | bool | None], Meta(max_length=32)]
 _Seconds = Annotated[float, Meta(gt=0)]
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -47,7 +43,7 @@ _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class Image(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One image of a request: exactly one of a URL, base64 text, or the SHA-256 of a file uploaded into the session."""
+    """One image: exactly one of a URL, base64 text, or the SHA-256 of a file uploaded to the session."""
 
     url: str | None = None
     base64: str | None = None
@@ -55,7 +51,7 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     def __post_init__(self) -> None:
         if (self.url, self.base64, self.upload).count(None) != 2:
-            raise ValueError("an image takes exactly one of `url`, `base64` and `upload`")
+            raise ValueError("an image needs exactly one of `url`, `base64` and `upload`")
 
 
 class Command(
@@ -66,13 +62,13 @@ class Command(
     tag_field="type",
     kw_only=True,
 ):
-    """A request about a session; `session_id` is None while there is none yet."""
+    """A request; `session_id` is None if it has no session yet."""
 
     session_id: str | None = None
 
 
 class Open(Command, frozen=True, tag="open", kw_only=True):
-    """Opens a session with a system prompt and images."""
+    """A request to open a session with a system prompt and images."""
 
     system: str | None = None
     images: tuple[Image, ...] = ()
@@ -81,7 +77,7 @@ class Open(Command, frozen=True, tag="open", kw_only=True):
 
 
 class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
-    """One turn: the user's text and images, and how to generate the reply."""
+    """One turn: the user's text and images, and the settings of the generation."""
 
     prompt: str
     images: tuple[Image, ...] = ()
@@ -97,27 +93,27 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple, whichever form the client used."""
+        """Return `stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
     def num_chars(self) -> int:
-        """The length of its text."""
+        """Return the length of the text."""
         return len(self.prompt)
 
 
 class Said(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One message of a conversation: pieces of text, and a None where one of its images stands."""
+    """One message of a conversation: pieces of text, and a None in place of each image."""
 
     role: str
     parts: tuple[str | None, ...]
 
 
 class Chat(Prompt, frozen=True, tag="chat", kw_only=True):
-    """One turn, told as the whole conversation up to it: what the session has said already stays, the rest is its next turn.
+    """One turn as the whole conversation up to it, of which the session has a first part already.
 
-    `images` are those of all messages, in their order. Made by the frontend for clients that keep the conversation themselves;
-    no document of the wire protocol is one.
+    `images` are those of all messages, in their order. The frontend makes these requests for clients that keep the
+    conversation themselves. The wire protocol has none.
     """
 
     prompt: str = ""
@@ -125,12 +121,12 @@ class Chat(Prompt, frozen=True, tag="chat", kw_only=True):
 
     @property
     def num_chars(self) -> int:
-        """The length of all text in it."""
+        """Return the length of all text."""
         return sum(len(part) for said in self.messages for part in said.parts if part is not None)
 
 
 class InputTensor(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One input of a step, as the Open Inference Protocol has it; what is left out is as the model declares it."""
+    """One input of a step in the Open Inference Protocol's form; the model's declaration fills in what is left out."""
 
     name: str
     data: Any
@@ -139,13 +135,13 @@ class InputTensor(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 class OutputName(Struct, frozen=True, forbid_unknown_fields=True):
-    """One output that a step asks for."""
+    """One requested output of a step."""
 
     name: str
 
 
 class SequenceParameters(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What Triton's clients say of the sequence."""
+    """The parameters with which Triton's clients name a sequence."""
 
     sequence_id: int | str | None = None
     sequence_start: bool = False
@@ -153,10 +149,10 @@ class SequenceParameters(Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Step(Command, frozen=True, tag="step", kw_only=True):
-    """One step of a model with recurrent state. `start` begins the sequence anew, `end` closes it behind this step."""
+    """One step of a model with recurrent state. `start` restarts the sequence, `end` closes it after this step."""
 
     inputs: tuple[InputTensor, ...] = ()
-    outputs: tuple[OutputName, ...] = ()  # none: all
+    outputs: tuple[OutputName, ...] = ()  # empty: all
     start: bool = False
     end: bool = False
     turn: Annotated[int, Meta(ge=1, le=2**31)] | None = None
@@ -165,19 +161,19 @@ class Step(Command, frozen=True, tag="step", kw_only=True):
 
 
 class Cancel(Command, frozen=True, tag="cancel"):
-    """Ends the turn in progress; what was generated is kept."""
+    """A request to end the turn in progress, and keep the text so far."""
 
 
 class Close(Command, frozen=True, tag="close"):
-    """Ends the session."""
+    """A request to end the session."""
 
 
 class Info(Command, frozen=True, tag="info"):
-    """Asks for the figures of one session."""
+    """A request for the statistics of one session."""
 
 
 class Continue(Command, frozen=True, tag="continue", kw_only=True):
-    """Asks for the text of a turn behind its first `after` characters."""
+    """A request for the text of a turn after its first `after` characters."""
 
     turn: Annotated[int, Meta(ge=1, le=2**31)]
     after: _Count = 0
@@ -185,9 +181,9 @@ class Continue(Command, frozen=True, tag="continue", kw_only=True):
 
 
 class Fork(Command, frozen=True, tag="fork", kw_only=True):
-    """Opens a session with the history of this one: all of it, or the first `at_turn` turns.
+    """A request to open a session with the history of this one: all of it, or the first `at_turn` turns.
 
-    The new session is `new_session_id`, which the server makes where a client names none. Without `metadata` it has this one's.
+    The server makes `new_session_id` if the client names none. Without `metadata`, the new session has that of this one.
     """
 
     new_session_id: str | None = None
@@ -197,15 +193,15 @@ class Fork(Command, frozen=True, tag="fork", kw_only=True):
 
 
 class Rewind(Command, frozen=True, tag="rewind", kw_only=True):
-    """Forgets every turn behind the first `to_turn`."""
+    """A request to forget every turn after the first `to_turn`."""
 
     to_turn: _Count
 
 
 class Upload(Command, frozen=True, tag="upload", kw_only=True):
-    """One part of an image file, for prompts of the session to refer to: the parts in order are the file of that SHA-256.
+    """One part of an image file. All parts in order are the file of this SHA-256, by which prompts of the session name it.
 
-    `base64` is the part, unless it comes as the file part of a form.
+    `base64` is the part, unless it is the file part of a form.
     """
 
     sha256: _Sha256
@@ -215,16 +211,16 @@ class Upload(Command, frozen=True, tag="upload", kw_only=True):
 
 
 class Hello(Command, frozen=True, tag="hello"):
-    """Asks what server this is."""
+    """A request for the server's description."""
 
 
 Request = Open | Prompt | Step | Cancel | Close | Info | Continue | Fork | Rewind | Upload | Hello
-AnyRequest = Request | Chat  # what an engine is asked
+AnyRequest = Request | Chat  # requests of an engine
 _TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)
 
 
 def parse_request(document: dict[str, Any]) -> Request:
-    """The typed request in a JSON object.
+    """Parse a request from a JSON object.
 
     Raises:
         InvalidRequest: unknown `type` or field, wrong type or range; `field` names it.
@@ -240,7 +236,7 @@ def parse_request(document: dict[str, Any]) -> Request:
 
 
 def _refuse_non_finite(document: dict[str, Any]) -> None:
-    # A number like 1e400 is JSON, and infinite where it has become a float. What is told of a session must not be lost either.
+    # JSON allows 1e400, which becomes an infinite float. In metadata it would be lost later.
     metadata = document.get("metadata")
     nested = metadata.values() if isinstance(metadata, dict) else ()
     for field, value in (*document.items(), *(("metadata[...]", value) for value in nested)):

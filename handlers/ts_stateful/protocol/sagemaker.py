@@ -1,7 +1,7 @@
-"""What SageMaker's runtime API and its container contract say, as far as a client and an endpoint have to agree on it.
+"""Header names, session ids and limits of SageMaker's runtime API and container contract.
 
-Owns header names, the form of session ids and the service's limits, from the API's service model (`sagemaker-runtime`) and
-https://docs.aws.amazon.com/sagemaker/latest/dg/stateful-sessions.html. Knows nothing of how requests travel.
+Sources: the API's service model (`sagemaker-runtime`) and
+https://docs.aws.amazon.com/sagemaker/latest/dg/stateful-sessions.html.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ __all__ = [
     "parse_opened",
 ]
 
-SESSION_ID = "X-Amzn-SageMaker-Session-Id"  # requests; and of a container, `<id>; Expires=...`
-NEW_SESSION_ID = "X-Amzn-SageMaker-New-Session-Id"  # what the service makes of the latter
+SESSION_ID = (
+    "X-Amzn-SageMaker-Session-Id"  # of requests; and of a container's answers, `<id>; Expires=...`
+)
+NEW_SESSION_ID = "X-Amzn-SageMaker-New-Session-Id"  # the same for clients, renamed by the service
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
 
 MAX_BODY_BYTES = 6_291_456
@@ -46,28 +48,28 @@ CONTAINER_VARIABLES = {
     "TS_REQUEST_SEQUENCE_ID": SESSION_ID,
     "TS_REQUEST_SEQUENCE_END": CLOSED_SESSION_ID,
 }
-"""The environment in which TorchServe, in the continuous profile, speaks by SageMaker's session headers."""
+"""The environment in which TorchServe, in the continuous profile, uses SageMaker's session headers."""
 
 
 class OpenedSession(NamedTuple):
-    """What a container says of a session that it has opened; `expires_at` in Unix seconds."""
+    """A session that a container has opened; `expires_at` in Unix seconds."""
 
     session_id: str
     expires_at: float
 
 
 def is_session_id(text: str) -> bool:
-    """Whether the service takes it for the id of a session; `NEW_SESSION` is none."""
+    """Return True if the service accepts the text as a session id; `NEW_SESSION` is none."""
     return len(text) <= _MAX_ID_LENGTH and _ID.fullmatch(text) is not None
 
 
 def is_endpoint_name(text: str) -> bool:
-    """Whether an endpoint can have that name."""
+    """Return True if an endpoint can have this name."""
     return len(text) <= _MAX_NAME_LENGTH and _ID.fullmatch(text) is not None
 
 
 def parse_opened(value: str) -> OpenedSession | None:
-    """The session in a container's `X-Amzn-SageMaker-Session-Id`; None if it opens none."""
+    """Parse a container's `X-Amzn-SageMaker-Session-Id`. Return None if it opens no session."""
     match = _OPENED.fullmatch(value)
     if match is None or not is_session_id(match.group(1)):
         return None

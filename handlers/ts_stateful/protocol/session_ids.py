@@ -1,7 +1,4 @@
-"""Session ids: their form, how the server makes them, and which one a request means.
-
-Owns the rules of ids alone; knows nothing of sessions.
-"""
+"""The rules of session ids."""
 
 from __future__ import annotations
 
@@ -20,24 +17,24 @@ __all__ = [
 
 NEW_SESSION = "NEW_SESSION"
 MAX_ID_LENGTH = 226  # SageMaker's 256 characters less "; Expires=YYYY-MM-DDTHH:MM:SSZ"
-# Ids become names of files and keys of stores, where `.` and `..` mean something else.
+# Ids become names of files and keys of stores, where `.` and `..` have another meaning.
 _ID_PATTERN = re.compile(rf"(?!\.\Z|.*\.\.)[A-Za-z0-9\-_.]{{1,{MAX_ID_LENGTH}}}")
 
 
 def new_session_id() -> str:
-    """An id of 128 random bits that matches SageMaker's pattern."""
+    """Make an id of 128 random bits that matches SageMaker's pattern."""
     return secrets.token_hex(16)
 
 
 def check_session_id(session_id: str, field: str = "session_id") -> str:
-    """Returns the id.
+    """Return the id.
 
     Raises:
-        InvalidRequest: it is not 1 to 226 characters of `A-Z a-z 0-9 - _ .`, or is `.`, or has `..` in it
+        InvalidRequest: it is not 1 to 226 characters of `A-Z a-z 0-9 - _ .`, or is `.`, or contains `..`.
     """
     if not _ID_PATTERN.fullmatch(session_id):
         raise InvalidRequest(
-            f"a session id is 1 to {MAX_ID_LENGTH} characters of A-Z a-z 0-9 - _ . but not `.`, and has no `..` in it",
+            f"a session id is 1 to {MAX_ID_LENGTH} characters of A-Z a-z 0-9 - _ . but not `.`, and contains no `..`",
             field=field,
         )
     return session_id
@@ -46,9 +43,9 @@ def check_session_id(session_id: str, field: str = "session_id") -> str:
 def resolve_session_id(
     header: str | None, body: str | None, field: str = "session_id"
 ) -> str | None:
-    """The one session that a request is about, or None for "none yet" (absent, empty or `NEW_SESSION`).
+    """Return the session id of a request, or None for a new session (absent, empty or `NEW_SESSION`).
 
-    `field` is the name that the body has for it.
+    `field` is the field of the body that held `body`.
 
     Raises:
         InvalidRequest: an id has a wrong form.

@@ -1,7 +1,4 @@
-"""The figures of an engine, or of several together.
-
-Owns what operators may watch; no session is named. Engines count, workers publish.
-"""
+"""Statistics that engines count and workers publish."""
 
 from __future__ import annotations
 
@@ -11,12 +8,14 @@ __all__ = ["Stats"]
 
 
 class Stats(Struct, frozen=True):
-    """Sessions and turns now, bytes held now by tier, tokens, images and steps since the engine's start.
+    """Current sessions, turns and bytes by tier; tokens, images and steps since the engine's start.
 
-    `store_failures` counts writes that a store has not taken. `spilled_bytes` are those of KV states in the store,
-    `spill_reads` counts sessions that got theirs back, `spill_failures` what could not be written or read of them.
-    `shared_hits` counts what was there already when a session asked for it; `shared_bytes` is its part of `device_bytes`.
-    `requests_in_flight` are those that a worker waits for, and `upload_bytes` parts of images that came ahead of their prompts.
+    - `store_failures`: failed writes to the store.
+    - `spilled_bytes`: bytes of KV states in the store; `spill_reads`: sessions whose states were read back;
+      `spill_failures`: failed reads and writes of states.
+    - `shared_hits`: embeddings and prefixes that a session found in the cache; `shared_bytes`: their part of `device_bytes`.
+    - `requests_in_flight`: requests that a worker waits for.
+    - `upload_bytes`: bytes of image parts that no prompt has used yet.
     """
 
     sessions_open: int = 0

@@ -1,7 +1,4 @@
-"""JSON from outside: read strictly, and turned into typed structs.
-
-Owns what passes for JSON here, and how a document that is not as it should be is refused, naming the field.
-"""
+"""Strict parsing of JSON from clients into typed structs."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ __all__ = ["convert", "parse_json"]
 
 
 def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
-    """The JSON object in `body`, strictly: no duplicate keys, no NaN or Infinity, UTF-8 only.
+    """Parse a JSON object: UTF-8 only, no duplicate keys, no NaN or Infinity.
 
     Raises:
-        InvalidRequest: it is anything else.
+        InvalidRequest: the body is anything else.
     """
     if not body:
         raise InvalidRequest('the body is empty; send a JSON object, e.g. {"prompt": "Hello"}')
@@ -28,7 +25,7 @@ def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
         text = body if isinstance(body, str) else bytes(body).decode("utf-8")
         document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except UnicodeDecodeError:
-        raise InvalidRequest("the body is not UTF-8") from None
+        raise InvalidRequest("the body is not UTF-8; encode it so") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     except ValueError as error:  # malformed, or an integer of more digits than Python converts
@@ -42,7 +39,7 @@ def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
 
 
 def convert(document: dict[str, Any], kind: Any) -> Any:
-    """The typed form of a JSON object.
+    """Convert a JSON object to a typed struct.
 
     Raises:
         InvalidRequest: unknown field, wrong type or range; `field` names it.
@@ -60,20 +57,22 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(document) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise InvalidRequest("a key occurs twice", field=twice[:64])
+        raise InvalidRequest("the key occurs twice; send it once", field=twice[:64])
     return document
 
 
 def _no_constant(name: str) -> float:
-    raise InvalidRequest(f"{name} is not JSON")
+    raise InvalidRequest(f"{name} is not JSON; send a finite number")
 
 
 def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
-    # JSON can spell half a surrogate pair; no tokenizer and no transport can carry it.
+    # JSON can contain half a surrogate pair, which no tokenizer and no transport accepts.
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
-        raise InvalidRequest("the body spells a character that does not exist") from None
+        raise InvalidRequest(
+            "the body contains half a surrogate pair; send whole characters"
+        ) from None
 
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -81,7 +80,7 @@ _NAMED = re.compile(r"field `([^`]*)`")
 
 
 def _invalid(message: str) -> InvalidRequest:
-    """msgspec's message, with the path moved into `field` and completed by the name of an unknown or missing field."""
+    """Make an error of msgspec's message: its path, with the name of an unknown or missing field, becomes `field`."""
     path_match = _PATH.search(message)
     path = path_match.group(1) if path_match else ""
     reason = message[: path_match.start()] if path_match else message

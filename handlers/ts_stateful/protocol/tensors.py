@@ -1,7 +1,7 @@
-"""Tensors on the wire: from JSON and raw bodies to elements in memory, and back.
+"""Tensors on the wire: JSON and raw bodies to elements in memory, and back.
 
-Owns the formats: the Open Inference Protocol's JSON (https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol),
-and the raw ones that a model may declare. Knows nothing of models; every error names the tensor.
+The JSON is that of the Open Inference Protocol
+(https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol). A model may declare raw formats.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _DTYPES = {
     Datatype.FP32: np.dtype(np.float32),
     Datatype.FP64: np.dtype(np.float64),
 }
-# What JSON may hold for a datatype of this kind: booleans are no numbers, and 1.5 is no integer.
+# Kinds of JSON values that a datatype accepts: a boolean is not a number, and 1.5 is not an integer.
 _KINDS = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}
 _PCM16_SCALE = 32768.0
 
 
 class Elements(NamedTuple):
-    """One tensor of one row: `data` are its elements in the machine's byte order, in the order of C."""
+    """One tensor of one row: `data` has its elements in the machine's byte order, in C order."""
 
     data: bytes
     shape: tuple[int, ...]
 
 
 def numpy_dtype(datatype: Datatype) -> np.dtype[Any]:
-    """The element type; BF16 has none."""
+    """Return the element type; BF16 has none."""
     return _DTYPES[datatype]
 
 
 def read_inputs(
     declared: Sequence[Input], sent: Sequence[InputTensor], raw: Mapping[str, bytes]
 ) -> list[Elements]:
-    """What a request says of each declared input that clients send, in that order.
+    """Read the inputs of a request in the order of their declarations.
 
     Raises:
         InvalidRequest: one is missing, unknown, sent twice, of another datatype or shape, or out of range.
@@ -60,22 +60,22 @@ def read_inputs(
     for index, tensor in enumerate(sent):
         path = f"inputs[{index}]"
         if tensor.name not in expected:
-            raise InvalidRequest(f"the model takes {', '.join(expected)}", field=f"{path}.name")
+            raise InvalidRequest(f"must be one of {', '.join(expected)}", field=f"{path}.name")
         if tensor.name in by_name:
-            raise InvalidRequest("an input is sent twice", field=f"{path}.name")
+            raise InvalidRequest("the input is sent twice; send it once", field=f"{path}.name")
         by_name[tensor.name] = _read(expected[tensor.name], tensor, path)
     for name, body in raw.items():
         if name in by_name:
-            raise InvalidRequest("an input is sent twice", field=name[:64])
+            raise InvalidRequest("the input is sent twice; send it once", field=name[:64])
         by_name[name] = read_raw(expected[name], body)
     for name in expected:
         if name not in by_name:
-            raise InvalidRequest(f"the model takes an input {name}", field="inputs")
+            raise InvalidRequest(f"input {name} is missing; send it", field="inputs")
     return [by_name[name] for name in expected]
 
 
 def read_raw(declared: Input, body: bytes) -> Elements:
-    """An input from a body in its declared raw format.
+    """Read an input from a body in its declared raw format.
 
     Raises:
         InvalidRequest: it has another format or number of elements.
@@ -85,7 +85,7 @@ def read_raw(declared: Input, body: bytes) -> Elements:
         array = _from_text(declared, body)
     elif declared.raw is Raw.PCM16:
         if len(body) % 2:
-            raise InvalidRequest("16-bit samples are an even number of bytes", field=name)
+            raise InvalidRequest("16-bit samples need an even number of bytes", field=name)
         samples = np.frombuffer(body, "<i2")
         array = samples.astype(dtype)
         if dtype.kind == "f":
@@ -93,32 +93,32 @@ def read_raw(declared: Input, body: bytes) -> Elements:
     elif declared.raw is Raw.BYTES:
         if len(body) % dtype.itemsize:
             raise InvalidRequest(
-                f"elements of {declared.datatype.value} are {dtype.itemsize} bytes each", field=name
+                f"{declared.datatype.value} elements have {dtype.itemsize} bytes each", field=name
             )
         if dtype.kind == "b" and max(body, default=0) > 1:
-            raise InvalidRequest("a BOOL is a byte of 0 or 1", field=name)
+            raise InvalidRequest(f"byte {max(body)} is not a BOOL; send 0 or 1", field=name)
         array = np.frombuffer(body, dtype.newbyteorder("<")).astype(dtype)
     else:
-        raise InvalidRequest("takes no raw bytes; send it as JSON", field=name)
+        raise InvalidRequest("the input has no raw format; send it as JSON", field=name)
     return Elements(array.tobytes(), _shape_of(declared, array.size, name))
 
 
 def write_text(values: Sequence[float]) -> bytes:
-    """The raw answer of format `text`."""
+    """Return the raw answer of format `text`."""
     return ",".join(map(str, values)).encode()
 
 
 def _from_text(declared: Input, body: bytes) -> np.ndarray[Any, Any]:
     try:
         text = body.decode("ascii")
-        if "_" in text:  # which Python takes, and nobody means
+        if "_" in text:  # which Python accepts in numbers
             raise ValueError
         words = text.replace(",", " ").split()
         whole = numpy_dtype(declared.datatype).kind in "biu"
         numbers = [int(word) if whole else float(word) for word in words]
     except ValueError:
         raise InvalidRequest(
-            f"the body is not {declared.datatype.value} numbers between commas or spaces",
+            f"the body is not {declared.datatype.value} numbers; separate them by commas or spaces",
             field=declared.name,
         ) from None
     return _array(declared, numbers, declared.name)
@@ -146,7 +146,7 @@ def _array(declared: Input, data: object, path: str) -> np.ndarray[Any, Any]:
             typed = array.astype(dtype)
     except (ValueError, TypeError, OverflowError):
         raise InvalidRequest(
-            f"must be {declared.datatype.value} elements, flat or nested evenly", field=path
+            f"must be {declared.datatype.value} elements, flat or nested by the shape", field=path
         ) from None
     exact = np.isfinite(typed) if dtype.kind == "f" else typed == array
     if not exact.all():
@@ -159,13 +159,13 @@ def _array(declared: Input, data: object, path: str) -> np.ndarray[Any, Any]:
 def _fitted(
     declared: Input, shape: Sequence[int], array: np.ndarray[Any, Any], path: str
 ) -> tuple[int, ...]:
-    """The shape of the row, where `shape` may have a leading 1 for it; data without a shape of its own may be flat."""
+    """Fit a shape, perhaps with a leading 1, to the declared shape of a row. Data without a shape may be flat."""
     for candidate in (tuple(shape), tuple(shape[1:]) if shape[:1] == (1,) else None):
         if candidate is not None and _matches(declared.shape, candidate):
             return _bounded(declared, candidate, path)
     if array.ndim == 1 and tuple(shape) == array.shape:
         return _shape_of(declared, array.size, path)
-    raise InvalidRequest(f"must be {list(declared.shape)}, as declared", field=path)
+    raise InvalidRequest(f"{list(shape)} must be {list(declared.shape)}, as declared", field=path)
 
 
 def _matches(declared: Sequence[int], shape: Sequence[int]) -> bool:
@@ -176,7 +176,7 @@ def _matches(declared: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def _shape_of(declared: Input, count: int, path: str) -> tuple[int, ...]:
-    """The declared shape for so many elements."""
+    """Return the declared shape for a number of elements."""
     num_units, rest = divmod(count, declared.num_elements)
     if rest or not num_units or (declared.free_dim is None and num_units != 1):
         raise InvalidRequest(
@@ -191,9 +191,9 @@ def _bounded(declared: Input, shape: tuple[int, ...], path: str) -> tuple[int, .
     length = 0 if declared.free_dim is None else shape[declared.free_dim]
     if declared.max is not None and length > declared.max:
         raise InvalidRequest(
-            f"{length} are too many for one step: at most {declared.max}", field=path
+            f"{length} are too many for one step; send at most {declared.max}", field=path
         )
     return shape
 
 
-assert sys.byteorder == "little", "elements travel between processes as they are"
+assert sys.byteorder == "little", "processes exchange elements in the byte order of the machine"

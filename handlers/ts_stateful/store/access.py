@@ -1,4 +1,4 @@
-"""A server's access to its store: the threads that call it, and the one that sweeps it."""
+"""A server's access to its store: the threads that call it, and a thread that sweeps it."""
 
 from __future__ import annotations
 

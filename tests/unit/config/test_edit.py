@@ -1,4 +1,4 @@
-"""config_edit: a configuration for another profile or model."""
+"""Configurations edited for another profile or model."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _DOCUMENT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("profile", list(Profile))
-def test_the_profile_that_is_asked_for_is_what_the_keys_select(profile: Profile) -> None:
-    """Whatever a document says, the edited one selects the profile."""
+def test_the_keys_select_the_requested_profile(profile: Profile) -> None:
+    """After an edit of any document."""
     for before in Profile:
         document = edited(edited(_DOCUMENT, profile=before), profile=profile)
         assert load_config(document).frontend.profile is profile
 
 
 def test_sequence_never_opens_more_sessions_than_the_batch_holds() -> None:
-    """In the sequence profile a session of which there is no place in the batch would hang."""
+    """In the sequence profile a session without a place in the batch would hang."""
     document = edited(_DOCUMENT, profile=Profile.SEQUENCE)
     assert (document["maxNumSequence"], document["batchSize"]) == (16, 17)
     assert document["sequenceMaxIdleMSec"] > 0
@@ -44,8 +44,8 @@ def test_async_has_a_batch_of_one() -> None:
     assert edited(_DOCUMENT, profile=Profile.ASYNC)["batchSize"] == 1
 
 
-def test_the_model_is_replaced_and_nothing_else_of_the_handler() -> None:
-    """`--model` touches handler.model alone, and the original stays as it was."""
+def test_only_the_model_of_the_handler_is_replaced() -> None:
+    """`--model` sets only handler.model, and the original does not change."""
     document = edited(_DOCUMENT, model="owner/name")
     assert document["handler"] == {"model": "owner/name", "threads": 2}
     assert _DOCUMENT["handler"]["model"] == "model"
@@ -62,14 +62,16 @@ def test_the_command_prints_the_edited_file(
     assert document == edited(_DOCUMENT, model="a/b", profile=Profile.ASYNC)
 
 
-def test_what_would_hang_is_not_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A configuration with an error is refused, with the finding on standard error."""
+def test_a_configuration_that_would_hang_is_not_packed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The finding is on standard error."""
     path = tmp_path / "model-config.yaml"
     path.write_text(yaml.safe_dump({**_DOCUMENT, "maxWorkers": 2}))
     assert main([str(path)]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "maxWorkers" in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "maxWorkers" in output.err
 
 
 def test_an_unknown_key_is_refused_by_name(

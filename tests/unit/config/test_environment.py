@@ -1,4 +1,4 @@
-"""Settings of other servers' names in the environment."""
+"""Settings in the environment with the names of other servers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ DOCUMENT: dict[str, Any] = {
         {"SES_TTL_MIN": "60", "OPTION_SESSIONS_EXPIRATION": "3600"},
     ],
 )
-def test_a_session_is_there_until_its_time_is_up(environ: dict[str, str]) -> None:
-    """Used or not: idleness does not end it before."""
+def test_a_session_lives_until_its_time_is_up(environ: dict[str, str]) -> None:
+    """Used or not."""
     config = load_config(with_environment(DOCUMENT, environ))
     assert (config.frontend.lifetime_s, config.frontend.idle_s) == (3600, 3600)
 
 
 def test_sessions_can_be_switched_off() -> None:
-    """In any case of letters."""
+    """In upper and lower case."""
     for value, enabled in (("false", False), ("True", True), ("", True)):
         document = with_environment(DOCUMENT, {"OPTION_ENABLE_STATEFUL_SESSIONS": value})
         assert load_config(document).handler.stateful_sessions is enabled
@@ -49,7 +49,7 @@ def test_sessions_are_kept_in_a_folder() -> None:
 
 
 def test_a_model_with_recurrent_state_has_sessions_in_memory() -> None:
-    """What asks for anything else is refused; what asks for no more than that is not."""
+    """Other settings are refused."""
     states: dict[str, Any] = {"handler": {"model": "m", "states": []}}
     enabled = with_environment(states, {"OPTION_ENABLE_STATEFUL_SESSIONS": "true"})
     assert enabled == states
@@ -61,16 +61,16 @@ def test_a_model_with_recurrent_state_has_sessions_in_memory() -> None:
             with_environment(states, {name: value})
 
 
-def test_what_is_wrong_in_the_file_is_left_to_its_own_check() -> None:
-    """Which has a message of its own for it."""
+def test_the_file_has_its_own_check() -> None:
+    """With a message of its own."""
     document = with_environment({"handler": "x"}, {"OPTION_SESSIONS_PATH": "/x"})
     with pytest.raises(ConfigError, match="Expected `object`"):
         load_config(document)
 
 
 @pytest.mark.parametrize("document", [None, {}, DOCUMENT])
-def test_an_environment_that_says_nothing_changes_nothing(document: dict[str, Any] | None) -> None:
-    """Nor does one of empty variables."""
+def test_an_environment_without_settings_changes_nothing(document: dict[str, Any] | None) -> None:
+    """Nor do empty variables."""
     assert with_environment(document, {"SES_TTL_MIN": " ", "PATH": "/bin"}) == (document or {})
 
 
@@ -88,7 +88,7 @@ def test_an_environment_that_says_nothing_changes_nothing(document: dict[str, An
         {"SES_TTL_MIN": "60", "OPTION_SESSIONS_EXPIRATION": "60"},
     ],
 )
-def test_a_value_that_cannot_be_is_refused_by_its_name(environ: dict[str, str]) -> None:
-    """When the model starts, not when the first session is opened."""
+def test_an_invalid_value_is_refused_by_its_name(environ: dict[str, str]) -> None:
+    """At the start, not at the first session."""
     with pytest.raises(ConfigError, match=next(iter(environ))):
         with_environment(DOCUMENT, environ)

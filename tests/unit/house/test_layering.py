@@ -13,7 +13,7 @@ import pytest
 _PACKAGE = "ts_stateful"
 _HANDLERS = Path(__file__).resolve().parents[3] / "handlers"
 
-# What each part may import of the others; every part may import modules at the package's top.
+# The parts that each part may import; all may import modules at the package's top.
 _MAY_IMPORT: dict[str, set[str]] = {
     "pb": set(),
     "protocol": set(),
@@ -43,13 +43,13 @@ _MAY_IMPORT: dict[str, set[str]] = {
     },
 }
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
-_WITHOUT_TORCH = {"safetensors"}  # loads none by itself: blobs have its format
+_WITHOUT_TORCH = {"safetensors"}  # does not load torch; blobs have its format
 _MAY_IMPORT_TORCH = {
     "engine",
     "language",
     "recurrent",
     "process",
-}  # process: counts devices, runs an engine
+}  # process: counts devices and runs an engine
 _ENGINES = {"engine", "language", "recurrent"}
 _NEVER_TORCH = {"ts_stateful.language.scheduler"}
 _NETWORK = {"httpx", "httpcore", "requests", "aiohttp", "urllib.request", "urllib3"}
@@ -69,7 +69,7 @@ MODULES = _modules()
 
 
 def _imports(module: str) -> Iterator[str]:
-    """Full names of what a module imports, wherever in it; `from a import b` gives `a.b` if that is a module, else `a`."""
+    """Yield the full names of all imports of a module; `from a import b` gives `a.b` if that is a module, else `a`."""
     for node in ast.walk(MODULES[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -82,7 +82,7 @@ def _imports(module: str) -> Iterator[str]:
 
 
 def _part(module: str) -> str:
-    """The part that a module of this package belongs to: its folder or, at the top level, its own name."""
+    """Return a module's part: its folder or, at the top level, its own name."""
     return [*module.split("."), ""][1]
 
 
@@ -92,7 +92,7 @@ def _is_leaf(part: str) -> bool:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_follow_the_direction(module: str) -> None:
-    """A module imports only parts below its own, and leaves."""
+    """A module imports only lower parts and leaves."""
     part = _part(module)
     for imported in _imports(module):
         if imported.split(".")[0] != _PACKAGE:
@@ -104,7 +104,7 @@ def test_imports_follow_the_direction(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_torch_stays_in_the_engine(module: str) -> None:
-    """Accounting, storage, the handler and the client run without torch."""
+    """Accounting, stores, the handler and the client run without torch."""
     if _part(module) in _MAY_IMPORT_TORCH and module not in _NEVER_TORCH:
         return
     loaded = {name for name in _imports(module) if name.split(".")[0] in _TORCH}
@@ -114,15 +114,15 @@ def test_torch_stays_in_the_engine(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_only_the_frontend_knows_torchserve(module: str) -> None:
-    """`ts` is imported by the frontend alone."""
+def test_only_the_frontend_imports_torchserve(module: str) -> None:
+    """No other part imports `ts`."""
     if _part(module) != "frontend":
         assert "ts" not in {name.split(".")[0] for name in _imports(module)}
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_media_opens_urls_and_images(module: str) -> None:
-    """Bytes from outside come in through one door on the server."""
+    """On the server, one part reads bytes from outside."""
     if _part(module) in _MAY_OPEN:
         return
     for name in _imports(module):
@@ -137,7 +137,7 @@ def test_only_media_opens_urls_and_images(module: str) -> None:
 
 
 def test_only_the_entry_of_the_engine_process_imports_the_engine() -> None:
-    """What runs in the worker shares messages with the engine, not code."""
+    """Worker and engine share messages, not code."""
     importers = {
         module
         for module in MODULES
@@ -147,8 +147,8 @@ def test_only_the_entry_of_the_engine_process_imports_the_engine() -> None:
     assert importers == {"ts_stateful.process.engine.main"}
 
 
-def test_messages_know_only_the_protocol() -> None:
-    """The messages between worker and engine are made of requests, events and figures, and nothing else."""
+def test_messages_import_only_the_protocol() -> None:
+    """The messages between worker and engine contain requests, events and statistics only."""
     own = {name for name in _imports("ts_stateful.process.messages") if name.startswith(_PACKAGE)}
     assert own <= {
         "ts_stateful.protocol.requests",
@@ -158,8 +158,8 @@ def test_messages_know_only_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_module_says_what_it_owns(module: str) -> None:
-    """A module with code has a docstring, and `__all__` names only what it defines."""
+def test_every_module_has_a_docstring(module: str) -> None:
+    """Unless it is empty or generated."""
     tree = MODULES[module]
     if _part(module) == "pb" or not tree.body:
         return
@@ -180,8 +180,8 @@ def test_every_module_says_what_it_owns(module: str) -> None:
         "protocol",
     ],
 )
-def test_torch_is_not_loaded_by_the_way(part: str) -> None:
-    """Importing these loads no torch through something else either."""
+def test_torch_is_not_loaded_indirectly(part: str) -> None:
+    """The import of these parts loads no torch through other modules."""
     names = [module for module in MODULES if _part(module) == part]
     names += sorted(_NEVER_TORCH) if part == "sessions" else []
     code = f"import sys, {', '.join(names) or 'os'}; sys.exit('torch' in sys.modules)"

@@ -60,7 +60,7 @@ _of_a_model = st.fixed_dictionaries(
 _of_states = st.fixed_dictionaries(
     {
         "states": st.one_of(
-            st.builds(StatesSize.told, st.integers(1, 1 << 34)),
+            st.builds(StatesSize.given, st.integers(1, 1 << 34)),
             st.just(StatesSize.of(load_config(STATES).state.states)),  # type: ignore[union-attr]
         ),
         "max_rows": st.one_of(st.none(), st.integers(1, 5000)),

@@ -88,7 +88,7 @@ def test_more_gpus_than_sessions_are_told() -> None:
 
 def test_states_are_never_computed_again() -> None:
     """Sequences that do not fit the device need host memory, and are refused where there is none."""
-    states = StatesSize.told(GIB)
+    states = StatesSize.given(GIB)
     asked = Asked(100, gpus=1, gpu_memory=40 * GIB, memory=105 * GIB, states=states)
     _, budget = _budget(asked, 40 * GIB)
     assert (budget.slots, budget.rebuilt, budget.moved) == (24, 0, 76)

@@ -1,4 +1,4 @@
-"""Declarations of models with recurrent state: what contradicts itself is refused by its path."""
+"""Declarations of models with recurrent state: a contradiction is refused by its path."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_a_good_one_is_taken() -> None:
-    """With its defaults, and without a language model's settings."""
+def test_a_valid_declaration_is_accepted() -> None:
+    """With defaults, and without a language model's settings."""
     state = load_config({"handler": GOOD}).state
     assert state is not None
     assert [tensor.is_derived for tensor in state.inputs] == [False, True, True]
@@ -71,20 +71,20 @@ def test_a_contradiction_is_named(place: str, fields: dict[str, Any], path: str)
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs", "states"])
 def test_there_must_be_one_of_each(kind: str) -> None:
-    """Else there is nothing to serve."""
+    """At least one input, output and state."""
     with pytest.raises(ConfigError, match="at least one of each"):
         load_config({"handler": {**GOOD, kind: []}})
 
 
 def test_settings_of_language_models_are_refused() -> None:
-    """By name, as everything that is unknown."""
+    """By name, like all unknown keys."""
     with pytest.raises(ConfigError, match="prefillChunk"):
         load_config({"handler": {**GOOD, "prefillChunk": 4}})
 
 
 @pytest.mark.parametrize("store", [{"kvSpill": True}, {"content": "text"}])
-def test_what_a_store_keeps_of_language_models_is_refused(store: dict[str, Any]) -> None:
-    """It would be without effect, which nobody would notice."""
+def test_store_settings_of_language_models_are_refused(store: dict[str, Any]) -> None:
+    """They would have no effect."""
     (name,) = store
     with pytest.raises(ConfigError, match=rf"handler\.store\.{name}: is for language models"):
         load_config({"handler": {**GOOD, "store": store}})

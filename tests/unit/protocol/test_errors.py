@@ -1,4 +1,4 @@
-"""Errors as clients get them. That each is documented with its status is in `test_protocol`."""
+"""Errors in answers. `test_requests` checks that each is documented with its status."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ts_stateful.protocol.errors import (
 )
 
 
-def test_an_error_comes_back_as_it_went() -> None:
-    """Every class through its body, with field and delay."""
+def test_an_error_survives_its_body() -> None:
+    """Every class, with field and delay."""
     for cls in error_classes().values():
         error = cls("what is wrong", field="images[0].url", retry_after_s=2.5)
         back = error_from_body(error.to_body())
@@ -24,7 +24,7 @@ def test_an_error_comes_back_as_it_went() -> None:
 
 
 def test_an_unknown_code_is_kept_in_the_message() -> None:
-    """A newer server may have more of them."""
+    """A newer server may have more codes."""
     error = error_from_body({"error": {"code": "tired", "message": "not now"}})
     assert type(error) is StatefulError
     assert error.message == "tired: not now"
@@ -32,8 +32,8 @@ def test_an_unknown_code_is_kept_in_the_message() -> None:
 
 
 @pytest.mark.parametrize("delay", ["soon", -1.0, True, {}, float("nan")])
-def test_what_a_server_says_wrongly_is_not_said(delay: object) -> None:
-    """Whoever waits for so long would fail otherwise."""
+def test_invalid_values_in_an_answer_are_ignored(delay: object) -> None:
+    """A client could not wait for such a delay."""
     error = error_from_body(
         {"error": {"code": "queue_full", "message": "full", "retry_after_s": delay, "field": 7}}
     )
@@ -42,8 +42,8 @@ def test_what_a_server_says_wrongly_is_not_said(delay: object) -> None:
     assert error.retry_after_s is None
 
 
-def test_what_a_client_made_long_is_cut_short() -> None:
-    """TorchServe closes the connection behind an error, and the client would lose a part of a long one."""
+def test_long_texts_are_cut() -> None:
+    """TorchServe closes the connection right after an error, and the client would lose a part of a long one."""
     error = InvalidRequest("unknown field " + "x" * 100_000, field="x" * 100_000).to_body()["error"]
     assert len(error["message"]) == len(error["field"]) == 400
     assert error["message"].startswith("unknown field xxx")

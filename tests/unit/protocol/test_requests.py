@@ -1,4 +1,4 @@
-"""What requests and answers may say, and that the documents say the same."""
+"""Requests and answers, and their documentation."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ANSWERS = (
 
 
 def refused(document: dict[str, Any]) -> str | None:
-    """The field that a refusal names."""
+    """Return the field that an error names."""
     with pytest.raises(InvalidRequest) as refusal:
         parse_request(document)
     return refusal.value.field
 
 
-def test_a_fork_says_as_much_or_as_little_as_it_likes() -> None:
-    """Everything about the new session has a default."""
+def test_all_fields_of_a_fork_are_optional() -> None:
+    """All settings of the new session have a default."""
     assert parse_request({"type": "fork"}) == Fork()
     document: dict[str, Any] = {
         "session_id": "a",
@@ -50,8 +50,8 @@ def test_a_fork_says_as_much_or_as_little_as_it_likes() -> None:
     assert parse_request({"type": "fork", **document}) == Fork(**document)
 
 
-def test_a_rewind_says_where_to() -> None:
-    """A turn, or 0 for the beginning."""
+def test_a_rewind_needs_a_turn() -> None:
+    """0 is the beginning."""
     assert parse_request({"type": "rewind", "to_turn": 0}) == Rewind(to_turn=0)
     assert refused({"type": "rewind"}) == "to_turn"
 
@@ -87,13 +87,13 @@ def test_a_rewind_says_where_to() -> None:
         ({"type": "sing"}, "type"),
     ],
 )
-def test_what_is_wrong_is_named(document: dict[str, Any], field: str) -> None:
-    """Nothing is ignored, nothing is guessed."""
+def test_a_wrong_field_is_named(document: dict[str, Any], field: str) -> None:
+    """Nothing is ignored or guessed."""
     assert refused(document) == field
 
 
 def _rows(text: str, heading: str) -> list[list[str]]:
-    """The cells of the table whose first heading that is."""
+    """Return the cells of the table with this first heading."""
     table = re.search(
         rf"^\| {re.escape(heading)} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE
     )
@@ -107,7 +107,7 @@ def _names(cell: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def protocol(repository: Path) -> str:
-    """The document of the protocol."""
+    """Return the documentation of the protocol."""
     return (repository / "docs" / "protocol.md").read_text()
 
 
@@ -115,7 +115,7 @@ def protocol(repository: Path) -> str:
 def test_every_request_and_field_is_documented_with_its_default(
     repository: Path, name: str
 ) -> None:
-    """And nothing that there is not."""
+    """And no others."""
     rows = {row[0].strip("`"): row[1] for row in _rows((repository / name).read_text(), "`type`")}
     assert rows.keys() == {cls.__struct_config__.tag for cls in REQUESTS}
     for cls in REQUESTS:
@@ -128,13 +128,13 @@ def test_every_request_and_field_is_documented_with_its_default(
 
 
 def test_every_error_is_documented_with_its_status(protocol: str) -> None:
-    """As `errors` has them."""
+    """The same codes as in `errors`."""
     documented = {code: int(row[1]) for row in _rows(protocol, "code") for code in _names(row[0])}
     assert documented == {code: cls.status for code, cls in error_classes().items()}
 
 
 def test_every_field_of_an_answer_is_documented(protocol: str) -> None:
-    """Somewhere."""
+    """In docs/protocol.md."""
     nested = (answers.Usage, answers.TokenDetails, answers.Timing, answers.ServerLimits)
     for cls in (*ANSWERS, *nested):
         for field in msgspec.structs.fields(cls):
@@ -142,7 +142,7 @@ def test_every_field_of_an_answer_is_documented(protocol: str) -> None:
 
 
 def test_every_example_is_a_request_or_an_answer(protocol: str) -> None:
-    """With all that such an answer has, and nothing else."""
+    """With all required fields, and no others."""
     blocks = re.findall(r"^```json\n(.*?)^```$", protocol, re.MULTILINE | re.DOTALL)
     types = set()
     for document in map(json.loads, blocks):

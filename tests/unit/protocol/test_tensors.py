@@ -1,4 +1,4 @@
-"""Tensors as clients send them: JSON, flat or nested, and raw bodies; and what is refused."""
+"""Tensors of clients: JSON, flat or nested, and raw bodies."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ts_stateful.protocol.tensors import numpy_dtype, read_inputs, read_raw, wri
 
 
 def declared(**fields: Any) -> Input:
-    """As YAML would say it."""
+    """Declare an input as in YAML."""
     return msgspec.convert({"name": "x", **fields}, Input)
 
 
 def read(tensor: Input, data: Any, **fields: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """Elements and shape of what JSON holds."""
+    """Read JSON data, and return its elements and shape."""
     (made,) = read_inputs([tensor], [InputTensor("x", data, **fields)], {})
     return np.frombuffer(made.data, numpy_dtype(tensor.datatype)).tolist(), made.shape
 
 
 def refused(tensor: Input, data: Any, **fields: Any) -> str | None:
-    """The field that a refusal names."""
+    """Return the field that an error names."""
     with pytest.raises(InvalidRequest) as error:
         read(tensor, data, **fields)
     return error.value.field
 
 
-def test_data_may_be_flat_or_nested_and_say_its_shape_or_not() -> None:
+def test_data_is_flat_or_nested_and_may_have_a_shape() -> None:
     """A leading 1 is the row."""
     matrix = declared(shape=[-1, 2])
     for data, fields in (
@@ -72,14 +72,14 @@ def test_data_may_be_flat_or_nested_and_say_its_shape_or_not() -> None:
         ({"shape": [-1, 1], "max": 2}, [1, 2, 3], {}, "inputs[0].shape"),
     ],
 )
-def test_what_is_not_as_declared_is_named(
+def test_a_contradiction_to_the_declaration_is_named(
     fields: dict[str, Any], data: Any, others: dict[str, Any], field: str
 ) -> None:
-    """Nothing is converted in silence."""
+    """Nothing is converted silently."""
     assert refused(declared(**fields), data, **others) == field
 
 
-def test_every_input_is_there_once() -> None:
+def test_every_input_is_sent_once() -> None:
     """No more, no less."""
     x, y = declared(shape=[1]), declared(name="y", shape=[1], raw="text")
     one = InputTensor("x", [1])
@@ -103,7 +103,7 @@ def test_every_input_is_there_once() -> None:
     ],
 )
 def test_raw_bodies(fields: dict[str, Any], body: bytes, expected: list[float]) -> None:
-    """In the format that is declared."""
+    """In the declared format."""
     tensor = declared(**fields)
     made = read_raw(tensor, body)
     assert np.frombuffer(made.data, numpy_dtype(tensor.datatype)).tolist() == expected
@@ -136,7 +136,7 @@ def test_raw_bodies_that_are_refused(fields: dict[str, Any], body: bytes) -> Non
 
 
 def test_every_datatype_but_one_has_a_format() -> None:
-    """BF16 is of states alone."""
+    """BF16 is for states only."""
     for datatype in Datatype:
         if datatype is not Datatype.BF16:
             assert numpy_dtype(datatype).itemsize in (1, 2, 4, 8)

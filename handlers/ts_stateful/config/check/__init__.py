@@ -1,8 +1,6 @@
-"""Whether a configuration works: TorchServe's keys, this package's keys and the profile, judged against each other.
+"""Rules for configurations, applied at start and offline (`ts-stateful check`).
 
-Owns the rules, a module for each thing that they are about. What would hang, leak or lose sessions on TorchServe 0.12.0 is an
-error and comes with its cure; what would be slow or risky is a warning. Knows nothing of processes: the same check runs at
-start and offline (`ts-stateful check`).
+A configuration with which TorchServe 0.12.0 would hang, leak or lose sessions is an error; a slow or risky one is a warning.
 """
 
 from ts_stateful.config.check.check import check_config, check_file, read_document

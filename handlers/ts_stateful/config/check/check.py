@@ -1,7 +1,4 @@
-"""All rules, applied to a configuration or a file.
-
-Owns their order, and what is said of a file that cannot be read.
-"""
+"""All rules, applied to a configuration or a file."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ __all__ = ["check_config", "check_file", "read_document"]
 
 
 def check_config(config: Config, model: TransformerSize | None = None) -> list[Finding]:
-    """What is wrong with a configuration, errors first. With the sizes of its language model, bytes are judged too."""
+    """Apply all rules, and return errors first. Rules about bytes need the sizes of the language model."""
     findings = [
         *check_modes(config.frontend),
         *check_places(config),
@@ -39,7 +36,7 @@ def check_config(config: Config, model: TransformerSize | None = None) -> list[F
 
 
 def check_file(path: Path, model: TransformerSize | None = None) -> list[Finding]:
-    """What is wrong with a `model-config.yaml`; a file that cannot be read or parsed is a finding too."""
+    """Apply all rules to a `model-config.yaml`; a file that cannot be read or parsed is a finding too."""
     document = read_document(path)
     if isinstance(document, Finding):
         return [document]
@@ -50,7 +47,7 @@ def check_file(path: Path, model: TransformerSize | None = None) -> list[Finding
 
 
 def read_document(path: Path) -> dict[str, Any] | Finding | None:
-    """The mapping in a YAML file, None for an empty one; or why there is none."""
+    """Read the mapping in a YAML file, None for an empty one, or a finding if there is no mapping."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as reason:

@@ -1,7 +1,4 @@
-"""What a check finds.
-
-Owns the form of a finding; every rule makes them.
-"""
+"""Findings, the results of rules."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ __all__ = ["Finding", "error", "warning"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to change in a configuration: which key, why, and how."""
+    """One change that a configuration needs: the key, the reason and the remedy."""
 
     severity: Literal["error", "warning"]
     key: str
@@ -25,10 +22,10 @@ class Finding:
 
 
 def error(key: str, message: str, cure: str) -> Finding:
-    """It would hang, leak, lose sessions or not start."""
+    """Report a key with which the server would hang, leak, lose sessions or not start."""
     return Finding("error", key, message, cure)
 
 
 def warning(key: str, message: str, cure: str) -> Finding:
-    """It would be slow or risky."""
+    """Report a key with which the server would be slow or at risk."""
     return Finding("warning", key, message, cure)

@@ -1,6 +1,6 @@
-"""Rules about TorchServe's ways of batching: which combine, with how many workers, and what each cannot do without.
+"""Rules for TorchServe's ways of batching: their combinations, workers and required keys.
 
-The reasons are TorchServe 0.12.0's; it has no later release.
+They follow from TorchServe 0.12.0, its last release.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ts_stateful.protocol.profile import Profile
 
 __all__ = ["check_modes"]
 
-_MAX_INT = 2**31 - 1  # what is larger is no `Integer` to TorchServe, which goes on without the key
+_MAX_INT = 2**31 - 1  # TorchServe ignores keys with larger values
 
 
 def check_modes(frontend: FrontendConfig) -> Iterator[Finding]:
-    """What is wrong with the profile, the workers and the batch."""
+    """Find what is wrong with the profile, the workers and the batch."""
     yield from _check_mode(frontend)
     yield from _check_workers(frontend)
     yield from _check_batch(frontend)
@@ -32,8 +32,8 @@ def _check_mode(frontend: FrontendConfig) -> Iterator[Finding]:
     if not any(modes):
         yield error(
             "continuousBatching",
-            "no mode is chosen: one turn would block all others, and a gRPC stream that is answered"
-            " in one message would kill the worker",
+            "no mode is set: one turn would block all others, and a gRPC stream with a one-message"
+            " answer would kill the worker",
             "set `continuousBatching: true`",
         )
     if frontend.async_communication and (
@@ -47,10 +47,9 @@ def _check_mode(frontend: FrontendConfig) -> Iterator[Finding]:
     elif frontend.continuous_batching and frontend.sequence_batching:
         yield warning(
             "sequenceBatching",
-            "together with continuousBatching, TorchServe never revives a worker that died, a gRPC"
-            " call other than StreamPredictions2 hangs and leaks a place, and gRPC streams end"
-            " after their first part",
-            "drop `sequenceBatching`; sessions need only continuousBatching",
+            "with continuousBatching too, TorchServe never restarts a dead worker, gRPC calls other"
+            " than StreamPredictions2 hang and leak a place, and gRPC streams end after their first part",
+            "remove `sequenceBatching`; sessions need only continuousBatching",
         )
 
 
@@ -58,7 +57,9 @@ def _check_workers(frontend: FrontendConfig) -> Iterator[Finding]:
     workers = max(frontend.min_workers, frontend.max_workers)
     if workers < 1 or frontend.min_workers < 1:
         yield error(
-            "minWorkers", "nothing would start the engines", "set `minWorkers: 1`, `maxWorkers: 1`"
+            "minWorkers",
+            "no worker would start the engines",
+            "set `minWorkers: 1`, `maxWorkers: 1`",
         )
     if workers > 1:
         reason = {
@@ -78,20 +79,20 @@ def _check_batch(frontend: FrontendConfig) -> Iterator[Finding]:
         if frontend.batch_size != 1:
             yield error(
                 "batchSize",
-                f"{frontend.batch_size} with asyncCommunication: requests hang",
-                "set `batchSize: 1`; it does not limit how many turns run side by side",
+                f"{frontend.batch_size} with asyncCommunication: requests would hang",
+                "set `batchSize: 1`; it does not limit the number of concurrent turns",
             )
         return
     if frontend.batch_size == 1:
         yield warning(
             "batchSize",
-            "one request at a time: a second session waits until the first one's turn has ended",
-            "set it to the number of requests in flight that you expect, 64 for instance",
+            "one request at a time: a second session waits for the end of the first one's turn",
+            "set it to the expected number of requests in flight, for instance 64",
         )
     elif frontend.max_batch_delay_ms > 1:
         yield warning(
             "maxBatchDelay",
-            f"TorchServe waits {frontend.max_batch_delay_ms} ms before a first batch, whatever has arrived",
+            f"TorchServe waits {frontend.max_batch_delay_ms} ms before a first batch, even if requests have arrived",
             "set `maxBatchDelay: 1`",
         )
 
@@ -103,28 +104,28 @@ def _check_sequence(frontend: FrontendConfig) -> Iterator[Finding]:
         yield error(
             "maxNumSequence",
             f"{frontend.max_sessions} sessions with a batchSize of {frontend.batch_size}: an open"
-            " session holds a place in the batch, so requests of the further ones hang",
+            " session holds a place in the batch, so requests of further sessions would hang",
             f"set `batchSize: {frontend.max_sessions + 1}`, or maxNumSequence below batchSize",
         )
     if not frontend.max_num_sequence and frontend.batch_size > 1:
         yield error(
             "maxNumSequence",
-            "is not set: TorchServe takes one session then, and answers the others with 503",
-            f"set it, to {frontend.batch_size - 1} for instance",
+            "is not set: TorchServe would take one session, and answer all others with 503",
+            f"set it, for instance to {frontend.batch_size - 1}",
         )
     elif frontend.max_num_sequence == frontend.batch_size and frontend.profile is Profile.SEQUENCE:
         yield warning(
             "batchSize",
-            f"has no place beside those of {frontend.batch_size} sessions: while all of them are open, idle or not, TorchServe"
-            f" queues a task every {max(1, frontend.max_batch_delay_ms)} ms that no thread is left to take, which fills its"
-            " memory (0.3 GB an hour at 1 ms)",
+            f"{frontend.batch_size} sessions leave no free place: while all are open, idle or not, TorchServe queues a task"
+            f" every {max(1, frontend.max_batch_delay_ms)} ms without a thread to run it, which fills its memory (0.3 GB"
+            " an hour at 1 ms)",
             f"set `batchSize: {frontend.batch_size + 1}`",
         )
     if not frontend.sequence_max_idle_ms:
         yield error(
             "sequenceMaxIdleMSec",
-            "is not set: in this mode nothing but the idle time frees a session's place",
-            "set it, 600000 for ten minutes",
+            "is not set: in this mode only the idle time frees a session's place",
+            "set it, for instance to 600000 (ten minutes)",
         )
 
 
@@ -135,6 +136,6 @@ def _check_integers(frontend: FrontendConfig) -> Iterator[Finding]:
         if value > _MAX_INT:
             yield error(
                 field.encode_name,
-                f"{value} is more than {_MAX_INT}: TorchServe ignores the key",
+                f"{value} is more than {_MAX_INT}: TorchServe would ignore the key",
                 f"set it to at most {_MAX_INT}",
             )

@@ -1,4 +1,4 @@
-"""Rules about how many: sessions, the engines that hold them, and places for their requests in flight and in queues."""
+"""Rules for the number of sessions, engines, and requests in flight and in queues."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ _MANY_THREADS = 1000
 
 
 def sessions_per_engine(config: Config) -> int:
-    """Sessions of the engine that has most; of all if nothing says how many engines there will be."""
+    """Return the largest number of sessions on one engine; with `engines: auto`, the number of all."""
     engines = config.engine.engines
     return -(-config.frontend.max_sessions // (1 if engines == "auto" else engines))
 
 
 def check_places(config: Config) -> Iterator[Finding]:
-    """What does not fit together of sessions, engines, batch and queues."""
+    """Find numbers of sessions, engines, batch and queues that do not fit together."""
     frontend, engines = config.frontend, config.engine.engines
     sessions = frontend.max_sessions
     if engines != "auto" and engines > sessions:
         yield warning(
             "handler.engines",
-            f"{engines} engines for {sessions} sessions: a session lives on one engine, so {sessions} are started and"
-            f" {engines - sessions} are not",
+            f"{engines} engines for {sessions} sessions: a session has one engine, so {engines - sessions} are not started",
             f"set maxNumSequence to at least {engines}, or `engines: {sessions}`",
         )
     if frontend.profile is Profile.CONTINUOUS and frontend.batch_size > 1:
@@ -37,7 +36,7 @@ def check_places(config: Config) -> Iterator[Finding]:
         yield warning(
             "batchSize",
             f"in this mode TorchServe keeps a thread for every open session, up to {show_count(frontend.batch_size + 1)}",
-            "use `continuousBatching: true`, where idle sessions cost TorchServe nothing, or let fewer be open",
+            "use `continuousBatching: true`, where idle sessions need no thread, or lower maxNumSequence and batchSize",
         )
 
 
@@ -47,13 +46,13 @@ def _check_queues(frontend: FrontendConfig) -> Iterator[Finding]:
         yield warning(
             "jobQueueSize",
             f"{frontend.batch_size} requests in flight (batchSize) and {frontend.job_queue_size} that wait are {places}:"
-            f" when all {sessions} sessions ask at the same time, {sessions - places} get TorchServe's 503",
-            f"set it to at least {sessions - frontend.batch_size}; {2 * sessions} leaves room for requests beside the prompts",
+            f" when all {sessions} sessions send one at the same time, {sessions - places} get TorchServe's 503",
+            f"set it to at least {sessions - frontend.batch_size}; {2 * sessions} leaves room for other requests than prompts",
         )
     if frontend.max_sequence_job_queue_size >= frontend.batch_size:
         yield warning(
             "maxSequenceJobQueueSize",
             f"one session with a turn in progress and {frontend.max_sequence_job_queue_size} waiting holds all"
-            f" {frontend.batch_size} places in flight, and everybody else waits for it",
-            f"set it far below batchSize, to {max(1, min(8, frontend.batch_size // 8))} for instance",
+            f" {frontend.batch_size} places in flight, and all others wait for it",
+            f"set it far below batchSize, for instance to {max(1, min(8, frontend.batch_size // 8))}",
         )

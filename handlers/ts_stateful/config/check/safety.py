@@ -1,4 +1,4 @@
-"""Rules about what a server of language models does on behalf of others: running their code, fetching their addresses."""
+"""Rules for the trust of a server of language models in code and addresses of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_safety"]
 
 
 def check_safety(handler: HandlerConfig) -> Iterator[Finding]:
-    """What makes a server trust others more than it must."""
+    """Find settings that make a server trust others more than it must."""
     if handler.trust_remote_code:
         yield warning(
             "handler.trustRemoteCode",
@@ -22,15 +22,15 @@ def check_safety(handler: HandlerConfig) -> Iterator[Finding]:
     if "http" in handler.media.allowed_schemes:
         yield warning(
             "handler.media.allowedSchemes",
-            "`http` lets whoever is on the way read and change images",
+            "over `http`, the network can read and change images",
             "allow https and data only",
         )
     store = urlsplit(handler.store.url or "")
     if store.scheme == "s3" and store.netloc in handler.media.allowed_buckets:
         yield warning(
             "handler.media.allowedBuckets",
-            "the sessions are kept in this bucket, and the images of some could be shown to others",
-            "keep images that everybody may see in a bucket of their own",
+            "this bucket also holds the sessions, so a client could request images of other sessions",
+            "keep public images in a separate bucket",
         )
     if handler.media.allow_private_addresses:
         yield warning(

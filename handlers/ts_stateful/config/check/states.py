@@ -1,4 +1,4 @@
-"""Rules about models with recurrent state: the bytes of their sequences, the rows of a pass, and raw bodies."""
+"""Rules for models with recurrent state: memory of sequences, rows of a pass, raw bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MANY_PASSES = 8
 
 
 def check_states(frontend: FrontendConfig, settings: StateConfig) -> Iterator[Finding]:
-    """What is wrong with what a state model declares, for as many sequences as may be open."""
+    """Find what is wrong with a state model, for all sequences that may be open."""
     sequences = sessions_per_engine(Config(frontend=frontend, state=settings))
     yield from _check_bytes(settings, sequences)
     yield from _check_rows(settings, sequences)
@@ -30,34 +30,34 @@ def _check_bytes(settings: StateConfig, sequences: int) -> Iterator[Finding]:
     if device is None or not size.num_bytes:
         return
     slots = device // size.num_bytes
-    told = f"{show_count(slots)} slots of {show_bytes(size.num_bytes)} in {show_bytes(device)} ({size.arithmetic})"
+    held = f"{show_count(slots)} slots of {show_bytes(size.num_bytes)} in {show_bytes(device)} ({size.arithmetic})"
     needed = (
         f"set it to at least {sequences * size.num_bytes}, leave it out, or lower maxNumSequence"
     )
     if slots < 1:
         yield warning(
             "handler.deviceCacheBytes",
-            f"{told}: not one sequence fits; one slot is taken all the same, so that sequences run one by one",
+            f"{held}: not one sequence fits; one slot is allocated anyway, so sequences run one by one",
             needed,
         )
     elif host is not None and slots + host // size.num_bytes < sequences:
         yield warning(
             "handler.hostCacheBytes",
-            f"{told}, and {show_count(host // size.num_bytes)} more in host memory: an engine has up to"
-            f" {show_count(sequences)} sequences, and further ones are answered with 507 `out_of_memory`",
+            f"{held}, and {show_count(host // size.num_bytes)} more in host memory: an engine has up to"
+            f" {show_count(sequences)} sequences, and further ones get 507 `out_of_memory`",
             f"set it to at least {(sequences - slots) * size.num_bytes}, or leave it out",
         )
     elif slots < sequences:
         yield warning(
             "handler.deviceCacheBytes",
-            f"{told} for up to {show_count(sequences)} sequences of an engine: {show_count(sequences - slots)} are moved"
-            f" to host memory, and a step of one of them first moves {show_bytes(size.num_bytes)} each way",
+            f"{held} for up to {show_count(sequences)} sequences of an engine: {show_count(sequences - slots)} are moved"
+            f" to host memory, and each step of such a sequence first moves {show_bytes(size.num_bytes)} each way",
             needed,
         )
     if 1 <= slots < min(settings.max_rows, sequences):
         yield warning(
             "handler.maxRows",
-            f"a pass of {settings.max_rows} sequences needs as many slots: {told}",
+            f"a pass of {settings.max_rows} sequences needs a slot for each: {held}",
             f"set `maxRows: {slots}`, or deviceCacheBytes to at least"
             f" {min(settings.max_rows, sequences) * size.num_bytes}",
         )
@@ -75,9 +75,9 @@ def _check_rows(settings: StateConfig, sequences: int) -> Iterator[Finding]:
     if passes > _MANY_PASSES:
         yield warning(
             "handler.maxRows",
-            f"when all {show_count(sequences)} sequences of an engine have a step, it takes {show_count(passes)} passes of"
-            f" {settings.max_rows}, one behind the other",
-            f"raise it, to {-(-sequences // _MANY_PASSES)} for instance, or use more engines",
+            f"a step of all {show_count(sequences)} sequences of an engine takes {show_count(passes)} passes of"
+            f" {settings.max_rows}, one after the other",
+            f"raise it, for instance to {-(-sequences // _MANY_PASSES)}, or use more engines",
         )
 
 
@@ -86,14 +86,14 @@ def _check_raw(frontend: FrontendConfig, settings: StateConfig) -> Iterator[Find
     if not takes_raw and any(tensor.raw for tensor in settings.outputs):
         yield warning(
             "handler.outputs",
-            "an answer is raw only where the request was, and no input has `raw`: every answer will be JSON",
-            "give the input that bodies stand for a `raw`, or drop it from the output",
+            "an answer is raw only if the request was, and no input has `raw`: every answer will be JSON",
+            "set `raw` for the input that bodies stand for, or remove it from the output",
         )
     if takes_raw and frontend.profile is Profile.SEQUENCE and frontend.idle_s > _LONG_IDLE_S:
         yield warning(
             "sequenceMaxIdleMSec",
             f"in this profile a raw body over HTTP cannot end its sequence: it holds one of {frontend.batch_size} places and"
-            f" its states for {frontend.idle_s:g} s after its last step, so that no more than"
+            f" its states for {frontend.idle_s:g} s after its last step, so no more than"
             f" {show_count(int(frontend.max_sessions * 3600 // frontend.idle_s))} sequences an hour can begin",
-            "set it to the longest pause between two steps, 60000 for instance, or use `continuousBatching: true`",
+            "set it to the longest pause between two steps, for instance 60000, or use `continuousBatching: true`",
         )

@@ -1,7 +1,4 @@
-"""What a configuration holds, in numbers: for people who ask whether it is enough.
-
-Owns the sentences; judges nothing.
-"""
+"""The capacity of a configuration, in numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ __all__ = ["summary"]
 
 
 def summary(config: Config, model: TransformerSize | None = None) -> list[str]:
-    """A sentence for each thing that is limited."""
+    """Return a sentence for each limit."""
     return [
         _sessions(config),
         *_requests(config),
@@ -26,30 +23,29 @@ def summary(config: Config, model: TransformerSize | None = None) -> list[str]:
 def _sessions(config: Config) -> str:
     frontend, engines = config.frontend, config.engine.engines
     on = "an engine per device" if engines == "auto" else f"{engines} engine{'s'[: engines != 1]}"
-    each = (
-        "" if engines in ("auto", 1) else f", up to {show_count(sessions_per_engine(config))} each"
-    )
+    if engines not in ("auto", 1):
+        on += f", up to {show_count(sessions_per_engine(config))} each"
     return (
-        f"{show_count(frontend.max_sessions)} sessions on {on}{each}; one ends {frontend.idle_s:g} s after its last use, and"
-        f" {frontend.lifetime_s:g} s after it was opened at the latest"
+        f"{show_count(frontend.max_sessions)} sessions on {on}; one ends {frontend.idle_s:g} s after its last use, and"
+        f" at the latest {frontend.lifetime_s:g} s after its start"
     )
 
 
 def _requests(config: Config) -> list[str]:
     frontend = config.frontend
-    waiting = f"{show_count(frontend.max_sequence_job_queue_size)} requests wait in a session"
+    waiting = f"{show_count(frontend.max_sequence_job_queue_size)} requests can wait in a session"
     if frontend.profile is Profile.SEQUENCE:
         begin = frontend.max_sessions * 60 / frontend.idle_s
         return [
-            f"a session holds one of {show_count(frontend.batch_size)} places until it has been idle, closed or not: at most"
-            f" {begin:,.3g} a minute can begin in the long run",
+            f"a session, closed or not, holds one of {show_count(frontend.batch_size)} places until its idle time has passed:"
+            f" at most {begin:,.3g} a minute can begin in the long run",
             waiting,
         ]
     if frontend.profile is Profile.ASYNC:
         return [waiting]
     return [
         f"{show_count(frontend.batch_size)} requests in flight and {show_count(frontend.job_queue_size)} that wait for a place;"
-        " TorchServe answers what exceeds them with 503",
+        " TorchServe answers all others with 503",
         waiting,
     ]
 
@@ -83,6 +79,6 @@ def _tokens(config: Config, model: TransformerSize | None) -> list[str]:
         each = device // token_bytes // max(1, sessions_per_engine(config))
         lines.append(
             f"deviceCacheBytes hold {show_count(device // token_bytes)} tokens of an engine's sessions,"
-            f" {show_count(each)} of each if all are as long"
+            f" {show_count(each)} of each if all have the same length"
         )
     return lines

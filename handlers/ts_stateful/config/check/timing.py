@@ -1,4 +1,4 @@
-"""Rules about times: how long TorchServe waits for a worker, and how long sessions, turns and engines last."""
+"""Rules for times: TorchServe's timeouts, and the lives of sessions, turns and engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SMALL_RESPONSE_TIMEOUT_S = 60
 
 
 def check_timing(config: Config) -> Iterator[Finding]:
-    """What is wrong with timeouts and expiry."""
+    """Find what is wrong with timeouts and expiry."""
     yield from _check_timeouts(config)
     yield from _check_expiry(config)
 
@@ -25,23 +25,23 @@ def _check_timeouts(config: Config) -> Iterator[Finding]:
     if frontend.response_timeout_s < _MIN_RESPONSE_TIMEOUT_S:
         yield error(
             "responseTimeout",
-            f"{frontend.response_timeout_s} s: a pause of the machine of that length kills the worker",
+            f"{frontend.response_timeout_s} s: TorchServe kills the worker if the machine pauses that long",
             "set `responseTimeout: 120`",
         )
     elif frontend.response_timeout_s < _SMALL_RESPONSE_TIMEOUT_S:
         yield warning(
             "responseTimeout",
-            f"{frontend.response_timeout_s} s is short: TorchServe kills a worker that is late once",
+            f"{frontend.response_timeout_s} s is short: TorchServe kills a worker after one late answer",
             "set `responseTimeout: 120`",
         )
-    # Behind an engine that still finishes what it has begun, a request waits for the next one.
+    # A request waits until a draining engine has exited and the next one has started.
     waits_s = engine.drain_sec + engine.restart_deadline_sec
     if frontend.profile is Profile.SEQUENCE and frontend.response_timeout_s <= waits_s:
         yield error(
             "handler.restartDeadlineSec",
-            f"a request that waits {waits_s:g} s (with drainSec) for an engine outlasts responseTimeout"
-            f" ({frontend.response_timeout_s} s), and in this mode TorchServe never revives the worker that it kills then",
-            "set both together below responseTimeout",
+            f"a request may wait {waits_s:g} s (with drainSec) for an engine, longer than responseTimeout"
+            f" ({frontend.response_timeout_s} s): TorchServe then kills the worker, and in this mode never restarts it",
+            "set their sum below responseTimeout",
         )
     if frontend.startup_timeout_s < engine.load_timeout_sec:
         yield warning(
@@ -58,7 +58,7 @@ def _check_expiry(config: Config) -> Iterator[Finding]:
         yield warning(
             "sequenceTimeoutMSec",
             f"{frontend.lifetime_s:g} s is shorter than sequenceMaxIdleMSec ({frontend.idle_s:g} s):"
-            " no session lives long enough to be idle",
+            " a session ends before its idle time has passed",
             "set it above sequenceMaxIdleMSec",
         )
     lasting = [("handler.engineLingerSec", engine.engine_linger_sec)]
@@ -74,7 +74,7 @@ def _check_expiry(config: Config) -> Iterator[Finding]:
     if config.state is None and config.handler.reattach_sec > engine.engine_linger_sec:
         yield warning(
             "handler.engineLingerSec",
-            f"{engine.engine_linger_sec:g} s: an engine whose worker died would end before"
-            f" handler.reattachSec ({config.handler.reattach_sec:g} s), and with it the turns it keeps",
+            f"{engine.engine_linger_sec:g} s: an engine whose worker died would exit, with its turns, before"
+            f" handler.reattachSec ({config.handler.reattach_sec:g} s)",
             "set it above handler.reattachSec",
         )

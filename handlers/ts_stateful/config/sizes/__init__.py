@@ -1,8 +1,4 @@
-"""What a session takes: the arithmetic of bytes, without torch.
-
-Owns how many bytes a token of a language model and the states of a sequence take, from what their files declare. Knows nothing
-of devices, of profiles or of what is done about it.
-"""
+"""The bytes of a language model's token and of a sequence's states, computed from their files without torch."""
 
 from ts_stateful.config.sizes.quantities import parse_bytes, show_bytes, show_count
 from ts_stateful.config.sizes.states import StatesSize

@@ -1,7 +1,4 @@
-"""Bytes and counts as people write and read them.
-
-Owns the units: kB, MB, GB are powers of 1,000; KiB, MiB, GiB powers of 1,024.
-"""
+"""Bytes and counts for people: kB, MB, GB are powers of 1,000; KiB, MiB, GiB powers of 1,024."""
 
 from __future__ import annotations
 
@@ -15,21 +12,21 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def parse_bytes(text: str) -> int:
-    """The bytes of `80GiB`, `24 GB`, `512Mi`, `2_000_000_000`.
+    """Parse a number of bytes like `80GiB`, `24 GB`, `512Mi`, `2_000_000_000`.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the text has another form.
     """
     found = _QUANTITY.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no number of bytes; write 80GiB, 24GB or 2_000_000_000")
+        raise ValueError(f"{text!r} is not a number of bytes; write 80GiB, 24GB or 2_000_000_000")
     number, unit, binary = found.groups()
     base = 1024 if binary else 1000
     return round(float(number) * base ** _POWERS[unit.lower()]) if unit else round(float(number))
 
 
 def show_bytes(num_bytes: int) -> str:
-    """Three digits of it, in powers of 1,024: `512 bytes`, `4.5 MiB`, `78.4 GiB`, `1,250 TiB`."""
+    """Write three digits, in powers of 1,024: `512 bytes`, `4.5 MiB`, `78.4 GiB`, `1,250 TiB`."""
     size, power = float(num_bytes), 0
     while size >= 999.5 and power < len(_UNITS) - 1:
         size, power = size / 1024, power + 1
@@ -39,5 +36,5 @@ def show_bytes(num_bytes: int) -> str:
 
 
 def show_count(count: int) -> str:
-    """`131,072`."""
+    """Write a count like `131,072`."""
     return f"{count:,}"

@@ -1,7 +1,4 @@
-"""What a sequence of a model with recurrent state takes.
-
-Owns the bytes of declared states. Knows nothing of tensors.
-"""
+"""The bytes of a sequence of a model with recurrent state."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class StatesSize:
-    """The states of one sequence: `num_bytes`, how that comes about, and whether a configuration declares them."""
+    """The size of one sequence's states, with its arithmetic; `declared`: a configuration declares these states."""
 
     num_bytes: int
     arithmetic: str
@@ -37,14 +34,14 @@ class StatesSize:
 
     @classmethod
     def of(cls, states: Sequence[State]) -> StatesSize:
-        """That of declared states; a growing one has room for its `max` from the beginning."""
+        """Compute the size of declared states; a growing one has room for its `max` from the beginning."""
         total = sum(_num_bytes(state) for state in states)
         terms = " + ".join(_term(state) for state in states)
         return cls(total, f"{terms} = {show_count(total)} bytes a sequence")
 
     @classmethod
-    def told(cls, num_bytes: int) -> StatesSize:
-        """That which somebody has worked out already."""
+    def given(cls, num_bytes: int) -> StatesSize:
+        """Return a size that the user has computed."""
         return cls(num_bytes, f"{show_bytes(num_bytes)} a sequence, as given", declared=False)
 
 

@@ -1,7 +1,6 @@
-"""What a token of a language model takes, read from its `config.json`.
+"""The sizes of a language model, read from its `config.json` without torch or transformers.
 
-Owns the names under which configurations tell their sizes, the defaults that some of them leave out, and an estimate of the
-weights. The engine finds out the same by running the model; here nothing is loaded, and neither torch nor transformers is.
+The engine measures the same sizes on the running model.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["DTYPE_BYTES", "ModelUnknown", "TransformerSize", "read_transformer"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _TEXT = ("text_config", "llm_config", "language_config")
-_NAMES = {  # what configurations call it
+_NAMES = {  # in configurations
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
@@ -29,7 +28,7 @@ _NAMES = {  # what configurations call it
     "vocabulary": ("vocab_size",),
     "window": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx"),
 }
-# Vision-language checkpoints leave out of their `text_config` what equals the default of its class in transformers.
+# A vision-language checkpoint's `text_config` leaves out values that equal the default of its class in transformers.
 _DEFAULTS: dict[str, dict[str, int]] = {
     "llama": {"layers": 32, "heads": 32, "hidden": 4096, "intermediate": 11008, "window": 2048},
     "mistral": {
@@ -49,19 +48,19 @@ _DEFAULTS: dict[str, dict[str, int]] = {
         "window": 32_768,
     },
 }
-# Positions of such models change beyond the original window.
+# The positions of these models change beyond the original window.
 _GROWING_ROPE = {"dynamic", "longrope", "su"}
 
 
 class ModelUnknown(ValueError):
-    """A model's sizes cannot be told; the message says why, and what to give instead."""
+    """A model's sizes are unknown; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class TransformerSize:
-    """The sizes of a model. `window` is in tokens, `image_tokens` those of one image (0: it sees none; None: it varies).
+    """The sizes of a model. `window` is in tokens; `image_tokens` are those of one image (0: no images; None: they vary).
 
-    `weights` counts numbers, by its files where they are there and else estimated from its dimensions (`estimated`).
+    `weights` counts numbers in the model's files, or is `estimated` from its dimensions.
     """
 
     layers: int
@@ -77,23 +76,23 @@ class TransformerSize:
 
     @property
     def sees(self) -> bool:
-        """Whether it takes images."""
+        """Return True if the model takes images."""
         return self.image_tokens != 0
 
     def token_bytes(self, dtype: str) -> int:
-        """Bytes of the keys and values of one token in all layers."""
+        """Return the bytes of one token's keys and values in all layers."""
         return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * DTYPE_BYTES[dtype]
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the weights."""
+        """Return the bytes of the weights."""
         return self.weights * DTYPE_BYTES[dtype]
 
     def image_bytes(self, num_tokens: int, dtype: str) -> int:
-        """Bytes of the embeddings of images of so many tokens."""
+        """Return the bytes of the embeddings of images of so many tokens."""
         return num_tokens * self.hidden * self.feature_maps * DTYPE_BYTES[dtype]
 
     def arithmetic(self, dtype: str) -> str:
-        """How `token_bytes` comes about."""
+        """Write the calculation of `token_bytes`."""
         return (
             f"{self.layers} layers x {self.kv_heads} KV heads x ({self.key_dim} + {self.value_dim})"
             f" x {DTYPE_BYTES[dtype]} bytes ({dtype}) = {show_count(self.token_bytes(dtype))} bytes a token"
@@ -101,20 +100,22 @@ class TransformerSize:
 
 
 def read_transformer(path: Path) -> TransformerSize:
-    """The sizes of the model in a folder, or of the one that a `config.json` describes.
+    """Read the sizes of the model in a folder, or of a `config.json`.
 
     Raises:
-        ModelUnknown: there is no such file, or it does not tell.
+        ModelUnknown: there is no such file, or it lacks a size.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelUnknown(f"{file} cannot be read: {error.strerror}") from None
+        raise ModelUnknown(
+            f"{file} cannot be read: {error.strerror}; name a folder with a config.json"
+        ) from None
     except ValueError as error:
-        raise ModelUnknown(f"{file} is no JSON: {error}") from None
+        raise ModelUnknown(f"{file} is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise ModelUnknown(f"{file} is no configuration of a model")
+        raise ModelUnknown(f"{file} is not the configuration of a model; name its config.json")
     text = next((document[key] for key in _TEXT if isinstance(document.get(key), dict)), document)
     return _size(document, text, file)
 
@@ -124,9 +125,9 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
     vision = document.get("vision_config")
     vision = vision if isinstance(vision, dict) else {}
     maps = vision.get("deepstack_visual_indexes")
-    told = [config.get(key) for config in (text, document) for key in ("dtype", "torch_dtype")]
-    stored = next((name for name in told if isinstance(name, str) and name in DTYPE_BYTES), None)
-    # Where nothing tells, two bytes a number: to count too many weights is the safe side.
+    named = [config.get(key) for config in (text, document) for key in ("dtype", "torch_dtype")]
+    stored = next((name for name in named if isinstance(name, str) and name in DTYPE_BYTES), None)
+    # Without a dtype, two bytes a number: too many weights are the safe side.
     counted = _stored_bytes(file.parent) // DTYPE_BYTES[stored or "bfloat16"]
     heads = _heads(sizes)
     return TransformerSize(
@@ -147,7 +148,7 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
 def _heads(sizes: _Sizes) -> _Heads:
     heads = sizes.known("heads")
     rank = sizes.number("kv_lora_rank")
-    if rank is not None:  # latent attention keeps what keys and values are made of
+    if rank is not None:  # latent attention keeps the latents of keys and values
         return _Heads(heads, 1, rank, sizes.number("qk_rope_head_dim") or 0)
     dim = sizes.number("head_dim") or max(1, sizes.known("hidden") // heads)
     single = sizes.text.get("multi_query") is True and not sizes.text.get(
@@ -157,7 +158,7 @@ def _heads(sizes: _Sizes) -> _Heads:
 
 
 def _text_weights(sizes: _Sizes, heads: _Heads) -> int:
-    """An estimate: projections, a gated feed-forward part of all experts, and the tables of the vocabulary."""
+    """Estimate the weights: projections, a gated feed-forward part of all experts, tables of the vocabulary."""
     width = sizes.known("hidden")
     attention = (heads.num + heads.kv_heads) * (heads.key_dim + heads.value_dim)
     forward = 3 * (sizes.find("intermediate") or 4 * width) * (sizes.find("experts") or 1)
@@ -181,7 +182,7 @@ class _Heads(NamedTuple):
 
 
 class _Sizes:
-    """The numbers of a text model's configuration, under whatever name it has them."""
+    """The numbers of a text model's configuration, under any of their names."""
 
     def __init__(self, text: Mapping[str, Any], file: Path) -> None:
         self.text = text
@@ -189,28 +190,28 @@ class _Sizes:
         self._kind = str(text.get("model_type"))
 
     def number(self, key: str) -> int | None:
-        """A positive number under exactly this name."""
+        """Return a positive number under exactly this name."""
         value = self.text.get(key)
         return (
             value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
         )
 
     def find(self, what: str) -> int | None:
-        """A number under any of its names, or the default of the class."""
+        """Return a number under any of its names, or the default of the class."""
         found = (number for key in _NAMES[what] if (number := self.number(key)))
         return next(found, _DEFAULTS.get(self._kind, {}).get(what))
 
     def known(self, what: str) -> int:
-        """As `find`, where nothing can be told without it.
+        """Return a required number.
 
         Raises:
-            ModelUnknown: it is not there.
+            ModelUnknown: it is missing.
         """
         value = self.find(what)
         if value is None:
             raise ModelUnknown(
-                f"{self._file} does not say {_NAMES[what][0]}, and the default of {self._kind} is not known here; give"
-                " the whole configuration, as transformers writes it with"
+                f"{self._file} has no {_NAMES[what][0]}, and the default of {self._kind} is unknown; write the"
+                " whole configuration with transformers:"
                 " AutoConfig.from_pretrained(model).to_json_file('config.json', use_diff=False)"
             )
         return value
@@ -229,16 +230,16 @@ def _image_tokens(document: Mapping[str, Any]) -> int | None:
     vision = document.get("vision_config")
     if not isinstance(vision, dict):
         return 0
-    if isinstance(told := document.get("image_seq_length"), int):
-        return told
+    if isinstance(length := document.get("image_seq_length"), int):
+        return length
     size, patch = vision.get("image_size"), vision.get("patch_size")
     if document.get("model_type") == "llava" and isinstance(size, int) and isinstance(patch, int):
         return (size // patch) ** 2
-    return None  # by the size of the image, or in a way of its own
+    return None  # it depends on the image or the model
 
 
 def _stored_bytes(folder: Path) -> int:
-    """Bytes of the weights that lie beside a configuration, or that an index of them tells; 0 where there is neither."""
+    """Return the bytes of the weights in a folder, by their files or their index; 0 without both."""
     if files := list(folder.glob("*.safetensors")):
         return sum(file.stat().st_size for file in files)
     try:

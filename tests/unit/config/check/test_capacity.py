@@ -1,4 +1,4 @@
-"""config_check about capacity: sessions, engines, places in batch and queues, and the bytes of states, with the arithmetic."""
+"""Rules about capacity: sessions, engines, places in batch and queues, and the bytes of states."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _of_states(document: dict[str, Any], **handler: Any) -> list[Finding]:
     return _found(document, **{**_STATES, **handler})
 
 
-def test_what_is_enough_has_no_finding() -> None:
+def test_enough_capacity_has_no_finding() -> None:
     """For both kinds of models, in both batching profiles."""
     assert _found(_CONTINUOUS) == []
     assert _of_states(_CONTINUOUS) == []
@@ -52,13 +52,13 @@ def test_what_is_enough_has_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "handler", "key", "told", "cure"),
+    ("document", "handler", "key", "message", "cure"),
     [
         (
             {**_CONTINUOUS, "maxNumSequence": 500, "jobQueueSize": 100},
             {},
             "jobQueueSize",
-            "are 164: when all 500 sessions ask at the same time, 336 get",
+            "are 164: when all 500 sessions send one at the same time, 336 get",
             "at least 436",
         ),
         (
@@ -66,7 +66,7 @@ def test_what_is_enough_has_no_finding() -> None:
             {},
             "maxSequenceJobQueueSize",
             "64 waiting holds all 64 places",
-            "to 8 for instance",
+            "for instance to 8",
         ),
         (
             {**_CONTINUOUS, "maxNumSequence": 3},
@@ -85,16 +85,16 @@ def test_what_is_enough_has_no_finding() -> None:
     ],
 )
 def test_places_are_counted(
-    document: dict[str, Any], handler: dict[str, Any], key: str, told: str, cure: str
+    document: dict[str, Any], handler: dict[str, Any], key: str, message: str, cure: str
 ) -> None:
-    """Each rule says its numbers, and a number that is enough."""
+    """A finding has the numbers, and a sufficient one."""
     [finding] = _found(document, **handler)
     assert (finding.severity, finding.key) == ("warning", key)
-    assert told in finding.message
+    assert message in finding.message
     assert cure in finding.cure
 
 
-def test_a_batch_too_small_for_sequences_says_how_large() -> None:
+def test_a_batch_too_small_for_sequences_has_a_remedy() -> None:
     """In the sequence profile every open session holds a place in the batch."""
     [finding] = _found({**_SEQUENCE, "batchSize": 8})
     assert (finding.severity, finding.key) == ("error", "maxNumSequence")
@@ -104,14 +104,14 @@ def test_a_batch_too_small_for_sequences_says_how_large() -> None:
 
 @pytest.mark.parametrize("key", ["jobQueueSize", "sequenceTimeoutMSec"])
 def test_a_number_that_torchserve_ignores_is_an_error(key: str) -> None:
-    """It reads 32-bit integers, and goes on without what is none."""
+    """It ignores everything but 32-bit integers."""
     [finding] = _found({**_CONTINUOUS, key: 2**31})
     assert (finding.severity, finding.key) == ("error", key)
     assert _found({**_CONTINUOUS, key: 2**31 - 1}) == []
 
 
 @pytest.mark.parametrize(
-    ("handler", "key", "told"),
+    ("handler", "key", "message"),
     [
         ({"deviceCacheBytes": 8000}, "handler.deviceCacheBytes", "not one sequence fits"),
         (
@@ -129,14 +129,14 @@ def test_a_number_that_torchserve_ignores_is_an_error(key: str) -> None:
             "handler.maxRows",
             "of which 64 are never used",
         ),
-        ({"maxRows": 4}, "handler.maxRows", "it takes 16 passes of 4"),
+        ({"maxRows": 4}, "handler.maxRows", "takes 16 passes of 4"),
     ],
 )
-def test_states_are_counted(handler: dict[str, Any], key: str, told: str) -> None:
-    """Slots against bytes, rows against sequences."""
+def test_states_are_counted(handler: dict[str, Any], key: str, message: str) -> None:
+    """Slots by bytes, rows by sequences."""
     [finding] = _of_states(_SEQUENCE, **handler)
     assert (finding.severity, finding.key) == ("warning", key)
-    assert told in finding.message
+    assert message in finding.message
 
 
 def test_a_pass_needs_a_slot_for_every_row() -> None:
@@ -154,7 +154,7 @@ def test_growing_states_count_at_their_bound() -> None:
 
 
 def test_raw_bodies_hold_their_places() -> None:
-    """In the sequence profile they cannot end what they began, so a long idle time lets few begin."""
+    """In the sequence profile a raw body cannot end its sequence, so with a long idle time few can begin."""
     raw = {"inputs": [{"name": "x", "shape": [1], "raw": "text"}]}
     assert _of_states(_SEQUENCE, **raw) == []
     [finding] = _of_states({**_SEQUENCE, "sequenceMaxIdleMSec": 1_800_000}, **raw)
@@ -164,13 +164,13 @@ def test_raw_bodies_hold_their_places() -> None:
 
 
 def test_a_raw_output_alone_is_never_used() -> None:
-    """An answer is raw where the request was."""
+    """An answer is raw only if the request was."""
     [finding] = _of_states(_SEQUENCE, outputs=[{"name": "y", "shape": [1], "raw": "text"}])
     assert finding.key == "handler.outputs"
 
 
 def test_a_state_model_is_not_judged_by_keys_of_language_models() -> None:
-    """Their defaults are nobody's choice here."""
+    """Their defaults do not matter."""
     idle = {**_CONTINUOUS, "sequenceMaxIdleMSec": 5000}
     assert [finding.key for finding in _of_states(idle)] == ["handler.engineLingerSec"]
     assert "handler.reattachSec" in [finding.key for finding in _found(idle)]
@@ -195,7 +195,7 @@ def test_bytes_of_a_language_model(
 
 
 def test_a_context_that_does_not_fit_is_explained() -> None:
-    """How many tokens fit, why, and both ways out."""
+    """With the tokens that fit, the reason, and two remedies."""
     document = {**_CONTINUOUS, "handler": {"deviceCacheBytes": 1 << 30}}
     [finding] = check_config(load_config(document), LLAMA_8B)
     assert "hold 8,192 tokens of one session (32 layers x 8 KV heads" in finding.message
@@ -203,8 +203,8 @@ def test_a_context_that_does_not_fit_is_explained() -> None:
     assert str(131_072 * 131_072) in finding.cure
 
 
-def test_the_summary_counts_what_is_held() -> None:
-    """Sessions and requests for all, bytes where they are known."""
+def test_the_summary_has_the_capacity() -> None:
+    """Sessions and requests always, bytes with the sizes of the model."""
     config = load_config({**_CONTINUOUS, "handler": {"engines": 4, "deviceCacheBytes": 1 << 33}})
     lines = "\n".join(summary(config, LLAMA_8B))
     assert "256 sessions on 4 engines, up to 64 each" in lines
@@ -215,8 +215,8 @@ def test_the_summary_counts_what_is_held() -> None:
     assert "a full context" not in "\n".join(summary(config, short))
 
 
-def test_the_summary_of_sequences_tells_their_rate() -> None:
-    """A place is held until a sequence has been idle, which bounds how many can begin."""
+def test_the_summary_of_sequences_has_their_rate() -> None:
+    """A sequence holds its place until its idle time has passed, which bounds their rate."""
     lines = "\n".join(summary(load_config({**_SEQUENCE, "handler": {**_STATES, "engines": 2}})))
     assert "at most 64 a minute can begin" in lines
     assert "x 32 sequences of an engine = 256 KiB" in lines
@@ -224,4 +224,4 @@ def test_the_summary_of_sequences_tells_their_rate() -> None:
     lines = "\n".join(summary(load_config({**_SEQUENCE, "handler": slots})))
     assert "20 of them stay on the device, the others move to host memory" in lines
     everywhere = {**_CONTINUOUS, "asyncCommunication": True, "continuousBatching": False}
-    assert "requests wait in a session" in summary(load_config(everywhere))[-1]
+    assert "requests can wait in a session" in summary(load_config(everywhere))[-1]

@@ -1,6 +1,6 @@
-"""config_check: what would hang, leak or lose is refused with a cure; what would be slow is warned about.
+"""Rules for configurations: errors with a remedy for hangs, leaks and losses, warnings for slowness.
 
-What it says about capacity is in test_config_check_capacity.
+Rules about capacity are in test_capacity.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_the_three_profiles_pass(document: dict[str, Any]) -> None:
 
 
 def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
-    """model-config.yaml has no finding, nor has it when archive.sh rewrites it for another profile."""
+    """model-config.yaml has no finding, also after archive.sh edits it for another profile."""
     document = yaml.safe_load((repository / "model-config.yaml").read_text())
     assert check_file(repository / "model-config.yaml") == []
     for profile in Profile:
@@ -140,15 +140,15 @@ def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
         ),
     ],
 )
-def test_a_bad_combination_is_found(
+def test_a_bad_combination_is_reported(
     base: dict[str, Any], change: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    """Each rule names its key, and says how grave it is."""
+    """With its key and severity."""
     assert expected in _found({**base, **change})
 
 
-def test_more_workers_are_refused_with_the_cure() -> None:
-    """The message for several workers says why, and to use engines instead."""
+def test_several_workers_are_refused_with_a_remedy() -> None:
+    """The message has the reason, and the remedy is several engines."""
     [finding] = check_config(load_config({**_GOOD, "maxWorkers": 3}))
     assert "stall" in finding.message
     assert "engines: N" in finding.cure
@@ -161,12 +161,12 @@ def test_errors_come_first() -> None:
 
 
 def test_a_finding_reads_as_one_line() -> None:
-    """str() gives severity, key, reason and cure."""
+    """str() joins severity, key, reason and remedy."""
     assert str(Finding("error", "a", "is wrong", "right it")) == "error: a: is wrong; right it"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("a: [", "is not YAML"),
         ("- a\n- b\n", "is not a mapping"),
@@ -174,23 +174,23 @@ def test_a_finding_reads_as_one_line() -> None:
         ("batchSize: many\n", "batchSize"),
     ],
 )
-def test_a_broken_file_is_a_finding(tmp_path: Path, text: str, told: str) -> None:
+def test_a_broken_file_is_a_finding(tmp_path: Path, text: str, message: str) -> None:
     """Syntax, unknown keys and wrong types are findings, not exceptions."""
     path = tmp_path / "model-config.yaml"
     path.write_text(text)
     [finding] = check_file(path)
     assert finding.severity == "error"
-    assert told in finding.message
+    assert message in finding.message
 
 
 def test_a_missing_file_is_a_finding(tmp_path: Path) -> None:
-    """A path that does not exist is reported as such."""
+    """The path is reported."""
     [finding] = check_file(tmp_path / "none.yaml")
     assert "cannot be read" in finding.message
 
 
 def test_an_empty_file_chooses_no_mode(tmp_path: Path) -> None:
-    """An empty file is TorchServe's defaults, which have no safe mode."""
+    """TorchServe's defaults have no safe mode."""
     path = tmp_path / "model-config.yaml"
     path.write_text("")
     assert check_file(path)[0].key == "continuousBatching"

@@ -1,4 +1,4 @@
-"""capacity: the bytes of a session, told from files alone, are those that engines allocate."""
+"""The sizes of a session, computed from files, are those that engines allocate."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from ts_stateful.config.sizes import (
 )
 from ts_stateful.protocol.declarations import Datatype, State
 
-# Of all tiny models but one whose configuration has a key that its family does not know, and one of which older transformers
-# keep more.
-_TOLD = {
+# Without one model with a key that its family does not have, and one for which older transformers keep more.
+_KNOWN = {
     name: build
     for name, build in {**MODELS, **MORE_MODELS}.items()
     if name not in ("opt", "deepseek_v3")
@@ -40,7 +39,7 @@ _LLAMA_31_8B: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 128_256,
 }
-# As on the hub: what equals the defaults of its class is not in `text_config`.
+# As on the hub: `text_config` has no values that equal the defaults of its class.
 _LLAVA_15_7B: dict[str, Any] = {
     "model_type": "llava",
     "text_config": {
@@ -77,29 +76,29 @@ def _size(tmp_path: Path, document: object) -> TransformerSize:
         ("7B", 7),
     ],
 )
-def test_bytes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
+def test_bytes_are_parsed(text: str, num_bytes: int) -> None:
     """Decimal and binary units, with or without the B."""
     assert parse_bytes(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "80 gigs", "1.2.3"])
-def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
-    """The message shows how to write it."""
+def test_an_invalid_number_of_bytes_is_refused(text: str) -> None:
+    """The message has a valid example."""
     with pytest.raises(ValueError, match="80GiB"):
         parse_bytes(text)
 
 
 @given(st.integers(0, 1 << 60))
-def test_shown_bytes_are_near_what_they_show(num_bytes: int) -> None:
-    """Three digits are within half a percent, and can be read again."""
+def test_shown_bytes_are_close(num_bytes: int) -> None:
+    """Three digits are within half a percent, and can be parsed again."""
     shown = show_bytes(num_bytes).replace(",", "").replace(" bytes", "")
     assert abs(parse_bytes(shown) - num_bytes) <= 0.006 * num_bytes
 
 
-@pytest.mark.parametrize("name", sorted(_TOLD))
-def test_a_token_takes_what_the_engine_finds_out(tmp_path: Path, name: str) -> None:
-    """The sizes in config.json give the layout that running the model gives, and its window."""
-    model = _TOLD[name]()
+@pytest.mark.parametrize("name", sorted(_KNOWN))
+def test_a_token_has_the_size_that_the_engine_measures(tmp_path: Path, name: str) -> None:
+    """config.json gives the same layout and window as the running model."""
+    model = _KNOWN[name]()
     model.network.config.to_json_file(str(tmp_path / "config.json"), use_diff=False)
     size = read_transformer(tmp_path)
     assert size.token_bytes("float32") == model.forward.layout.token_bytes
@@ -109,7 +108,7 @@ def test_a_token_takes_what_the_engine_finds_out(tmp_path: Path, name: str) -> N
     assert size.weights == pytest.approx(model.num_parameters, rel=0.4)
 
 
-def test_models_of_the_field_are_known(tmp_path: Path) -> None:
+def test_public_models_are_known(tmp_path: Path) -> None:
     """Half a megabyte a token for LLaVA-1.5-7B, a quarter of it for Llama-3.1-8B, and weights as on the model's card."""
     llama = _size(tmp_path, _LLAMA_31_8B)
     assert llama.token_bytes("bfloat16") == 131_072
@@ -127,7 +126,7 @@ def test_models_of_the_field_are_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [LlamaConfig(), MistralConfig(), Qwen2Config()])
 def test_defaults_are_those_of_transformers(tmp_path: Path, config: Any) -> None:
-    """A configuration that leaves everything out is read as transformers reads it."""
+    """An empty configuration has the sizes that transformers gives it."""
     size = _size(tmp_path, {"model_type": config.model_type})
     assert size.layers == config.num_hidden_layers
     assert size.kv_heads == config.num_key_value_heads
@@ -153,18 +152,18 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, config: Any) -> None
     ],
 )
 def test_other_families_are_read(tmp_path: Path, document: object, elements: int) -> None:
-    """Older names, one head of keys for all, and latent attention, which keeps what keys and values are made of."""
+    """Older names, a single head of keys, and latent attention, which keeps latents."""
     assert _size(tmp_path, document).token_bytes("float32") == 4 * elements
 
 
 def test_the_window_of_growing_positions_is_the_original_one(tmp_path: Path) -> None:
-    """Beyond it what is kept would change, so the engine does not go there."""
+    """Beyond it the kept states would change, so the engine stops there."""
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
     assert _size(tmp_path, {**_LLAMA_31_8B, "rope_scaling": rope}).window == 4096
 
 
-def test_weights_are_counted_where_they_are(tmp_path: Path) -> None:
-    """The files beside config.json count, or the index of them; else the dimensions give an estimate."""
+def test_weights_are_counted_in_their_files(tmp_path: Path) -> None:
+    """By the files beside config.json, or their index; else they are estimated."""
     (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 4000}}')
     size = _size(tmp_path, _LLAMA_31_8B)
     assert (size.weights, size.estimated) == (2000, False)
@@ -174,32 +173,32 @@ def test_weights_are_counted_where_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "cannot be read"),
-        ("{", "no JSON"),
-        ("[]", "no configuration"),
+        ("{", "not JSON"),
+        ("[]", "not the configuration"),
         ('{"model_type": "new"}', "use_diff=False"),
     ],
 )
-def test_what_does_not_tell_is_refused(tmp_path: Path, text: str | None, told: str) -> None:
-    """With what to give instead."""
+def test_a_file_without_sizes_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    """With the remedy."""
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ModelUnknown, match=told):
+    with pytest.raises(ModelUnknown, match=message):
         read_transformer(tmp_path)
 
 
 def test_the_cure_for_an_incomplete_configuration_works(tmp_path: Path) -> None:
-    """What transformers writes with `use_diff=False` tells everything."""
+    """A file of transformers with `use_diff=False` has all sizes."""
     config = AutoConfig.for_model("gemma2")
     config.to_json_file(str(tmp_path / "config.json"), use_diff=False)
     size = read_transformer(tmp_path / "config.json")
     assert (size.layers, size.kv_heads, size.key_dim) == (26, 4, 256)
 
 
-def test_states_take_their_elements() -> None:
-    """Fixed states what they are, growing ones their `max`."""
+def test_states_have_the_size_of_their_elements() -> None:
+    """Fixed states have their size, growing ones their `max`."""
     states = [
         State(name="hidden", shape=(2, 1024)),
         State(name="keys", shape=(-1, 64), max=128, datatype=Datatype.FP16),
@@ -211,6 +210,6 @@ def test_states_take_their_elements() -> None:
 
 
 def test_every_datatype_has_a_size() -> None:
-    """As torch has it."""
+    """At least one byte an element."""
     for datatype in Datatype:
         assert StatesSize.of([State(name="x", shape=(3,), datatype=datatype)]).num_bytes >= 3

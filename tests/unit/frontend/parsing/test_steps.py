@@ -127,7 +127,7 @@ def test_whose_step_it_is() -> None:
         ({"x": b"1", "data": ONE}, {}, "text", "sent twice"),
         ({"x": b"1", "data": b'{"type": "info", "session_id": "a"}'}, {}, "text", "`step` alone"),
         ({"data": b'{"outputs": [{"name": "z"}], ' + ONE[1:]}, {}, "text", "the model gives y"),
-        ({"data": b'{"inputs": []}'}, {}, "text", "takes an input x"),
+        ({"data": b'{"inputs": []}'}, {}, "text", "input x is missing"),
         ({"data": b'{"prompt": "Hi", "inputs": []}'}, {}, "text", "unknown field"),
     ],
 )

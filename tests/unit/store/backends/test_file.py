@@ -137,7 +137,7 @@ def test_of_two_processes_one_creates(repository: Path, folder: Path) -> None:
 
 
 def test_other_users_cannot_read(folder: Path) -> None:
-    """Folders are 0700 and files 0600, whatever the umask."""
+    """Folders are 0700 and files 0600, with any umask."""
     before = os.umask(0)
     try:
         FileStore(folder).create("sessions/a/0", b"x")
