@@ -5,8 +5,8 @@ from ts_stateful.frontend.handler import SessionHandler
 __all__ = ["StateHandler"]
 
 
-# TorchServe takes the one class that this module defines, and reports any import error here as a missing module of its own.
+# TorchServe takes the only class of this module, and reports any import error here as a missing module of its own.
 class StateHandler(SessionHandler):
-    """What TorchServe calls; everything is in `SessionHandler`."""
+    """The class that TorchServe instantiates; see `SessionHandler`."""
 
     declares_states = True

@@ -1,4 +1,4 @@
-"""Whatever is sent, in whatever mixture of dialects: it is taken, or refused in one of them."""
+"""Any mixture of dialects is accepted, or refused in one of them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ _MESSAGES = st.lists(
     max_size=3,
 )
 _DOCUMENTS = st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=6).flatmap(
-    lambda document: st.just(document) | _MESSAGES.map(lambda told: {**document, "messages": told})
+    lambda document: (
+        st.just(document) | _MESSAGES.map(lambda messages: {**document, "messages": messages})
+    )
 )
 _PATHS = st.sampled_from(["", "v1/chat/completions", "v1/models", "v1/models/chat", "v1/x", "x"])
 
@@ -85,14 +87,14 @@ _PATHS = st.sampled_from(["", "v1/chat/completions", "v1/models", "v1/models/cha
 def test_anything_is_a_request_or_refused_in_a_dialect(
     document: dict[str, Any], path: str, grpc: bool
 ) -> None:
-    """A refusal is a JSON document with a status of 400 or 404; a request can be answered and refused in its voice."""
+    """A refusal is a JSON document with a status of 400 or 404; a request can be answered in its dialect."""
     exchange = ask(document, headers={"url_path": path}, grpc=grpc)
     if exchange.error is not None:
         assert exchange.error.status in (400, 404)
         assert json.loads(exchange.error.body)
         return
     if exchange.submitted is None:
-        assert json.loads(exchange.said)["object"] in ("list", "model")
+        assert json.loads(exchange.answer)["object"] in ("list", "model")
         return
     exchange.answered()
     if exchange.submit.streams:
@@ -102,6 +104,6 @@ def test_anything_is_a_request_or_refused_in_a_dialect(
 @given(body=st.binary(max_size=40), path=_PATHS)
 @example(body=b'{"type":"hello"}', path="")
 def test_any_bytes_are_refused_or_read(body: bytes, path: str) -> None:
-    """In the dialect of the path, where that tells; a few bytes can be as much as `{"type":"hello"}`."""
+    """In the dialect of the path, where that decides; a few bytes can be as much as `{"type":"hello"}`."""
     exchange = ask(body, headers={"url_path": path})
-    assert exchange.error is not None or exchange.said or exchange.submitted is not None
+    assert exchange.error is not None or exchange.answer or exchange.submitted is not None

@@ -1,14 +1,16 @@
-"""A dispatcher that is a script, and the events of which scripts are made."""
+"""A scripted dispatcher, and events for its scripts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import Any
 
+from tests.support.clock import FakeClock
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.intake import Intake
-from ts_stateful.frontend.parsing.headers import HeaderNames
+from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.profile import Profile
@@ -22,8 +24,25 @@ UNTIL = 1_700_000_000
 EXPIRES = "Expires=2023-11-14T22:13:20Z"
 
 
+class FixedSeeds(Random):
+    """A source of one seed."""
+
+    def getrandbits(self, k: int) -> int:
+        """Return 7."""
+        return 7
+
+
+class TickingClock(FakeClock):
+    """A clock on which every look takes a second."""
+
+    def monotonic(self) -> float:
+        """See `Clock`."""
+        self.now += 1
+        return self.now
+
+
 class ScriptedDispatcher:
-    """Records what is submitted and dropped; `script` gives the events that come at once."""
+    """A record of submitted and dropped requests; `script` returns the events that come at once."""
 
     def __init__(
         self, mailbox: Mailbox, script: Callable[[Submit], Sequence[Event]] = lambda _: ()
@@ -34,47 +53,45 @@ class ScriptedDispatcher:
         self.dropped: list[str] = []
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def submit(self, message: Submit) -> None:
-        """Plays the script."""
+        """Play the script."""
         assert message.request_id not in self.submitted, "submitted twice"
         self.submitted[message.request_id] = message
         for event in self.script(message):
             self.mailbox.post(event)
 
     def describe(self, request_id: str) -> None:
-        """Says so."""
+        """Answer that it was asked."""
         self.mailbox.post(last(request_id, {"described": True}))
 
     def drop(self, request_id: str) -> None:
-        """Records it."""
+        """Record it."""
         self.dropped.append(request_id)
 
     def intake(self, profile: Profile, *, minting: bool = False) -> Intake:
-        """An intake in front of this dispatcher."""
-        parser = RequestParser(profile, NAMES, new_seed=lambda: 7)
-        clock = iter(range(10**6))
-        return Intake(
-            self, self.mailbox, parser, NAMES, minting=minting, clock=lambda: float(next(clock))
-        )
+        """Return an intake for this dispatcher."""
+        parser = RequestParser(profile, NAMES, rng=FixedSeeds())
+        headers = HeaderReader(NAMES, minting=minting)
+        return Intake(self, self.mailbox, parser, headers, TickingClock())
 
 
 def accepted(request_id: str, **fields: Any) -> Event:
-    """The turn runs."""
+    """Make the event of a turn that runs."""
     return Event(request_id, EventKind.ACCEPTED, **fields)
 
 
 def part(request_id: str, text: str, **fields: Any) -> Event:
-    """A piece of text."""
+    """Make the event of a piece of text."""
     return Event(request_id, EventKind.PART, json.dumps({"text": text}).encode(), **fields)
 
 
 def last(request_id: str, document: Mapping[str, Any] | None = None, **fields: Any) -> Event:
-    """The end."""
+    """Make the last event."""
     return Event(request_id, EventKind.LAST, json.dumps(document or {}).encode(), **fields)
 
 
 def refused(request_id: str, status: int, **fields: Any) -> Event:
-    """An error."""
+    """Make the event of an error."""
     return last(request_id, {"error": {"code": "x", "status": status, **fields}}, status=status)

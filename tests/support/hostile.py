@@ -1,4 +1,4 @@
-"""What nobody means well by."""
+"""Hostile inputs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
-    """A chunk of a PNG file."""
+    """Make a chunk of a PNG file."""
     checksum = struct.pack(">I", zlib.crc32(name + data))
     return struct.pack(">I", len(data)) + name + data + checksum
 
 
 def raw_png(size: tuple[int, int], depth: int, color: int, rows: bytes, *extra: bytes) -> bytes:
-    """A PNG written by hand, for what Pillow does not write. `color` is the type of the header."""
+    """Make a PNG that Pillow cannot write. `color` is the color type of its header."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, depth, color, 0, 0, 0))
     body = chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(extra) + body
 
 
 def bomb() -> bytes:
-    """A PNG of a few hundred bytes that claims 50,000 x 50,000 pixels."""
+    """Make a PNG of a few hundred bytes that claims 50,000 x 50,000 pixels."""
     return raw_png((50_000, 50_000), 8, 2, bytes(1000))

@@ -1,13 +1,11 @@
-"""The handler that TorchServe's worker runs: thin, without a model.
-
-Owns the start of the worker: configuration, dispatcher, and the delivery of the profile. Everything else is theirs.
-"""
+"""The handler that TorchServe's worker runs. It has no model; engines do."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,12 @@ from ts_stateful.frontend.delivery.push import SequenceDelivery
 from ts_stateful.frontend.delivery.push_async import AsyncDelivery, AsyncMailbox
 from ts_stateful.frontend.dialects import Dialects
 from ts_stateful.frontend.inbox import Inbox
-from ts_stateful.frontend.intake import Dispatching, Intake
+from ts_stateful.frontend.intake import Dispatching, Intake, Parser
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.metrics.gauges import Gauges
-from ts_stateful.frontend.parsing.headers import HeaderNames, check_header_names
+from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader, check_header_names
 from ts_stateful.frontend.parsing.requests import RequestParser
+from ts_stateful.frontend.parsing.steps import StepParser
 from ts_stateful.process.worker.dispatch import Dispatcher
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.stats import Stats
@@ -37,16 +36,16 @@ logger = logging.getLogger(__name__)
 
 
 class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
-    """Sessions behind TorchServe. `dispatcher_factory` takes the arguments of `Dispatcher`."""
+    """Sessions on TorchServe. `dispatcher_factory` takes the arguments of `Dispatcher`."""
 
     dispatcher_factory: Callable[..., Dispatching] = staticmethod(Dispatcher)
-    declares_states = False  # whether the entry point is that of models with recurrent state
+    declares_states = False  # True for the entry point of models with recurrent state
 
     def initialize(self, context: Any) -> None:
-        """Checks the configuration, finds or starts the engines, and returns when they answer.
+        """Check the configuration, find or start the engines, and return when they answer.
 
         Raises:
-            ConfigError: the configuration would hang, leak or lose something; the message says how to change it.
+            ConfigError: the configuration would hang, leak or lose something; the message has the remedy.
             EngineDied: an engine does not start.
         """
         document = with_environment(context.model_yaml_config, os.environ)
@@ -62,23 +61,13 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
             model_name=context.model_name,
             model_dir=Path(context.system_properties["model_dir"]),
             on_event=mailbox.post,
-            on_stats=_publishing(context, config.engine.engine_group),
+            on_stats=_Publishers.of(context, config.engine.engine_group).publish,
         )
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
-        intake = Intake(
-            dispatcher,
-            mailbox,
-            RequestParser(
-                profile,
-                names,
-                config.state,
-                dialects=Dialects(context.model_name),
-                keeps_sessions=config.handler.stateful_sessions,
-            ),
-            names,
-            minting=config.frontend.sequence_batching,
-        )
+        headers = HeaderReader(names, minting=config.frontend.sequence_batching)
+        parser = _parser(config, names, context.model_name)
+        intake = Intake(dispatcher, mailbox, parser, headers)
         self._delivery = _delivery(profile, intake, mailbox, config)
         self.initialized = True
         logger.info("model %s: profile %s", context.model_name, profile.value)
@@ -94,7 +83,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
             )
 
     def handle(self, data: Batch, context: Any) -> list[bytes] | Awaitable[list[bytes]]:
-        """Answers a batch; in the async profile what is returned is a coroutine."""
+        """Answer a batch; in the async profile, return a coroutine."""
         return self._delivery.handle(data, context)
 
 
@@ -108,18 +97,33 @@ def _check(config: Config) -> None:
         raise ConfigError("model-config.yaml: " + "; ".join(errors))
 
 
-def _publishing(context: Any, group: str | None) -> Callable[[Stats], None]:
-    publish = Gauges(context.metrics, context.model_name, group).publish
-    # Each worker's by its own name also in a group: CloudWatch adds up what is under one.
-    cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ)
-    if cloudwatch is None:
-        return publish
+@dataclass(frozen=True)
+class _Publishers:
+    """The receivers of stats."""
 
-    def publish_both(stats: Stats) -> None:
-        publish(stats)
-        cloudwatch.publish(stats)
+    gauges: Gauges
+    cloudwatch: CloudWatchMetrics | None
 
-    return publish_both
+    @classmethod
+    def of(cls, context: Any, group: str | None) -> _Publishers:
+        """Make the publishers of a worker."""
+        name = context.model_name
+        # In a group too, each worker writes to CloudWatch under its own name: CloudWatch adds up values of one name.
+        return cls(Gauges(context.metrics, name, group), CloudWatchMetrics.of(name, os.environ))
+
+    def publish(self, stats: Stats) -> None:
+        """Publish new stats."""
+        self.gauges.publish(stats)
+        if self.cloudwatch is not None:
+            self.cloudwatch.publish(stats)
+
+
+def _parser(config: Config, names: HeaderNames, model_name: str) -> Parser:
+    profile = config.frontend.profile
+    if config.state is not None:
+        return StepParser(profile, names, config.state)
+    dialects, keeps_sessions = Dialects(model_name), config.handler.stateful_sessions
+    return RequestParser(profile, names, dialects, keeps_sessions=keeps_sessions)
 
 
 def _delivery(

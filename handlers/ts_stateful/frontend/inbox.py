@@ -1,7 +1,4 @@
-"""Where events wait for the thread that answers.
-
-Owns the handing over from the dispatcher's reader thread to TorchServe's worker thread. Knows nothing of what events mean.
-"""
+"""The queue of events between the dispatcher's reader thread and TorchServe's worker thread."""
 
 from __future__ import annotations
 
@@ -14,27 +11,27 @@ __all__ = ["Inbox", "Mailbox"]
 
 
 class Mailbox(Protocol):
-    """What takes the events of the requests in flight."""
+    """A receiver of events of the requests in flight."""
 
     def expect(self, request_id: str) -> None:
-        """Takes events of this request from now on."""
+        """Accept events of this request from now on."""
 
     def post(self, event: Event) -> None:
-        """Takes an event, from any thread; one of a request that is not expected is let go."""
+        """Add an event, from any thread; drop it if its request is not expected."""
 
     def forget(self, request_id: str) -> None:
-        """Takes no more events of this request; those that wait are let go. May be called again."""
+        """Drop the events of this request from now on. Idempotent."""
 
 
 class Inbox:
-    """Events by request; one thread posts, another one waits and takes."""
+    """Events by request; one thread posts, another waits and takes."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._events: dict[str, list[Event]] = {}
 
     def __len__(self) -> int:
-        """The number of requests that are expected."""
+        """Return the number of expected requests."""
         return len(self._events)
 
     def expect(self, request_id: str) -> None:
@@ -56,7 +53,7 @@ class Inbox:
             self._events.pop(request_id, None)
 
     def take(self, request_id: str) -> list[Event]:
-        """The events of a request that have not been taken yet, in order."""
+        """Return the events of a request since the last call, in order."""
         with self._changed:
             events = self._events.get(request_id)
             if not events:
@@ -65,6 +62,6 @@ class Inbox:
             return events
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when there is an event to take, at once if there is one already, at the latest after `timeout_s`."""
+        """Wait until there is an event to take, for `timeout_s` at most."""
         with self._changed:
             self._changed.wait_for(lambda: any(self._events.values()), max(0.0, timeout_s))

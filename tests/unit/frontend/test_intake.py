@@ -12,7 +12,7 @@ import pytest
 from tests.support.fake_dispatcher import ID, START, ScriptedDispatcher
 from tests.support.fake_torchserve import HTTP
 from ts_stateful.frontend.inbox import Inbox
-from ts_stateful.frontend.pending_response import RowKind
+from ts_stateful.frontend.pending_response import ClientKind
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Prompt
@@ -34,7 +34,7 @@ def test_a_request_is_submitted_as_it_was_parsed() -> None:
         "r", prompt, (b"PNG",), creates_session=False, pull=False
     )
     assert (row.kind, row.streams, row.num_bytes) == (
-        RowKind.HTTP,
+        ClientKind.HTTP,
         True,
         sum(map(len, data.values())),
     )
@@ -53,7 +53,7 @@ def test_a_description_is_asked_of_the_dispatcher() -> None:
     inbox = Inbox()
     dispatcher = ScriptedDispatcher(inbox)
     row = dispatcher.intake(Profile.ASYNC).take("r", {}, {"describe": "True", "Host": "x"})
-    assert row.kind is RowKind.DESCRIBE
+    assert row.kind is ClientKind.DESCRIBE
     assert json.loads(inbox.take("r")[0].body) == {"described": True}
 
 

@@ -6,25 +6,27 @@ import pytest
 
 from tests.support.fake_dispatcher import EXPIRES, ID, NAMES, UNTIL, accepted, last, part, refused
 from ts_stateful.frontend.dialects.dialect import Whole
-from ts_stateful.frontend.pending_response import PendingResponse, Response, RowKind
+from ts_stateful.frontend.pending_response import ClientKind, PendingResponse, Response
 from ts_stateful.protocol.events import Event
 
 _JSON, _SSE = "application/json", "text/event-stream"
 
 
-def row(kind: RowKind = RowKind.HTTP, *, streams: bool = False) -> PendingResponse:
-    return PendingResponse("r", kind, NAMES, streams=streams)
+def pending(kind: ClientKind = ClientKind.HTTP, *, streams: bool = False) -> PendingResponse:
+    it = PendingResponse("r", kind, NAMES)
+    it.streams = streams
+    return it
 
 
 def test_nothing_has_happened_nothing_is_sent() -> None:
     """Neither a status nor a byte."""
-    for kind in RowKind:
-        assert row(kind).next(hold=True) is None
+    for kind in ClientKind:
+        assert pending(kind).next(hold=True) is None
 
 
 def test_an_answer_over_http_is_one_whole_response() -> None:
     """With its status, and without a word about more."""
-    it = row()
+    it = pending()
     it.add([accepted("r"), last("r", {"a": 1}, session_id="s", opened_until=UNTIL)])
     assert it.next() == Response(b'{"a": 1}', None, 200, _JSON, {ID: f"s; {EXPIRES}"})
     assert it.done
@@ -34,7 +36,7 @@ def test_an_answer_over_http_is_one_whole_response() -> None:
 def test_an_error_has_its_status_and_says_when_to_try_again() -> None:
     """As long as nothing was sent, streamed or not, even behind parts."""
     for streams in (False, True):
-        it = row(streams=streams)
+        it = pending(streams=streams)
         it.add([accepted("r"), part("r", "x"), refused("r", 429, retry_after_s=1.2)])
         response = it.next()
         assert response is not None
@@ -47,7 +49,7 @@ def test_retry_after_is_only_said_where_it_is_known_and_helps(
     status: int, after: float | None
 ) -> None:
     """A missing session does not come back."""
-    it = row()
+    it = pending()
     it.add([refused("r", status, retry_after_s=after)])
     response = it.next()
     assert response is not None
@@ -56,7 +58,7 @@ def test_retry_after_is_only_said_where_it_is_known_and_helps(
 
 def test_an_accepted_answer_is_held_open_only_where_that_helps() -> None:
     """With `hold`, headers go out and then nothing, again and again; without, nothing goes out yet."""
-    it = row()
+    it = pending()
     it.add([accepted("r", session_id="s")])
     assert it.next() is None
     assert it.next(hold=True) == Response(b"", True, 200, _JSON, {ID: "s"})
@@ -68,7 +70,7 @@ def test_an_accepted_answer_is_held_open_only_where_that_helps() -> None:
 
 def test_a_stream_over_http_is_server_sent_events() -> None:
     """Headers with the acceptance, what has come since in one response, the last event at the end."""
-    it = row(streams=True)
+    it = pending(streams=True)
     it.add([accepted("r", session_id="s")])
     assert it.next() == Response(b"", True, 200, _SSE, {ID: "s"})
     it.add([part("r", "a"), part("r", "b")])
@@ -80,7 +82,7 @@ def test_a_stream_over_http_is_server_sent_events() -> None:
 
 def test_a_stream_that_is_over_at_once_is_still_events() -> None:
     """A replayed turn, for instance."""
-    it = row(streams=True)
+    it = pending(streams=True)
     it.add([part("r", "a"), last("r", {"text": ""}, session_id="s")])
     body = b'data: {"text": "a"}\n\ndata: {"text": ""}\n\n'
     assert it.next() == Response(body, None, 200, _SSE, {ID: "s"})
@@ -88,7 +90,7 @@ def test_a_stream_that_is_over_at_once_is_still_events() -> None:
 
 def test_an_error_in_a_stream_is_its_last_event() -> None:
     """The status has gone out long since."""
-    it = row(streams=True)
+    it = pending(streams=True)
     it.add([part("r", "a")])
     it.next()
     it.add([refused("r", 507)])
@@ -101,7 +103,7 @@ def test_an_error_in_a_stream_is_its_last_event() -> None:
 
 def test_an_error_behind_a_held_status_is_the_body() -> None:
     """The same, unstreamed."""
-    it = row()
+    it = pending()
     it.add([accepted("r")])
     it.next(hold=True)
     it.add([refused("r", 507)])
@@ -113,7 +115,7 @@ def test_an_error_behind_a_held_status_is_the_body() -> None:
 
 def test_over_grpc_an_event_is_a_message() -> None:
     """The acceptance is none, and the last one says so."""
-    it = row(RowKind.GRPC, streams=True)
+    it = pending(ClientKind.GRPC, streams=True)
     it.add([accepted("r"), part("r", "a"), part("r", "b"), last("r", {"text": "c"})])
     responses = [it.next(hold=True) for _ in range(4)]
     assert [response and response.body for response in responses] == [
@@ -125,30 +127,30 @@ def test_over_grpc_an_event_is_a_message() -> None:
     assert [response and response.more for response in responses] == [True, True, False, None]
 
 
-@pytest.mark.parametrize("kind", [RowKind.GRPC, RowKind.DESCRIBE])
-def test_one_message_says_that_it_is_the_last(kind: RowKind) -> None:
+@pytest.mark.parametrize("kind", [ClientKind.GRPC, ClientKind.DESCRIBE])
+def test_one_message_says_that_it_is_the_last(kind: ClientKind) -> None:
     """Without that a gRPC reply kills the worker."""
-    it = row(kind)
+    it = pending(kind)
     it.add([part("r", "unasked"), last("r", {"a": 1})])
     assert it.next() == Response(b'{"a": 1}', False, 200, _JSON)
 
 
 def test_beginning_settles_the_status() -> None:
     """Used where a row has to say something before there is anything to say."""
-    it = row()
+    it = pending()
     assert it.begin() == Response(b"", True, 200, _JSON, {})
     assert it.begin() == Response(b"", True)
-    known = row(streams=True)
+    known = pending(streams=True)
     known.add([accepted("r", session_id="s")])
     assert known.next() is not None
     assert known.begin() == Response(b"", True)
-    assert row(RowKind.GRPC).begin() == Response(b"", True)
-    assert row(RowKind.GRPC, streams=True).begin() == Response(b'{"text":""}', True)
+    assert pending(ClientKind.GRPC).begin() == Response(b"", True)
+    assert pending(ClientKind.GRPC, streams=True).begin() == Response(b'{"text":""}', True)
 
 
 def test_a_row_knows_what_it_has_sent() -> None:
     """For the log."""
-    it = row()
+    it = pending()
     it.add([refused("r", 404)])
     response = it.next()
     assert response is not None
@@ -156,7 +158,7 @@ def test_a_row_knows_what_it_has_sent() -> None:
 
 
 class _Loud:
-    """A voice of its own."""
+    """A responder of its own."""
 
     stream_type = "text/loud"
     idle = b"..."
@@ -169,13 +171,13 @@ class _Loud:
         return event.body.upper() + b"!"
 
 
-def loud(kind: RowKind = RowKind.HTTP, *, streams: bool = False) -> PendingResponse:
-    it = row(kind, streams=streams)
-    it.speak(_Loud())
+def loud(kind: ClientKind = ClientKind.HTTP, *, streams: bool = False) -> PendingResponse:
+    it = pending(kind, streams=streams)
+    it.responder = _Loud()
     return it
 
 
-def test_everything_is_said_in_the_rows_voice() -> None:
+def test_everything_is_written_by_the_responder() -> None:
     """Whole answers, errors with a status of their own, streams, and what comes when there is nothing to say."""
     whole = loud()
     whole.add([last("r", {"a": 1})])
@@ -192,7 +194,7 @@ def test_everything_is_said_in_the_rows_voice() -> None:
     response = stream.next()
     assert response is not None
     assert response.body.endswith(b"!")
-    silent = loud(RowKind.GRPC, streams=True)
+    silent = loud(ClientKind.GRPC, streams=True)
     assert silent.begin() == Response(b"...", True)
     silent.add([last("r", {"text": "b"})])
     response = silent.next()
@@ -203,7 +205,7 @@ def test_everything_is_said_in_the_rows_voice() -> None:
 def test_a_session_that_ends_with_the_answer_is_in_no_header() -> None:
     """Nobody could use it."""
     for streams in (False, True):
-        it = row(streams=streams)
+        it = pending(streams=streams)
         it.names_session = False
         it.add([accepted("r", session_id="s", opened_until=UNTIL)])
         first = it.next(hold=True)

@@ -1,7 +1,4 @@
-"""How answers get back to TorchServe; one class per profile does it.
-
-Owns the seam between the handler and what differs between TorchServe's ways of batching.
-"""
+"""The return of answers to TorchServe, one class per profile."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ Batch = Sequence[Mapping[str, Any]]
 
 
 class Delivery(Protocol):
-    """Answers the rows of TorchServe's batches."""
+    """The answers to TorchServe's batches."""
 
     def handle(self, data: Batch, context: Any) -> list[bytes] | Awaitable[list[bytes]]:
-        """One body per row, as TorchServe's `handle` returns them."""
+        """Return one body per row, as TorchServe's `handle` does."""

@@ -1,119 +1,122 @@
-"""Collect per call: the delivery of the continuous profile.
+"""The delivery of the continuous profile: collect per call.
 
-TorchServe sends every request in flight again in every batch. A call takes in the new ones, waits a moment for events, answers
-the rows that have some and leaves the others out; it returns within milliseconds, always.
+TorchServe sends every request in flight again in every batch. A call accepts the new ones, waits for events, and answers the
+requests that have some. It always returns within milliseconds.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.frontend.delivery.delivery import Batch
 from ts_stateful.frontend.delivery.torchserve_wire import reply
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Intake
-from ts_stateful.frontend.pending_response import PendingResponse, Response, RowKind
+from ts_stateful.frontend.pending_response import ClientKind, PendingResponse, Response
 
-__all__ = ["ContinuousDelivery"]
+__all__ = ["ContinuousDelivery", "Pace"]
 
 logger = logging.getLogger(__name__)
 
 _HEAVY_BYTES = 65_536
-_LIGHT_BYTES = 1024  # as many rows of these as are in a batch are not heavy together
+_LIGHT_BYTES = 1024  # a full batch of bodies of this size is not heavy
 _DESCRIBED_PAUSE_S = 1.0
 
 
-class ContinuousDelivery:
-    """Holds the rows in flight between calls.
+@dataclass(frozen=True)
+class Pace:
+    """Times of the calls, in seconds.
 
-    A new request joins between two calls, so a call waits for `wait_s` at most. Every call costs TorchServe's frontend work,
-    though: while nothing happens calls wait longer and longer, up to `patient_wait_s`; and that long from the beginning if
-    bodies are big, since the body of a row without a response is sent again with every call.
+    A new request joins between two calls, so a call waits for `wait_s` at most. Every call costs TorchServe's frontend work.
+    While nothing happens, calls thus wait longer and longer, up to `patient_wait_s`. They wait that long from the start while
+    bodies are big: the body of a request without a response is sent again with every call.
 
-    The first response settles the status, and only behind it a client that goes away is noticed. So a request gets one, empty
-    if need be, when it runs and is `settle_s` old, or at once if its body is not light: what fails sooner has its own status.
+    TorchServe detects a disconnected client only after the first response, which settles the status. A running request gets
+    that response, which may be empty, when it is `settle_s` old. With a body that is not light it gets one at once. An error
+    before then has its own status.
     """
 
+    wait_s: float = 0.005
+    patient_wait_s: float = 0.02
+    settle_s: float = 0.25
+
+
+class ContinuousDelivery:
+    """The requests in flight between calls."""
+
     def __init__(
-        self,
-        intake: Intake,
-        inbox: Inbox,
-        *,
-        wait_s: float = 0.005,
-        patient_wait_s: float = 0.02,
-        settle_s: float = 0.25,
-        sleep: Callable[[float], None] = time.sleep,
+        self, intake: Intake, inbox: Inbox, pace: Pace = Pace(), clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._intake = intake
         self._inbox = inbox
-        self._wait_s = wait_s
-        self._patient_wait_s = patient_wait_s
-        self._settle_s = settle_s
-        self._sleep = sleep
-        self._quiet_s = wait_s
-        self._rows: dict[str, PendingResponse] = {}
+        self._pace = pace
+        self._clock = clock
+        self._quiet_s = pace.wait_s
+        self._pending: dict[str, PendingResponse] = {}
         self._described: str | None = None
 
     def __len__(self) -> int:
-        """The number of rows in flight."""
-        return len(self._rows)
+        """Return the number of requests in flight."""
+        return len(self._pending)
 
     def handle(self, data: Batch, context: Any) -> list[bytes]:
         """See `Delivery`."""
         present = set(context.request_ids.values())
         self._drop_missing(present)
         if self._described in present:
-            self._sleep(_DESCRIBED_PAUSE_S)
-        new = [idx for idx, name in context.request_ids.items() if name not in self._rows]
+            self._clock.sleep(_DESCRIBED_PAUSE_S)
+        new = [idx for idx, name in context.request_ids.items() if name not in self._pending]
         for idx in new:
-            # Headers and body of a row that has had a response are not sent again, so they are read once.
+            # After its first response, a row comes without headers and body: read them once.
             request_id, headers = context.request_ids[idx], context.get_all_request_header(idx)
-            self._rows[request_id] = self._intake.take(request_id, data[idx], headers)
+            self._pending[request_id] = self._intake.take(request_id, data[idx], headers)
         self._inbox.wait(self._patience_s(quiet=not new))
         responses = {}
         for idx, request_id in context.request_ids.items():
-            response = self._collect(self._rows[request_id])
+            response = self._collect(self._pending[request_id])
             if response is not None:
                 responses[idx] = response
         return reply(context, responses, len(data))
 
     def _drop_missing(self, present: set[str]) -> None:
-        # Nothing else tells that a client has gone.
-        for request_id in self._rows.keys() - present:
-            self._intake.drop(self._rows.pop(request_id))
+        # A missing row is the only sign of a disconnected client.
+        for request_id in self._pending.keys() - present:
+            self._intake.drop(self._pending.pop(request_id))
 
-    def _collect(self, row: PendingResponse) -> Response | None:
-        events = self._inbox.take(row.request_id)
+    def _collect(self, pending: PendingResponse) -> Response | None:
+        events = self._inbox.take(pending.request_id)
         if events:
-            self._quiet_s = self._wait_s
-        row.add(events)
-        hold = row.num_bytes > _LIGHT_BYTES or self._intake.age_s(row) >= self._settle_s
-        response = self._intake.attempt(row.request_id, partial(row.next, hold=hold))
-        if row.done:
-            del self._rows[row.request_id]
-            self._intake.finish(row)
-            if row.kind is RowKind.DESCRIBE:
-                self._note_description(row.request_id)
+            self._quiet_s = self._pace.wait_s
+        pending.add(events)
+        is_light = pending.num_bytes <= _LIGHT_BYTES
+        hold = not is_light or self._intake.age_s(pending) >= self._pace.settle_s
+        response = self._intake.attempt(pending.request_id, partial(pending.next, hold=hold))
+        if pending.done:
+            del self._pending[pending.request_id]
+            self._intake.finish(pending)
+            if pending.kind is ClientKind.DESCRIBE:
+                self._note_description(pending.request_id)
         return response
 
     def _note_description(self, request_id: str) -> None:
-        # TorchServe's queue gives a description out and keeps it at its head, so it comes again for ever and nothing else
-        # does. Nothing that a worker can do ends that; it can only spare the processor and the log.
+        # TorchServe's queue keeps a description at its head: it comes again forever, and nothing else comes. A worker cannot
+        # end that, only spare the processor and the log.
         if request_id != self._described:
             logger.error(
-                "TorchServe is stuck behind this customized description and passes nothing else on:"
-                " restart it or register the model anew; do not ask with customized=true in this profile"
+                "TorchServe repeats this customized description and passes no other request on: restart TorchServe or"
+                " register the model again; do not request customized=true in this profile"
             )
         self._described = request_id
 
     def _patience_s(self, *, quiet: bool) -> float:
-        resent = sum(row.num_bytes for row in self._rows.values() if not row.started)
+        resent = sum(each.num_bytes for each in self._pending.values() if not each.started)
         if resent > _HEAVY_BYTES:
-            return self._patient_wait_s
-        wait_s = self._quiet_s if quiet else self._wait_s
-        self._quiet_s = min(2 * wait_s, self._patient_wait_s)  # for the next call, if nothing comes
+            return self._pace.patient_wait_s
+        wait_s = self._quiet_s if quiet else self._pace.wait_s
+        # The next call waits this long, if nothing comes.
+        self._quiet_s = min(2 * wait_s, self._pace.patient_wait_s)
         return wait_s

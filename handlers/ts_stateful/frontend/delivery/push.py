@@ -1,16 +1,15 @@
-"""Push until done: the delivery of the sequence profile.
+"""The delivery of the sequence profile: push until done.
 
-TorchServe calls once per batch, with at most one request per session, and calls again when all of them are answered. What
-becomes ready before is pushed. The batch ends with the first message in which no row has more to come, so a row may end before
-the others only in a message that carries another row on.
+TorchServe calls once per batch, with at most one request per session, and calls again when all of them are answered. Responses
+that are ready earlier are pushed. A message in which no row has more to come ends the batch. A row can thus end before the
+others only in a message with a row that goes on.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.frontend.delivery.delivery import Batch
 from ts_stateful.frontend.delivery.torchserve_wire import push, reply
 from ts_stateful.frontend.inbox import Inbox
@@ -21,19 +20,19 @@ __all__ = ["SequenceDelivery"]
 
 
 class SequenceDelivery:
-    """Answers batches, one after the other.
+    """The answers to one batch after the other.
 
-    TorchServe kills a worker that says nothing for `responseTimeout`, and in this mode never revives it: after `heartbeat_s`
-    of silence something empty is sent. The end of one row waits for another to go on with until nothing was sent for `hold_s`;
-    then an HTTP row goes on as a 200 although its status is not known yet.
+    TorchServe kills a worker that is silent for `responseTimeout`, and in this mode never restarts it. An empty message is sent
+    after `heartbeat_s` of silence. The end of one row waits up to `hold_s` of silence for another row that goes on. Then an
+    HTTP row goes on as a 200 although its status is not known yet.
     """
 
     def __init__(
         self,
         intake: Intake,
         inbox: Inbox,
+        clock: Clock = SYSTEM_CLOCK,
         *,
-        clock: Callable[[], float] = time.monotonic,
         heartbeat_s: float = 20.0,
         hold_s: float = 1.0,
     ) -> None:
@@ -52,23 +51,23 @@ class SequenceDelivery:
         try:
             return reply(context, self._serve(rows, context), len(data))
         finally:
-            for row in rows.values():
-                self._intake.finish(row) if row.done else self._intake.drop(row)
+            for pending in rows.values():
+                self._intake.finish(pending) if pending.done else self._intake.drop(pending)
 
     def _serve(self, rows: dict[int, PendingResponse], context: Any) -> dict[int, Response]:
-        """Pushes until no row is open; returns the responses that end the batch."""
+        """Push until every row is done; return the responses that end the batch."""
         ready: dict[int, Response] = {}
         open_rows = dict(rows)
-        sent_at = self._clock()
+        sent_at = self._clock.monotonic()
         while True:
-            for idx, row in open_rows.items():
-                response = self._collect(row)
+            for idx, pending in open_rows.items():
+                response = self._collect(pending)
                 if response is not None:
                     ready[idx] = response
-            open_rows = {idx: row for idx, row in open_rows.items() if not row.done}
+            open_rows = {idx: pending for idx, pending in open_rows.items() if not pending.done}
             if not open_rows:
                 return ready
-            silent_s = self._clock() - sent_at
+            silent_s = self._clock.monotonic() - sent_at
             patience_s = self._hold_s if ready else self._heartbeat_s
             if (ready or silent_s >= patience_s) and self._carry(
                 ready, open_rows, force=silent_s >= patience_s
@@ -77,35 +76,34 @@ class SequenceDelivery:
                 for idx in ready.keys() - open_rows.keys():
                     del context.request_ids[idx]
                 ready = {}
-                sent_at = self._clock()
+                sent_at = self._clock.monotonic()
             else:
                 self._inbox.wait(patience_s - silent_s)
 
-    def _collect(self, row: PendingResponse) -> Response | None:
-        row.add(self._inbox.take(row.request_id))
-        return self._intake.attempt(row.request_id, row.next)
+    def _collect(self, pending: PendingResponse) -> Response | None:
+        pending.add(self._inbox.take(pending.request_id))
+        return self._intake.attempt(pending.request_id, pending.next)
 
     def _carry(
         self, ready: dict[int, Response], open_rows: dict[int, PendingResponse], *, force: bool
     ) -> bool:
-        """Whether some row in `ready` has more to come; adds one if there is one that loses nothing, or if forced."""
+        """Return True if a row in `ready` goes on. If none does, add one that loses nothing, or any if forced."""
         if any(response.more for response in ready.values()):
             return True
-        carriers = sorted(open_rows.items(), key=lambda item: _cost(item[1]))
-        idx, row = carriers[0]
-        if _cost(row) == _UNDECIDED and not force:
+        idx, pending = min(open_rows.items(), key=lambda item: _cost(item[1]))
+        if _cost(pending) == _UNDECIDED and not force:
             return False
-        ready[idx] = row.begin()
+        ready[idx] = pending.begin()
         return True
 
 
 _UNDECIDED = 3
 
 
-def _cost(row: PendingResponse) -> int:
-    """What an empty response costs: nothing, an early status line, an empty message, a status that may turn out wrong."""
-    if not row.is_http:
+def _cost(pending: PendingResponse) -> int:
+    """Rate an empty response: 0 is free, 1 an early status line, 2 an empty message, 3 a status that may turn out wrong."""
+    if not pending.is_http:
         return 2
-    if row.started:
+    if pending.started:
         return 0
-    return 1 if row.accepted else _UNDECIDED
+    return 1 if pending.accepted else _UNDECIDED

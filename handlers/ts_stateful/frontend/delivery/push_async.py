@@ -1,7 +1,4 @@
-"""Push from a coroutine: the delivery of the async profile.
-
-TorchServe starts a coroutine per request and lets any number run side by side; each sends what it has when it has it.
-"""
+"""The delivery of the async profile: TorchServe starts a coroutine per request, which pushes its own responses."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ __all__ = ["AsyncDelivery", "AsyncMailbox"]
 
 
 class AsyncMailbox:
-    """Events by request, from the dispatcher's reader thread to coroutines of one loop. A `Mailbox`."""
+    """Queues of events from the dispatcher's reader thread to coroutines of one loop. A `Mailbox`."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, asyncio.Queue[Event]] = {}
 
     def __len__(self) -> int:
-        """The number of requests that are expected."""
+        """Return the number of expected requests."""
         return len(self._queues)
 
     def expect(self, request_id: str) -> None:
@@ -37,7 +34,7 @@ class AsyncMailbox:
     def post(self, event: Event) -> None:
         """See `Mailbox`."""
         if self._loop is not None:
-            # A loop that is closed has nobody left to answer; the reader thread must not die of it.
+            # A closed loop has no client left to answer; the reader thread must survive it.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._put, event)
 
@@ -46,7 +43,7 @@ class AsyncMailbox:
         self._queues.pop(request_id, None)
 
     async def get(self, request_id: str) -> Event:
-        """The next event of a request that is expected."""
+        """Wait for the next event of an expected request."""
         return await self._queues[request_id].get()
 
     def _put(self, event: Event) -> None:
@@ -56,17 +53,17 @@ class AsyncMailbox:
 
 
 class AsyncDelivery:
-    """Answers requests, each in its own coroutine."""
+    """The answers to requests, each from its own coroutine."""
 
     def __init__(self, intake: Intake, mailbox: AsyncMailbox) -> None:
         self._intake = intake
         self._mailbox = mailbox
 
     async def handle(self, data: Batch, context: Any) -> list[bytes]:
-        """Sends the whole answer itself, then ends as cancelled.
+        """Send the whole answer, then end as cancelled.
 
-        What a coroutine returns would be sent by a thread of TorchServe's, on the same socket and without a lock: two long
-        messages would be mixed. A cancelled coroutine makes it send nothing, so all messages leave from the loop's thread.
+        A thread of TorchServe would send a returned value, on the same socket and without a lock: two long messages would be
+        mixed. After a cancellation it sends nothing, so all messages leave from the loop's thread.
         """
         requests = list(context.request_ids.items())
         await asyncio.gather(
@@ -75,20 +72,20 @@ class AsyncDelivery:
         raise asyncio.CancelledError("answered")
 
     async def _serve(self, idx: int, request_id: str, data: Any, context: Any) -> None:
-        row = self._intake.take(request_id, data, context.get_all_request_header(idx))
+        pending = self._intake.take(request_id, data, context.get_all_request_header(idx))
         try:
-            while not row.done:
-                row.add([await self._mailbox.get(request_id)])
-                response = self._intake.attempt(request_id, row.next)
+            while not pending.done:
+                pending.add([await self._mailbox.get(request_id)])
+                response = self._intake.attempt(request_id, pending.next)
                 if response is not None:
-                    _send(context, idx, row, response)
+                    _send(context, idx, pending, response)
         finally:
-            self._intake.finish(row) if row.done else self._intake.drop(row)
+            self._intake.finish(pending) if pending.done else self._intake.drop(pending)
 
 
-def _send(context: Any, idx: int, row: PendingResponse, response: Response) -> None:
+def _send(context: Any, idx: int, pending: PendingResponse, response: Response) -> None:
     push(context, {idx: response})
-    if row.is_http and response.more is None:
-        # That was a whole HTTP response. The frontend lets go of the request only on "false", which a first response must not
-        # carry; the empty end behind a whole one is discarded by its HTTP encoder.
+    if pending.is_http and response.more is None:
+        # That was a whole HTTP response. The frontend frees the request only on "false", which a first response must not
+        # carry. Its HTTP encoder discards the empty end after a whole response.
         push(context, {idx: Response(more=False)})

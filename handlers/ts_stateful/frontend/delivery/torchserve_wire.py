@@ -1,8 +1,4 @@
-"""Puts responses where TorchServe's encoder looks for them.
-
-Owns the quirks of `ts`: the stopping criteria, the request ids that decide which rows are sent, the socket. Knows nothing of
-why a response is sent.
-"""
+"""TorchServe's encoding of responses: stopping criteria, the ids of the rows to send, the socket."""
 
 from __future__ import annotations
 
@@ -18,10 +14,9 @@ __all__ = ["push", "reply"]
 
 
 def reply(context: Any, responses: Mapping[int, Response], num_rows: int) -> list[bytes]:
-    """What `handle()` returns so that exactly these rows are answered.
+    """Return what `handle()` must return to answer exactly these rows.
 
-    TorchServe wants an entry per row; a row whose id is gone from `context.request_ids` is left out of the message, and the
-    frontend keeps it open.
+    TorchServe expects an entry per row. It omits a row whose id is missing in `context.request_ids`: that row stays open.
     """
     for idx in list(context.request_ids):
         if idx not in responses:
@@ -34,7 +29,7 @@ def reply(context: Any, responses: Mapping[int, Response], num_rows: int) -> lis
 
 
 def push(context: Any, responses: Mapping[int, Response]) -> None:
-    """Sends responses before `handle()` returns, or instead of it. Raises OSError when the frontend is gone."""
+    """Send responses before `handle()` returns, or instead. Raise OSError if the frontend has exited."""
     _prepare(context, responses)
     message = create_predict_response(
         {idx: response.body for idx, response in responses.items()},
@@ -47,7 +42,7 @@ def push(context: Any, responses: Mapping[int, Response]) -> None:
 
 
 def _prepare(context: Any, responses: Mapping[int, Response]) -> None:
-    # Set on every call: TorchServe keeps what was set for the batch before, and fails on a row that is missing there.
+    # Set on every call: TorchServe keeps the value of the previous batch, and fails on a row that is missing there.
     context.stopping_criteria = {idx: _verdict(response) for idx, response in responses.items()}
     for idx, response in responses.items():
         context.set_response_status(response.status, HTTPStatus(response.status).phrase, idx)

@@ -1,32 +1,32 @@
-"""The languages that clients speak, and which of them a request is in.
+"""The protocols of other servers' clients, and the choice between them.
 
-Owns the order in which they are asked. A dialect translates a request into one of this package's own and says the answer as
-its clients expect it; nothing behind the frontend knows that there are dialects.
+A dialect translates a request into this package's own protocol, and the answer back. Engines see the own protocol only.
 """
 
 from __future__ import annotations
 
-from ts_stateful.frontend.dialects.dialect import Dialect, Letter
+from ts_stateful.frontend.dialects.dialect import Dialect
 from ts_stateful.frontend.dialects.djl import Djl
 from ts_stateful.frontend.dialects.llava import Llava
 from ts_stateful.frontend.dialects.openai import OpenAi
 from ts_stateful.frontend.dialects.own import Own
 from ts_stateful.frontend.dialects.sglang import Sglang
+from ts_stateful.frontend.parsing.body import RequestBody
 
 __all__ = ["Dialects"]
 
 
 class Dialects:
-    """All dialects of the model that TorchServe serves as `model_name`."""
+    """All dialects of the model that TorchServe serves as `model_name`, in the order of their checks."""
 
     def __init__(self, model_name: str = "model") -> None:
         self._own = Own()
         self._others: tuple[Dialect, ...] = (OpenAi(model_name), Llava(), Sglang(), Djl())
 
-    def of(self, letter: Letter) -> Dialect:
-        """The dialect of a request: this package's own where it is no other.
+    def of(self, body: RequestBody) -> Dialect:
+        """Return the dialect of a request: this package's own if no other matches.
 
         Raises:
-            InvalidRequest: nothing but its body could tell, and that cannot be read.
+            InvalidRequest: only the body can decide, and it is unreadable.
         """
-        return next((dialect for dialect in self._others if dialect.speaks(letter)), self._own)
+        return next((dialect for dialect in self._others if dialect.matches(body)), self._own)

@@ -1,19 +1,24 @@
 """DJL Serving's LMI containers: `requestType`, `inputs` and `parameters`, `generated_text`.
 
-Owns that schema: https://docs.djl.ai/master/docs/serving/serving/docs/lmi/user_guides/lmi_input_output_schema.html and its
-stateful sessions. Token ids and log-probabilities, which it has in streams too, are left out.
+The schema is https://docs.djl.ai/master/docs/serving/serving/docs/lmi/user_guides/lmi_input_output_schema.html with its
+stateful sessions. The token ids and log-probabilities of its streams are omitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
-from ts_stateful.frontend.dialects.dialect import Letter, Translation, Unnamed, Whole
-from ts_stateful.frontend.dialects.responder import Answer, Refusal, SpokenVoice, line_of
+from ts_stateful.frontend.dialects.dialect import Translation, Unnamed, Whole
+from ts_stateful.frontend.dialects.responder import (
+    EngineAnswer,
+    ErrorDetails,
+    TranslatingResponder,
+    line_of,
+)
 from ts_stateful.frontend.dialects.sampling import prompt_of
+from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Close, Open
 from ts_stateful.protocol.strict_json import convert
@@ -21,7 +26,7 @@ from ts_stateful.protocol.strict_json import convert
 __all__ = ["Djl"]
 
 _FINISH_REASONS = {"stop": "eos_token"}
-_WITH_ANSWER = ("details", "return_full_text")  # parameters of the answer rather than of the reply
+_WITH_ANSWER = ("details", "return_full_text")  # parameters of the answer, not of the generation
 
 
 class _Inference(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,27 +36,27 @@ class _Inference(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Shape(Struct, frozen=True):
-    """What an answer is to have beside the text: `details`, and the prompt `before` it."""
+    """The parts of an answer beside the text: `details`, and the prompt `before` it."""
 
     details: bool = False
     before: str = ""
 
 
-class _Session(SpokenVoice):
-    """Says what became of a session."""
+class _DjlSession(TranslatingResponder):
+    """The answer to `requestType`: a session was created or closed."""
 
     def __init__(self, became: str) -> None:
         self._became = became
 
-    def said(self, answer: Answer) -> bytes:
+    def answer(self, answer: EngineAnswer) -> bytes:
         return line_of({"result": f"Session {answer.session_id} {self._became}"})
 
-    def refused(self, refusal: Refusal) -> Whole:
-        return Whole(refusal.status, line_of({"error": refusal.sentence, "code": refusal.status}))
+    def error(self, error: ErrorDetails) -> Whole:
+        return Whole(error.status, line_of({"error": error.sentence, "code": error.status}))
 
 
-class _Generation(_Session):
-    """Says a reply, in a stream as JSON lines of which the last has everything."""
+class _DjlGeneration(_DjlSession):
+    """A reply; its stream is JSON lines, and the last one has all of it."""
 
     stream_type = "application/jsonlines"
 
@@ -59,29 +64,29 @@ class _Generation(_Session):
         self._shape = shape
         self._streamed: list[str] = []
 
-    def said(self, answer: Answer) -> bytes:
+    def answer(self, answer: EngineAnswer) -> bytes:
         return line_of(self._generated(answer.text, answer, with_details=self._shape.details))
 
     def part(self, text: str) -> bytes:
         self._streamed.append(text)
         return line_of({"token": {"text": text}}) + b"\n"
 
-    def end(self, answer: Answer) -> bytes:
+    def end(self, answer: EngineAnswer) -> bytes:
         text = "".join(self._streamed) + answer.text
         document = self._generated(text, answer, with_details=True)
         return line_of({"token": {"text": answer.text}, **document}) + b"\n"
 
-    def broken(self, refusal: Refusal) -> bytes:
+    def late_error(self, error: ErrorDetails) -> bytes:
         document = {
             "token": {"id": -1, "text": "", "log_prob": -1, "special_token": True},
             "generated_text": "",
             "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None},
-            "error": refusal.sentence,
-            "code": refusal.status,
+            "error": error.sentence,
+            "code": error.status,
         }
         return line_of(document) + b"\n"
 
-    def _generated(self, text: str, answer: Answer, *, with_details: bool) -> dict[str, Any]:
+    def _generated(self, text: str, answer: EngineAnswer, *, with_details: bool) -> dict[str, Any]:
         document: dict[str, Any] = {"generated_text": self._shape.before + text}
         if with_details:
             reason = answer.finish_reason or ""
@@ -95,13 +100,13 @@ class _Generation(_Session):
 
 
 class Djl:
-    """The dialect of LMI containers. A reply without a session is one for itself, as it is there."""
+    """The dialect of LMI containers. As there, a prompt without a session is independent."""
 
-    voice = _Session("refused")
+    responder = _DjlSession("refused")
 
-    def speaks(self, letter: Letter) -> bool:
+    def matches(self, body: RequestBody) -> bool:
         """See `Dialect`."""
-        document = letter.document
+        document = body.document
         inputs = document.get("inputs")
         if isinstance(inputs, list) and not any(isinstance(each, str) for each in inputs):
             inputs = None  # tensors of a step
@@ -109,23 +114,25 @@ class Djl:
             return False
         return "requestType" in document or inputs is not None
 
-    def read(self, letter: Letter) -> Translation:
+    def read(self, body: RequestBody) -> Translation:
         """See `Dialect`."""
-        document = letter.document
+        document = body.document
         if "requestType" not in document:
-            return self._inference(letter)
-        requests: dict[str, Callable[[], Open | Close]] = {"NEW_SESSION": Open, "CLOSE": Close}
+            return self._inference(body)
+        requests: dict[str, type[Open | Close]] = {"NEW_SESSION": Open, "CLOSE": Close}
         kind = document["requestType"]
         if not isinstance(kind, str) or kind not in requests:
             raise InvalidRequest("requestType must be NEW_SESSION or CLOSE", field="requestType")
         if len(document) > 1:
             other = next(name for name in document if name != "requestType")
-            raise InvalidRequest("a request with a requestType has nothing else", field=other[:64])
+            raise InvalidRequest(
+                "a request with a requestType takes no other field", field=other[:64]
+            )
         became = "created" if kind == "NEW_SESSION" else "closed"
-        return Translation(requests[kind](), _Session(became))
+        return Translation(requests[kind](), _DjlSession(became))
 
-    def _inference(self, letter: Letter) -> Translation:
-        asked: _Inference = convert(letter.document, _Inference)
+    def _inference(self, body: RequestBody) -> Translation:
+        asked: _Inference = convert(body.document, _Inference)
         parameters = dict(asked.parameters or {})
         flags = {name: parameters.pop(name, None) or False for name in _WITH_ANSWER}
         for name, value in flags.items():
@@ -133,5 +140,7 @@ class Djl:
                 raise InvalidRequest("expected `bool`", field=f"parameters.{name}")
         shape = _Shape(flags["details"], asked.inputs if flags["return_full_text"] else "")
         prompt = prompt_of(asked.inputs, parameters, field="parameters", stream=bool(asked.stream))
-        named = letter.headers.names_session
-        return Translation(prompt, _Generation(shape), Unnamed.OPENS if named else Unnamed.ALONE)
+        named = body.headers.names_session
+        return Translation(
+            prompt, _DjlGeneration(shape), Unnamed.OPENS if named else Unnamed.EPHEMERAL
+        )

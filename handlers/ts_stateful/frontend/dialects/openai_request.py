@@ -1,7 +1,6 @@
-"""A chat completion as OpenAI's clients ask for it, and the request that it becomes here.
+"""The fields of `POST /v1/chat/completions`, and their meaning here.
 
-Owns the fields of `POST /v1/chat/completions` (https://platform.openai.com/docs/api-reference/chat/create): what each means
-here, which are taken without effect, and which are refused.
+https://platform.openai.com/docs/api-reference/chat/create describes them.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["Completion", "read_completion"]
 
-# A reply without any limit would have to be given all of the context window that is left, on the device too.
+# A reply without a limit would reserve the rest of the context window, on the device too.
 _MAX_TOKENS = 1024
 _SEEDS = 2**63
-# Every message and part costs an engine some time, also where it says nothing.
+# Every message and part costs an engine time, even an empty one.
 _MAX_PARTS = 4096
 
 _Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
-# What changes nothing here, whatever it says.
+# Fields without effect, whatever their value.
 _IDLE = frozenset(
     {
         "metadata",
@@ -38,7 +37,7 @@ _IDLE = frozenset(
         "user",
     }
 )
-# What is taken only as long as it asks for nothing; null always does.
+# Fields accepted only with a value that asks for nothing, or with null.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
     "frequency_penalty": (0,),
@@ -102,13 +101,13 @@ class _Body(Struct, frozen=True, forbid_unknown_fields=True):
     stop: _StopString | Annotated[list[_StopString], Meta(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    # Not OpenAI's, but what other servers take from its clients.
+    # Not OpenAI's; other servers accept them from its clients.
     top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
     ignore_eos: bool | None = None
 
 
 class Completion(NamedTuple):
-    """What was asked for; `image_fields` are the paths of the images of `chat`, in their order."""
+    """A completion that was asked for; `image_fields` are the client's paths of the images of `chat`, in their order."""
 
     model: str
     chat: Chat
@@ -117,10 +116,10 @@ class Completion(NamedTuple):
 
 
 def read_completion(document: dict[str, Any]) -> Completion:
-    """The request in a JSON object.
+    """Convert a JSON object to the request.
 
     Raises:
-        InvalidRequest: it is malformed, or asks for what this server does not do; `field` names it.
+        InvalidRequest: it is malformed or asks for something unsupported; `field` names it.
     """
     wanted = _without_neutral(document, _NEUTRAL, "", idle=_IDLE)
     if isinstance(document.get("messages"), list):
@@ -157,7 +156,7 @@ def _without_neutral(
     path: str,
     idle: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """The fields that say something. Raises InvalidRequest for one that asks for what is not done here."""
+    """Return the fields with an effect. Raise InvalidRequest for an unsupported one."""
     wanted = {}
     for name, value in document.items():
         if value is None or name in idle:
@@ -170,12 +169,12 @@ def _without_neutral(
 
 
 def _messages(
-    told: list[_Message],
+    asked: list[_Message],
 ) -> tuple[tuple[Said, ...], tuple[Image, ...], tuple[str, ...]]:
     messages: list[Said] = []
     images: list[Image] = []
     fields: list[str] = []
-    for index, message in enumerate(told):
+    for index, message in enumerate(asked):
         role = "system" if message.role == "developer" else message.role
         if isinstance(message.content, str):
             messages.append(Said(role, (message.content,)))
@@ -186,7 +185,7 @@ def _messages(
             if isinstance(part, _Text):
                 parts.append(part.text)
             elif role != "user":
-                raise InvalidRequest("only a user's message has images", field=field)
+                raise InvalidRequest("only a user's message may have images", field=field)
             else:
                 parts.append(None)
                 images.append(Image(url=part.image_url.url))

@@ -1,7 +1,4 @@
-"""How OpenAI's clients are answered: completions, chunks of streams, lists of models, and errors.
-
-Owns those documents (https://platform.openai.com/docs/api-reference/chat). Pure.
-"""
+"""Answers to OpenAI's clients (https://platform.openai.com/docs/api-reference/chat): completions, chunks, errors."""
 
 from __future__ import annotations
 
@@ -11,63 +8,62 @@ import time
 from typing import Any
 
 from ts_stateful.frontend.dialects.dialect import SSE, Whole
-from ts_stateful.frontend.dialects.responder import Answer, Refusal, SpokenVoice, line_of
+from ts_stateful.frontend.dialects.openai_request import Completion
+from ts_stateful.frontend.dialects.responder import (
+    EngineAnswer,
+    ErrorDetails,
+    TranslatingResponder,
+    line_of,
+)
 from ts_stateful.protocol.answers import Usage
 
-__all__ = ["CompletionVoice", "OpenAiVoice"]
+__all__ = ["CompletionResponder", "OpenAiResponder"]
 
 _DONE = b"data: [DONE]\n\n"
 _IMAGE_FIELD = re.compile(r"images\[(\d+)\]\.\w+")
-_FINISH_REASONS = {"length": "length"}  # whatever else ends a reply is a `stop`
-# Our names of fields, where they are not theirs.
+_FINISH_REASONS = {"length": "length"}  # any other reason is a `stop`
+# Our names of fields to theirs, where they differ.
 _PARAMS = {"prompt": "messages", "system": "messages", "images": "messages"}
 _CODES = {"context_too_long": (400, "context_length_exceeded")}
 _TYPES = {404: "invalid_request_error", 429: "rate_limit_error"}
 
 
-class OpenAiVoice(SpokenVoice):
-    """Says errors in OpenAI's form."""
+class OpenAiResponder(TranslatingResponder):
+    """Errors in OpenAI's form."""
 
     stream_type = SSE
 
-    def said(self, answer: Answer) -> bytes:
+    def answer(self, answer: EngineAnswer) -> bytes:
         return line_of({})
 
-    def refused(self, refusal: Refusal) -> Whole:
-        status, code = _CODES.get(refusal.code, (refusal.status, refusal.code))
+    def error(self, error: ErrorDetails) -> Whole:
+        status, code = _CODES.get(error.code, (error.status, error.code))
         other = "invalid_request_error" if status < 500 else "server_error"
-        error = {
-            "message": refusal.message,
+        document = {
+            "message": error.message,
             "type": _TYPES.get(status, other),
-            "param": self._param(refusal.field),
+            "param": self._param(error.field),
             "code": code,
         }
-        return Whole(status, line_of({"error": error}))
+        return Whole(status, line_of({"error": document}))
 
-    def broken(self, refusal: Refusal) -> bytes:
-        return b"data: " + self.refused(refusal).body + b"\n\n"
+    def late_error(self, error: ErrorDetails) -> bytes:
+        return b"data: " + self.error(error).body + b"\n\n"
 
     def _param(self, field: str | None) -> str | None:
         return _PARAMS.get(field or "", field)
 
 
-class CompletionVoice(OpenAiVoice):
-    """Says one chat completion of `model`, as the client calls it.
+class CompletionResponder(OpenAiResponder):
+    """The answer to one chat completion."""
 
-    `image_fields` are the client's names for the images that it sent; with `include_usage` a stream ends with the counts.
-    """
-
-    def __init__(
-        self, model: str, *, include_usage: bool = False, image_fields: tuple[str, ...] = ()
-    ) -> None:
-        self._model = model
-        self._include_usage = include_usage
-        self._image_fields = image_fields
+    def __init__(self, asked: Completion) -> None:
+        self._asked = asked
         self._id = f"chatcmpl-{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._begun = False
 
-    def said(self, answer: Answer) -> bytes:
+    def answer(self, answer: EngineAnswer) -> bytes:
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         choice = {
             "index": 0,
@@ -83,10 +79,10 @@ class CompletionVoice(OpenAiVoice):
         self._begun = True
         return self._chunk(delta, None)
 
-    def end(self, answer: Answer) -> bytes:
+    def end(self, answer: EngineAnswer) -> bytes:
         chunks = [] if self._begun and not answer.text else [self.part(answer.text)]
         chunks.append(self._chunk({}, _finish_reason(answer)))
-        if self._include_usage:
+        if self._asked.include_usage:
             document = self._document("chat.completion.chunk", [])
             chunks.append(_event({**document, "usage": _usage(answer.usage)}))
         return b"".join([*chunks, _DONE])
@@ -94,25 +90,25 @@ class CompletionVoice(OpenAiVoice):
     def _chunk(self, delta: dict[str, str], finish_reason: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         document = self._document("chat.completion.chunk", [choice])
-        return _event({**document, "usage": None} if self._include_usage else document)
+        return _event({**document, "usage": None} if self._asked.include_usage else document)
 
     def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self._model,
+            "model": self._asked.model,
             "choices": choices,
         }
 
     def _param(self, field: str | None) -> str | None:
         image = _IMAGE_FIELD.fullmatch(field or "")
-        if image is not None and int(image[1]) < len(self._image_fields):
-            return self._image_fields[int(image[1])]
+        if image is not None and int(image[1]) < len(self._asked.image_fields):
+            return self._asked.image_fields[int(image[1])]
         return super()._param(field)
 
 
-def _finish_reason(answer: Answer) -> str:
+def _finish_reason(answer: EngineAnswer) -> str:
     return _FINISH_REASONS.get(answer.finish_reason or "", "stop")
 
 

@@ -1,20 +1,18 @@
-"""This package's own protocol, as the dialect that everything is in that is in no other.
-
-Owns how its documents are framed; what they are is `protocol`'s and `answers`'.
-"""
+"""This package's own protocol, which is the dialect of all requests that match no other."""
 
 from __future__ import annotations
 
-from ts_stateful.frontend.dialects.dialect import JSON, SSE, Letter, Translation, Voice, Whole
+from ts_stateful.frontend.dialects.dialect import JSON, SSE, Responder, Translation, Whole
+from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.protocol.answers import TurnPart, encode
 from ts_stateful.protocol.events import Event
 from ts_stateful.protocol.requests import parse_request
 
-__all__ = ["Own", "OwnVoice"]
+__all__ = ["Own", "OwnResponder"]
 
 
-class OwnVoice:
-    """Documents as they come from the engine; over HTTP (`framed`) a stream is server-sent events."""
+class OwnResponder:
+    """The engine's documents unchanged; over HTTP (`framed`) a stream is server-sent events."""
 
     stream_type = SSE
     idle = encode(TurnPart(""))
@@ -24,23 +22,23 @@ class OwnVoice:
         self._framed = framed
 
     def whole(self, event: Event) -> Whole:
-        """See `Voice`."""
+        """See `Responder`."""
         return Whole(event.status, event.body, event.content_type or JSON)
 
     def piece(self, event: Event) -> bytes:
-        """See `Voice`."""
+        """See `Responder`."""
         return b"data: " + event.body + b"\n\n" if self._framed else event.body
 
 
 class Own:
     """The protocol of docs/protocol.md."""
 
-    voice: Voice = OwnVoice()
+    responder: Responder = OwnResponder()
 
-    def speaks(self, letter: Letter) -> bool:
-        """See `Dialect`; whatever is in no other dialect is refused as this package refuses."""
+    def matches(self, body: RequestBody) -> bool:
+        """See `Dialect`. Always True: a request of no dialect gets this package's errors."""
         return True
 
-    def read(self, letter: Letter) -> Translation:
+    def read(self, body: RequestBody) -> Translation:
         """See `Dialect`."""
-        return Translation(parse_request(letter.document), OwnVoice(framed=letter.headers.is_http))
+        return Translation(parse_request(body.document), OwnResponder(framed=body.headers.is_http))

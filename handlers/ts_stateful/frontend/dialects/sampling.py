@@ -1,7 +1,4 @@
-"""How other servers' clients say how to generate: one table of names, and what they come to here.
-
-Owns which of those parameters are honoured, which are taken because they change nothing, and which are refused.
-"""
+"""Other servers' parameters of generation, and their meaning here."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["prompt_of"]
 
-# Theirs to ours. Of two names for the same thing the later one here counts.
+# Their names to ours. Of two names for the same parameter, the later one in this table wins.
 _NAMES = {
     "max_new_token": "max_new_tokens",
     "max_new_tokens": "max_new_tokens",
@@ -28,7 +25,7 @@ _NAMES = {
     "ignore_eos_token": "ignore_eos",
     "ignore_eos": "ignore_eos",
 }
-# What asks for nothing that would not be done anyway.
+# Parameters accepted only with a value that changes nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (1,),
     "length_penalty": (1,),
@@ -50,13 +47,13 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def prompt_of(text: str, parameters: Mapping[str, Any], *, field: str, **others: Any) -> Prompt:
-    """The prompt that `parameters` describe, which a client has sent as `field`, and `others` under our names.
+    """Make the prompt of a client's `parameters`, sent as `field`, and of `others` under our names.
 
-    Without `do_sample` the temperature decides, 0 where there is none; `do_sample: true` is a temperature of 1 where none is
-    given, `do_sample: false` is 0.
+    Without `do_sample` the temperature is the client's, by default 0. With `do_sample: true` the default is 1, with
+    `do_sample: false` the value is 0.
 
     Raises:
-        InvalidRequest: one of them is unknown, cannot be honoured, or has a wrong type or range.
+        InvalidRequest: a parameter is unknown, unsupported, or has a wrong type or range.
     """
     asked: dict[str, Any] = {}
     for theirs, ours in _NAMES.items():
@@ -68,7 +65,7 @@ def prompt_of(text: str, parameters: Mapping[str, Any], *, field: str, **others:
         raise InvalidRequest("expected `bool`", field=f"{field}.do_sample")
     if do_sample is not None:
         asked["temperature"] = asked.get("temperature", 1.0) if do_sample else 0.0
-    if asked.get("top_k") == -1:  # everything, as vLLM and SGLang say it
+    if asked.get("top_k") == -1:  # all tokens, as in vLLM and SGLang
         asked["top_k"] = 0
     try:
         prompt: Prompt = convert({"type": "prompt", "prompt": text, **others, **asked}, Prompt)

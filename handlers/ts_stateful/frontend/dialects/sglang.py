@@ -1,6 +1,6 @@
-"""The sticky-session sample with SGLang behind Sanic: `requestType`, `extSessionID`, `generation`.
+"""The sticky-session sample with SGLang and Sanic: `requestType`, `extSessionID`, `generation`.
 
-Owns its schema: a session is opened under an id of the client's, and a reply is what SGLang's `generate` returns.
+The client chooses the id of its session. A reply is the result of SGLang's `generate`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,15 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from ts_stateful.frontend.dialects.dialect import Letter, Translation, Unnamed, Whole
-from ts_stateful.frontend.dialects.responder import Answer, Refusal, SpokenVoice, line_of
+from ts_stateful.frontend.dialects.dialect import Translation, Unnamed, Whole
+from ts_stateful.frontend.dialects.responder import (
+    EngineAnswer,
+    ErrorDetails,
+    TranslatingResponder,
+    line_of,
+)
 from ts_stateful.frontend.dialects.sampling import prompt_of
+from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Close, Open
 from ts_stateful.protocol.strict_json import convert
@@ -22,7 +28,7 @@ _MARKS = ("extSessionID", "sampling_params")
 _TYPES = ("SESSION", "CLOSE_SESSION")
 
 
-class _Request(Struct, frozen=True, forbid_unknown_fields=True):
+class _SglangRequest(Struct, frozen=True, forbid_unknown_fields=True):
     requestType: Literal["NEW_SESSION", "SESSION", "CLOSE_SESSION"] = "SESSION"
     extSessionID: str | None = None
     inputs: str | None = None
@@ -30,18 +36,18 @@ class _Request(Struct, frozen=True, forbid_unknown_fields=True):
     sampling_params: dict[str, Any] | None = None
 
 
-class _Sessions(SpokenVoice):
-    """Says nothing of a session but its headers."""
+class _SglangSession(TranslatingResponder):
+    """An empty answer: the headers name the session."""
 
-    def said(self, answer: Answer) -> bytes:
+    def answer(self, answer: EngineAnswer) -> bytes:
         return b"{}"
 
-    def refused(self, refusal: Refusal) -> Whole:
-        return Whole(refusal.status, line_of({"error": refusal.sentence}))
+    def error(self, error: ErrorDetails) -> Whole:
+        return Whole(error.status, line_of({"error": error.sentence}))
 
 
-class _Generation(_Sessions):
-    def said(self, answer: Answer) -> bytes:
+class _SglangGeneration(_SglangSession):
+    def answer(self, answer: EngineAnswer) -> bytes:
         usage = answer.usage
         meta = {
             "finish_reason": {"type": answer.finish_reason},
@@ -55,28 +61,30 @@ class _Generation(_Sessions):
 class Sglang:
     """The dialect of that sample. It has no streams."""
 
-    voice = _Sessions()
+    responder = _SglangSession()
 
-    def speaks(self, letter: Letter) -> bool:
+    def matches(self, body: RequestBody) -> bool:
         """See `Dialect`."""
-        document = letter.document
+        document = body.document
         if "type" in document or "prompt" in document:
             return False
         return any(mark in document for mark in _MARKS) or document.get("requestType") in _TYPES
 
-    def read(self, letter: Letter) -> Translation:
+    def read(self, body: RequestBody) -> Translation:
         """See `Dialect`."""
-        asked: _Request = convert(letter.document, _Request)
+        asked: _SglangRequest = convert(body.document, _SglangRequest)
         session_id = asked.extSessionID
         if asked.requestType == "NEW_SESSION":
-            return Translation(Open(session_id=session_id), self.voice)
+            return Translation(Open(session_id=session_id), self.responder)
         if asked.requestType == "CLOSE_SESSION":
-            return Translation(Close(session_id=session_id), self.voice)
+            return Translation(Close(session_id=session_id), self.responder)
         if not asked.inputs:
             raise InvalidRequest("inputs is required")
-        # The sample's client sends the one, its server reads the other.
+        # The sample's client sends `sampling_params`, its server reads `parameters`.
         field = "parameters" if asked.sampling_params is None else "sampling_params"
         parameters = {**(asked.parameters or {}), **(asked.sampling_params or {})}
         prompt = prompt_of(asked.inputs, parameters, field=field, session_id=session_id)
-        named = letter.headers.names_session
-        return Translation(prompt, _Generation(), Unnamed.OPENS if named else Unnamed.ALONE)
+        named = body.headers.names_session
+        return Translation(
+            prompt, _SglangGeneration(), Unnamed.OPENS if named else Unnamed.EPHEMERAL
+        )

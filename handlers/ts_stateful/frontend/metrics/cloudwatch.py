@@ -1,40 +1,39 @@
-"""The engines' figures as metrics of CloudWatch, where the worker's log goes to CloudWatch, as it does on SageMaker.
+"""The engines' stats as metrics of CloudWatch, which on SageMaker receives the worker's log.
 
-Owns the line of JSON in the log from which CloudWatch makes them, the embedded metric format:
+CloudWatch reads them from a line of JSON in the log, the embedded metric format:
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html.
-log4j2.xml passes the line on as it is.
+log4j2.xml leaves the line unchanged.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TextIO
 
 import msgspec
 
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.stats import Stats
 
 __all__ = ["CloudWatchMetrics"]
 
 _NAMESPACE = "TS_STATEFUL_CLOUDWATCH_NAMESPACE"
 _ENDPOINT_NAME = "TS_STATEFUL_ENDPOINT_NAME"
-_INTERVAL_S = 60  # CloudWatch keeps a value a minute; a quiet server's too, so that sums over instances are whole
+_INTERVAL_S = 60  # CloudWatch keeps a value per minute; an idle server writes too, so that sums over instances are complete
 
 _UNITS = {"SessionsOpen": "Count", "DeviceBytes": "Bytes", "HostBytes": "Bytes"}
 
 
 class CloudWatchMetrics:
-    """Writes a line to `out` in every minute of `clock`, which is Unix time in seconds."""
+    """The writer of one line to `out` in every minute of Unix time."""
 
     def __init__(
         self,
         namespace: str,
         dimensions: Mapping[str, str],
-        *,
         out: TextIO,
-        clock: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._namespace = namespace
         self._dimensions = dict(dimensions)
@@ -44,17 +43,17 @@ class CloudWatchMetrics:
 
     @classmethod
     def of(cls, model_name: str, environ: Mapping[str, str]) -> CloudWatchMetrics | None:
-        """Those of a model on standard output, by model and, where it is known, by endpoint; None if none are wanted."""
+        """Return a writer to standard output, by model and, if it is known, by endpoint; None if not configured."""
         namespace = environ.get(_NAMESPACE)
         if not namespace:
             return None
         endpoint = environ.get(_ENDPOINT_NAME)
         dimensions = {"EndpointName": endpoint} if endpoint else {}
-        return cls(namespace, {**dimensions, "ModelName": model_name}, out=sys.stdout)
+        return cls(namespace, {**dimensions, "ModelName": model_name}, sys.stdout)
 
     def publish(self, stats: Stats) -> None:
-        """Writes the figures, if none were written in this minute."""
-        now_s = self._clock()
+        """Write the stats, if none were written in this minute."""
+        now_s = self._clock.unix()
         minute = int(now_s // _INTERVAL_S)
         if minute == self._minute:
             return
@@ -75,6 +74,6 @@ class CloudWatchMetrics:
             "DeviceBytes": stats.device_bytes,
             "HostBytes": stats.host_bytes,
         }
-        # In one piece: other threads write to the log as well.
+        # One write: other threads write to the log as well.
         self._out.write(msgspec.json.encode(line).decode() + "\n")
         self._out.flush()

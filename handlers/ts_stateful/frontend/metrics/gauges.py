@@ -1,8 +1,4 @@
-"""The engines' figures as metrics of TorchServe, where its metrics endpoint shows them.
-
-Owns the names of the metrics. TorchServe reads metrics from the lines that the worker logs, so a line is written only when
-something has changed.
-"""
+"""The engines' stats as TorchServe's metrics, which it reads from lines that the worker logs."""
 
 from __future__ import annotations
 
@@ -15,14 +11,13 @@ from ts_stateful.protocol.stats import Stats
 
 __all__ = ["Gauges"]
 
-
-_OF_WORKERS = {"requests_in_flight"}  # the others are engines' figures
+_OF_WORKERS = {"requests_in_flight"}  # the others are the engines' stats
 
 
 class Gauges:
-    """Publishes figures; `cache` is the context's `metrics`.
+    """Gauges of the stats; `cache` is the context's `metrics`.
 
-    The workers of a `group` see the same engines. They give its name instead of the model's, so that nothing is there twice.
+    The workers of a `group` share their engines. They publish under its name, so that nothing counts twice.
     """
 
     def __init__(self, cache: Any, model_name: str, group: str | None = None) -> None:
@@ -40,9 +35,9 @@ class Gauges:
         }
 
     def publish(self, stats: Stats) -> None:
-        """Writes what has changed since the last time."""
+        """Write the values that changed since the last call."""
         for name, value in structs.asdict(stats).items():
             if self._published.get(name) != value:
                 self._published[name] = value
-                whose = self._model_name if name in _OF_WORKERS else self._group
-                self._gauges[name].add_or_update(value, [whose])
+                owner = self._model_name if name in _OF_WORKERS else self._group
+                self._gauges[name].add_or_update(value, [owner])

@@ -1,48 +1,73 @@
-"""What is in a row of a batch: where TorchServe has put the JSON and the files of a request.
-
-Owns the keys and types under which bodies come, decoded or not, and the strictness with which they are read. Pure.
-"""
+"""Bodies of requests: the JSON object, and the files of a form."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
-from ts_stateful.frontend.dialects.dialect import Content
+from ts_stateful.frontend.parsing.headers import RequestHeaders
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.strict_json import parse_json
 
-__all__ = ["check_inputs", "document_of", "read_content", "split"]
+__all__ = ["RequestBody", "check_inputs", "document_of", "split"]
 
 _CURL_HINT = "send the JSON as the body, with -H 'Content-Type: application/json'"
-# The second says nothing of what the bytes are; clients that were told no type say it, or nothing.
+# octet-stream describes no format; clients without a configured type send it, or no type at all.
 _TYPES = ("application/json", "application/octet-stream", "multipart/form-data")
+_PUSHED = b"StreamPredictions"
 
 
-def read_content(
-    data: Mapping[str, Any],
-    *,
-    is_http: bool,
-    content_type: str = "",
-    other_inputs: frozenset[str] = frozenset(),
-) -> Content:
-    """The JSON and the files of a request; over gRPC `other_inputs` are passed over.
+class RequestBody:
+    """Body of a request, read on first access, and its headers.
 
-    Raises:
-        InvalidRequest: there is no JSON object, it is said to be something else, or there is what does not belong there.
+    A dialect that the path selects can thus report an unreadable body. Of a gRPC message, `other_inputs` are ignored.
     """
-    if content_type and content_type not in _TYPES and not content_type.endswith("+json"):
-        raise InvalidRequest(f"not a content type of JSON; {_CURL_HINT}", field="content-type")
-    key, others = split(data)
-    if not is_http:
-        check_inputs(others, other_inputs)
-        return Content(document_of(data[key]))
-    return Content(document_of(data[key]), _attachments(others, key))
+
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        headers: RequestHeaders,
+        other_inputs: frozenset[str] = frozenset(),
+    ) -> None:
+        self.headers = headers
+        self._data = data
+        self._other_inputs = other_inputs
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object.
+
+        Raises:
+            InvalidRequest: it is missing, has another content type, or comes with unknown inputs.
+        """
+        return self._content[0]
+
+    @property
+    def attachments(self) -> tuple[bytes, ...]:
+        """Return the files of a form. Raises what `document` raises."""
+        return self._content[1]
+
+    @property
+    def is_unary(self) -> bool:
+        """Return True for a gRPC call that takes one message."""
+        return not self.headers.is_http and self._data.get("rpc") != _PUSHED
+
+    @cached_property
+    def _content(self) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+        content_type = self.headers.content_type
+        if content_type and content_type not in _TYPES and not content_type.endswith("+json"):
+            raise InvalidRequest(f"not a JSON content type; {_CURL_HINT}", field="content-type")
+        key, others = split(self._data)
+        if self.headers.is_http:
+            return document_of(self._data[key]), _attachments(others, key)
+        check_inputs(others, self._other_inputs)
+        return document_of(self._data[key]), ()
 
 
 def split(data: Mapping[str, Any], hint: str = _CURL_HINT) -> tuple[str, dict[str, Any]]:
-    """The key of the JSON, and everything else; `hint` says how to send it.
+    """Return the key of the JSON, and everything else; `hint` is the remedy if it is missing.
 
     Raises:
         InvalidRequest: there is no JSON.
@@ -51,27 +76,34 @@ def split(data: Mapping[str, Any], hint: str = _CURL_HINT) -> tuple[str, dict[st
         raise InvalidRequest(f"the request has no body; {hint}")
     key = next((name for name in ("data", "body") if name in data), None)
     if key is None:
-        raise InvalidRequest(f"a form without a part named `data`; {hint}")
+        raise InvalidRequest(f"the form has no part named `data`; {hint}")
     return key, {name: value for name, value in data.items() if name != key}
 
 
 def document_of(value: Any) -> dict[str, Any]:
-    """The JSON object in a body, whoever has decoded it.
+    """Return the JSON object in a body, which TorchServe may have decoded already.
 
     Raises:
-        InvalidRequest: there is none.
+        InvalidRequest: `parse_json` would refuse it.
     """
     if isinstance(value, str | bytes | bytearray):
         return parse_json(value)
     try:
-        # Decoded by TorchServe, loosely; back to text, so that what is refused does not depend on who decodes.
-        return parse_json(json.dumps(value))
+        # TorchServe decodes loosely: refuse what is not JSON. Duplicate keys are lost by then.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise InvalidRequest("the body spells a character that does not exist") from None
+    except ValueError:
+        raise InvalidRequest("NaN and Infinity are not JSON") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return value
 
 
 def check_inputs(others: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Refuses inputs of a gRPC message that are not `known` (in lower case).
+    """Refuse inputs of a gRPC message that are not `known` (lower case).
 
     Raises:
         InvalidRequest: there is another one.

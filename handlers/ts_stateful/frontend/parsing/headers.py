@@ -1,21 +1,20 @@
-"""Headers of a row: what a request's headers say, and the session headers of its answer.
-
-Owns the names of the headers and what may stand in them: never a client's or the model's text. Knows nothing of bodies.
-"""
+"""Headers of requests, and the session headers of answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from typing import Any
 
+from lru import LRU
+
+from ts_stateful.clock import rfc3339
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.protocol.errors import SessionIdMismatch
 from ts_stateful.protocol.events import Event
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["HeaderNames", "RowHeaders", "check_header_names"]
+__all__ = ["HeaderNames", "HeaderReader", "RequestHeaders", "check_header_names"]
 
 # TorchServe's frontend and its Python side read different variables for the same three names.
 _FRONTEND_ID = "TS_HEADER_KEY_SEQUENCE_ID"
@@ -23,18 +22,19 @@ _FRONTEND_START = "TS_HEADER_KEY_SEQUENCE_START"
 _FRONTEND_END = "TS_HEADER_KEY_SEQUENCE_END"
 _BACKEND_ID = "TS_REQUEST_SEQUENCE_ID"
 _BACKEND_END = "TS_REQUEST_SEQUENCE_END"
-# SageMaker's router knows no other pair of names.
+# SageMaker's router accepts no other pair of names.
 _SAGEMAKER_ID = "x-amzn-sagemaker-session-id"
 _SAGEMAKER_CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"
 
 _MINTED_PREFIX = "ts-seq-"
+_MAX_MINTED = 4096  # the most recent ids: more than one TorchServe has sequences
 # TorchServe gives every prediction over HTTP a `url_path`, and nothing else.
 _PREDICTION_MARK = "url_path"
 _HTTP_MARKS = ("host", _PREDICTION_MARK)
 
 
 def check_header_names(profile: Profile, environ: Mapping[str, str]) -> None:
-    """Refuses a name that only TorchServe's frontend would know: every session would then be nobody's.
+    """Refuse a header name that only TorchServe's frontend reads: the worker would find no session id.
 
     Raises:
         ConfigError: the profile is sequence and only one of the two variables is set.
@@ -48,7 +48,7 @@ def check_header_names(profile: Profile, environ: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class HeaderNames:
-    """How the session headers are called; `ids`, `starts` and `ends` in lower case, any of them may come in."""
+    """Names of the session headers. Requests may use any of `ids`, `starts` and `ends` (lower case)."""
 
     id: str
     end: str
@@ -58,19 +58,19 @@ class HeaderNames:
 
     @classmethod
     def of(cls, context: Any, environ: Mapping[str, str]) -> HeaderNames:
-        """The names in TorchServe's context, and those that only its frontend has been told.
+        """Combine the names of TorchServe's context with those that only its frontend reads.
 
-        Answers have the names of the context unless those are nobody's choice but the frontend's are.
+        Answers use the context's names, except where only the frontend's variable is set.
         """
 
         def both(name: str, variable: str) -> frozenset[str]:
             return frozenset({name.lower(), environ.get(variable, name).lower()})
 
-        def said(name: str, chosen: str, variable: str) -> str:
-            return name if chosen in environ else environ.get(variable, name)
+        def of_answers(name: str, backend: str, frontend: str) -> str:
+            return name if backend in environ else environ.get(frontend, name)
 
-        session_id = said(context.header_key_sequence_id, _BACKEND_ID, _FRONTEND_ID)
-        end = said(context.header_key_sequence_end, _BACKEND_END, _FRONTEND_END)
+        session_id = of_answers(context.header_key_sequence_id, _BACKEND_ID, _FRONTEND_ID)
+        end = of_answers(context.header_key_sequence_end, _BACKEND_END, _FRONTEND_END)
         if session_id.lower() == _SAGEMAKER_ID and not {_BACKEND_END, _FRONTEND_END} & set(environ):
             end = _SAGEMAKER_CLOSED
         return cls(
@@ -81,27 +81,32 @@ class HeaderNames:
             ends=both(context.header_key_sequence_end, _FRONTEND_END),
         )
 
+    @property
+    def grpc_inputs(self) -> frozenset[str]:
+        """Name the inputs that TorchServe's own clients may send beside the JSON (lower case)."""
+        return frozenset({"rpc", *self.starts, *self.ends})
+
     def of_answer(self, event: Event) -> dict[str, str]:
-        """The session headers that go with an event; ids were validated when they came in."""
+        """Return the session headers of an event; its ids were validated in the request."""
         if event.session_id is None:
             return {}
         if event.closed:
             return {self.end: event.session_id}
         if event.opened_until is None:
             return {self.id: event.session_id}
-        until = datetime.fromtimestamp(event.opened_until, timezone.utc)
-        return {self.id: f"{event.session_id}; Expires={until.strftime('%Y-%m-%dT%H:%M:%SZ')}"}
+        return {self.id: f"{event.session_id}; Expires={rfc3339(event.opened_until)}"}
 
 
 @dataclass(frozen=True)
-class RowHeaders:
-    """What the headers of one row say.
+class RequestHeaders:
+    """Contents of one request's headers.
 
-    `session_ids` are the different ids that the client sent, `minted_id` is one that TorchServe's frontend made because it
-    saw none. `names_session` says that a session header came at all, even one that says "none yet". `path` is what followed the
-    version in the URL. `is_describe` is true for the management API alone: a client's own `describe` header comes with a
-    prediction.
-    `starts` and `ends` say what a client of HTTP says of its sequence (over gRPC TorchServe sets the end header every time).
+    - `session_ids`: the distinct ids that the client sent. `minted_id`: an id that TorchServe's frontend made because it
+      found none.
+    - `names_session`: the client sent a session header, even one without an id.
+    - `path`: the part of the URL after the version.
+    - `is_describe`: the management API asks. A client's own `describe` header comes with a prediction.
+    - `starts`, `ends`: flags of an HTTP client's sequence. Over gRPC, TorchServe always sets the end header.
     """
 
     is_http: bool
@@ -115,17 +120,18 @@ class RowHeaders:
     path: str = ""
 
     @classmethod
-    def read(cls, headers: Mapping[str, Any], names: HeaderNames, *, minting: bool) -> RowHeaders:
-        """Reads a row's headers; `minting` says whether this frontend makes ids of its own.
+    def read(
+        cls, headers: Mapping[str, Any], names: HeaderNames, *, minting: bool
+    ) -> RequestHeaders:
+        """Read the headers of a request; with `minting`, TorchServe's frontend makes ids of its own.
 
-        The dict also holds an entry for every part of the body, under a name that the client chose; those are dicts, so
-        whatever is not a string is not a header.
+        The mapping also has a dict for every part of the body, under a name that the client chose. Only strings are headers.
         """
         texts = [(name.lower(), value) for name, value in headers.items() if isinstance(value, str)]
         is_http = any(name in _HTTP_MARKS for name, _ in texts)
         is_prediction = any(name == _PREDICTION_MARK for name, _ in texts)
         is_describe = ("describe", "True") in texts and not is_prediction
-        # Blanks around a header's value are none of it; the id of a gRPC message is told as a header, but is what it is.
+        # HTTP allows whitespace around a value; TorchServe passes the sequence id of a gRPC message on verbatim.
         ids = list(
             dict.fromkeys(
                 value.strip(" \t") if is_http else value
@@ -135,31 +141,30 @@ class RowHeaders:
         )
         minted_id = None
         if minting and any(name in names.starts and value == "true" for name, value in texts):
-            # A client's header in another case is one that the frontend has overlooked: it then mints an id beside it.
+            # The frontend overlooks a client's header in another case, and makes an id beside it.
             minted_id = next((value for value in ids if value.startswith(_MINTED_PREFIX)), None)
-        session_ids = tuple(value for value in ids if value and value != minted_id)
         types = [value for name, value in texts if name == "content-type"] if is_http else []
-        paths = [value for name, value in headers.items() if name == _PREDICTION_MARK]
+        path = headers.get(_PREDICTION_MARK)
         return cls(
             is_http,
             is_describe,
-            session_ids,
+            tuple(value for value in ids if value and value != minted_id),
             minted_id,
             content_type=types[0].partition(";")[0].strip().lower() if types else "",
             starts=is_http and _is_true(texts, names.starts),
             ends=is_http and _is_true(texts, names.ends),
             names_session=any(value != minted_id for value in ids),
-            path=paths[0] if paths and isinstance(paths[0], str) else "",
+            path=path if isinstance(path, str) else "",
         )
 
-    def sent_back(self) -> RowHeaders:
-        """What they say if `minted_id` was made before: a client sends it, and with it a start header of its own."""
+    def sent_back(self) -> RequestHeaders:
+        """Return these headers with `minted_id` as an id that the client sent."""
         assert self.minted_id is not None
         ids = (self.minted_id, *self.session_ids)
         return replace(self, session_ids=ids, minted_id=None, names_session=True)
 
     def session_id(self) -> str | None:
-        """The id that the client sent.
+        """Return the id that the client sent.
 
         Raises:
             SessionIdMismatch: there are two.
@@ -169,6 +174,28 @@ class RowHeaders:
                 "two session headers name different sessions", field="session header"
             )
         return self.session_ids[0] if self.session_ids else None
+
+
+class HeaderReader:
+    """Reader of request headers, which remembers the ids that TorchServe's frontend made.
+
+    A client may send such an id back, with a start header of its own. From the second time on the id is the client's.
+    """
+
+    def __init__(self, names: HeaderNames, *, minting: bool = False) -> None:
+        self.names = names
+        self._minting = minting
+        self._minted: LRU[str, None] = LRU(_MAX_MINTED)
+
+    def read(self, headers: Mapping[str, Any]) -> RequestHeaders:
+        """Read the headers of a new request."""
+        read = RequestHeaders.read(headers, self.names, minting=self._minting)
+        if read.minted_id is None:
+            return read
+        if read.minted_id in self._minted:
+            return read.sent_back()
+        self._minted[read.minted_id] = None
+        return read
 
 
 def _is_true(texts: list[tuple[str, str]], names: frozenset[str]) -> bool:

@@ -1,8 +1,4 @@
-"""From a row of a batch to a step of a model with recurrent state: JSON, raw bodies, and what headers say of the sequence.
-
-Owns which part of a request is what, and checks tensors against the model's declarations: an engine gets none that is not as
-declared. Pure: no model, no device.
-"""
+"""Requests to a model with recurrent state: JSON, raw bodies, and the flags of the sequence."""
 
 from __future__ import annotations
 
@@ -12,19 +8,24 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ts_stateful.config.schema import StateConfig
-from ts_stateful.frontend.parsing.headers import HeaderNames, RowHeaders
+from ts_stateful.frontend.parsing.body import check_inputs, document_of, split
+from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
+from ts_stateful.frontend.parsing.requests import address
+from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.declarations import Raw
 from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch
-from ts_stateful.protocol.requests import SequenceParameters, Step
+from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.requests import SequenceParameters, Step, parse_request
 from ts_stateful.protocol.tensors import Elements, read_inputs
 
-__all__ = ["Content", "StepReader"]
+__all__ = ["StepParser"]
 
 _JSON_TYPES = ("application/json", "multipart/form-data")
 
 
-class Content(NamedTuple):
-    """A request apart: its JSON, the raw inputs beside it, whether the body itself was raw, and keys that nobody knows."""
+class _Parts(NamedTuple):
+    """Parts of a request: its JSON, raw inputs beside it, and unknown keys."""
 
     document: Any
     raw: dict[str, bytes]
@@ -32,26 +33,65 @@ class Content(NamedTuple):
     others: dict[str, Any]
 
 
-class StepReader:
-    """Reads the steps of one model."""
+class StepParser:
+    """Parser of requests to one model. It checks tensors against the model's declarations."""
 
-    def __init__(self, settings: StateConfig, names: HeaderNames) -> None:
+    def __init__(self, profile: Profile, names: HeaderNames, settings: StateConfig) -> None:
+        self._profile = profile
+        self._names = names
         self._declared = [tensor for tensor in settings.inputs if not tensor.is_derived]
         self._outputs = [tensor.name for tensor in settings.outputs]
         self._raw = next((tensor for tensor in self._declared if tensor.raw), None)
-        self._names = names
+
+    def parse(
+        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
+    ) -> Submit:
+        """Return the message to the engine.
+
+        Raises:
+            StatefulError: the request is refused.
+        """
+        parts = self._take_apart(data, headers)
+        if parts.document is None:
+            split(data, self._hint)  # raises
+        if headers.is_http and parts.others:
+            name = next(iter(parts.others))
+            raise InvalidRequest("not an input that takes raw bytes", field=name[:64])
+        check_inputs(parts.others, self._names.grpc_inputs)
+        document = document_of(parts.document)
+        if parts.raw and "type" not in document:
+            document = {"type": "step", **document}
+        request = parse_request(document)
+        if not isinstance(request, Step):
+            if parts.raw:
+                raise InvalidRequest("only `step` takes raw bytes", field="type")
+            command, creates_session = address(request, headers)
+            return Submit(
+                pending.request_id, command, creates_session=creates_session, profile=self._profile
+            )
+        step, creates_session = address(self._complete(request, headers, parts.others), headers)
+        assert isinstance(step, Step)
+        elements = self._elements(step, parts.raw)
+        return Submit(
+            pending.request_id,
+            msgspec.structs.replace(step, inputs=()),
+            tuple(tensor.data for tensor in elements),
+            creates_session=creates_session,
+            shapes=tuple(tensor.shape for tensor in elements),
+            raw=parts.body_is_raw,
+            profile=self._profile,
+        )
 
     @property
-    def hint(self) -> str:
-        """How a body is sent with curl."""
+    def _hint(self) -> str:
+        """Describe how to send a body with curl."""
         json_hint = "send the JSON as the body, with -H 'Content-Type: application/json'"
         if self._raw is None:
             return json_hint
         kind = "text/plain" if self._raw.raw is Raw.TEXT else "application/octet-stream"
         return f"{json_hint}, or {self._raw.name} alone with -H 'Content-Type: {kind}'"
 
-    def take_apart(self, data: Mapping[str, Any], headers: RowHeaders) -> Content:
-        """Finds the JSON and the raw input in what TorchServe hands over."""
+    def _take_apart(self, data: Mapping[str, Any], headers: RequestHeaders) -> _Parts:
         others = dict(data)
         raw: dict[str, bytes] = {}
         if self._raw is not None and self._raw.name in others:
@@ -59,13 +99,13 @@ class StepReader:
         key = next((name for name in ("data", "body") if name in others), None)
         body = others.pop(key) if key is not None else None
         if body is None:
-            return Content({"type": "step"} if raw else None, raw, bool(raw), others)
+            return _Parts({"type": "step"} if raw else None, raw, bool(raw), others)
         if self._raw is not None and not raw and self._is_raw(body, headers):
-            return Content({"type": "step"}, {self._raw.name: _bytes(body, "data")}, True, others)
-        return Content(body, raw, False, others)
+            return _Parts({"type": "step"}, {self._raw.name: _bytes(body, "data")}, True, others)
+        return _Parts(body, raw, False, others)
 
-    def complete(self, step: Step, headers: RowHeaders, flags: Mapping[str, Any]) -> Step:
-        """The step with what headers, gRPC inputs (`flags`) and Triton's parameters say of its sequence.
+    def _complete(self, step: Step, headers: RequestHeaders, flags: Mapping[str, Any]) -> Step:
+        """Add the sequence's id and flags from headers, gRPC inputs (`flags`) and Triton's parameters.
 
         Raises:
             SessionIdMismatch: two of them name different sequences.
@@ -77,22 +117,18 @@ class StepReader:
             if session_id not in (None, named):
                 raise SessionIdMismatch("differs from `session_id`", field="parameters.sequence_id")
             session_id = named
+        starts = step.start or parameters.sequence_start or headers.starts
+        ends = step.end or parameters.sequence_end or headers.ends
         return msgspec.structs.replace(
             step,
             session_id=session_id,
-            start=step.start
-            or parameters.sequence_start
-            or headers.starts
-            or _says(flags, self._names.starts),
-            end=step.end
-            or parameters.sequence_end
-            or headers.ends
-            or _says(flags, self._names.ends),
+            start=starts or _has_flag(flags, self._names.starts),
+            end=ends or _has_flag(flags, self._names.ends),
             parameters=SequenceParameters(),
         )
 
-    def elements(self, step: Step, raw: Mapping[str, bytes]) -> list[Elements]:
-        """The elements of the model's inputs, in their order.
+    def _elements(self, step: Step, raw: Mapping[str, bytes]) -> list[Elements]:
+        """Return the elements of the model's inputs, in their order.
 
         Raises:
             InvalidRequest: a tensor is not as declared.
@@ -100,21 +136,22 @@ class StepReader:
         for index, output in enumerate(step.outputs):
             if output.name not in self._outputs:
                 raise InvalidRequest(
-                    f"the model gives {', '.join(self._outputs)}", field=f"outputs[{index}].name"
+                    f"the model has no such output; it has {', '.join(self._outputs)}",
+                    field=f"outputs[{index}].name",
                 )
         return read_inputs(self._declared, step.inputs, raw)
 
-    def _is_raw(self, body: Any, headers: RowHeaders) -> bool:
+    def _is_raw(self, body: Any, headers: RequestHeaders) -> bool:
         if not isinstance(body, str | bytes | bytearray):
             return False
         if headers.content_type:
             return headers.content_type not in _JSON_TYPES
-        # Nothing tells: text can be told from an object, a sample cannot.
+        # Without a type, text differs from a JSON object by its first character; samples do not.
         assert self._raw is not None
         return self._raw.raw is Raw.TEXT and not _bytes(body, "data").lstrip().startswith(b"{")
 
 
-def _says(flags: Mapping[str, Any], names: frozenset[str]) -> bool:
+def _has_flag(flags: Mapping[str, Any], names: frozenset[str]) -> bool:
     return any(
         name.lower() in names and value in (b"true", "true") for name, value in flags.items()
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import FakeClock
 from tests.support.fake_dispatcher import (
     EXPIRES,
     ID,
@@ -19,7 +20,7 @@ from tests.support.fake_dispatcher import (
     refused,
 )
 from tests.support.fake_torchserve import HTTP, ContinuousFrontend, Job, grpc_job
-from ts_stateful.frontend.delivery.pull import ContinuousDelivery
+from ts_stateful.frontend.delivery.pull import ContinuousDelivery, Pace
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.events import Event, Submit
@@ -43,9 +44,7 @@ class Server:
         self.delivery = ContinuousDelivery(
             self.dispatcher.intake(Profile.CONTINUOUS),
             self.inbox,
-            wait_s=0,
-            patient_wait_s=0,
-            settle_s=settle_s,
+            Pace(wait_s=0, patient_wait_s=0, settle_s=settle_s),
         )
         self.frontend = ContinuousFrontend(self.delivery.handle)
 
@@ -225,7 +224,7 @@ def waiting() -> tuple[_Waits, ContinuousFrontend]:
     """A frontend whose calls wait one second, and five when they are patient."""
     inbox = _Waits()
     intake = ScriptedDispatcher(inbox).intake(Profile.CONTINUOUS)
-    delivery = ContinuousDelivery(intake, inbox, wait_s=1, patient_wait_s=5)
+    delivery = ContinuousDelivery(intake, inbox, Pace(wait_s=1, patient_wait_s=5))
     return inbox, ContinuousFrontend(delivery.handle)
 
 
@@ -277,16 +276,13 @@ def test_a_description_that_comes_again_and_again_is_paced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """TorchServe never takes it off its queue: a defect that a worker can only report."""
-    pauses_s: list[float] = []
-    inbox = Inbox()
-    dispatcher = ScriptedDispatcher(inbox)
-    delivery = ContinuousDelivery(
-        dispatcher.intake(Profile.CONTINUOUS), inbox, wait_s=0, sleep=pauses_s.append
-    )
+    clock, inbox = FakeClock(0.0), Inbox()
+    intake = ScriptedDispatcher(inbox).intake(Profile.CONTINUOUS)
+    delivery = ContinuousDelivery(intake, inbox, Pace(wait_s=0), clock)
     frontend = ContinuousFrontend(delivery.handle)
-    for _ in range(3):
+    for paused_s in (0.0, 1.0, 2.0):
         job = grpc_job("d", inputs={}, headers={"describe": "True", "Host": "x"})
         frontend.round(job)
         assert job.messages == [{"described": True}]
-    assert pauses_s == [1.0, 1.0]
-    assert caplog.text.count("register the model anew") == 1
+        assert clock.now == paused_s
+    assert caplog.text.count("register the model again") == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import FakeClock
 from tests.support.fake_dispatcher import (
     EXPIRES,
     ID,
@@ -30,19 +31,19 @@ _HEARTBEAT_S, _HOLD_S = 20.0, 1.0
 
 
 class TimedInbox(Inbox):
-    """An inbox whose events come at given times: waiting moves the clock on to the next one."""
+    """An inbox whose events come at given times: waiting moves the clock to the next one."""
 
-    def __init__(self, timetable: Sequence[tuple[float, Event]]) -> None:
+    def __init__(self, timetable: Sequence[tuple[float, Event]], clock: FakeClock) -> None:
         super().__init__()
-        self.now = 0.0
+        self._clock = clock
         self._timetable = sorted(timetable, key=lambda entry: entry[0])
 
     def wait(self, timeout_s: float) -> None:
         assert timeout_s > 0, "a spinning loop"
-        until = self.now + timeout_s
+        until = self._clock.now + timeout_s
         if self._timetable and self._timetable[0][0] <= until:
             until = self._timetable[0][0]
-        self.now = until
+        self._clock.now = until
         while self._timetable and self._timetable[0][0] <= until:
             self.post(self._timetable.pop(0)[1])
 
@@ -55,12 +56,13 @@ class Server:
         *timetable: tuple[float, Event],
         script: Callable[[Submit], Sequence[Event]] = lambda _: (),
     ) -> None:
-        self.inbox = TimedInbox(timetable)
+        self.clock = FakeClock(0.0)
+        self.inbox = TimedInbox(timetable, self.clock)
         self.dispatcher = ScriptedDispatcher(self.inbox, script)
         self.delivery = SequenceDelivery(
             self.dispatcher.intake(Profile.SEQUENCE, minting=True),
             self.inbox,
-            clock=lambda: self.inbox.now,
+            self.clock,
             heartbeat_s=_HEARTBEAT_S,
             hold_s=_HOLD_S,
         )
@@ -172,7 +174,7 @@ def test_an_accepted_row_carries_on_over_http() -> None:
 def test_a_row_whose_status_is_open_is_spared_for_a_moment() -> None:
     """The end of another row waits for it; here both end together, each with its status."""
     server = Server((1.0, last("short")), (1.5, refused("http", 413)))
-    server.inbox.now = 0.9
+    server.clock.now = 0.9
     short, http = Job("short", {"type": "info", "session_id": "s"}), Job("http", _PROMPT)
     assert server.batch(short, http) == [["short", "http"]]
     assert (http.status, http.whole, short.whole) == (413, True, True)

@@ -92,7 +92,7 @@ def test_a_stream_is_json_lines_of_which_the_last_has_the_text() -> None:
     """One line a piece."""
     exchange = ask({"inputs": "hi", "stream": True})
     assert exchange.submit.streams
-    assert exchange.voice.stream_type == "application/jsonlines"
+    assert exchange.responder.stream_type == "application/jsonlines"
     *lines, end = exchange.streamed("dark", "\n").decode().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"token": {"text": "dark"}},

@@ -209,9 +209,9 @@ def test_another_model_is_not_found() -> None:
 
 def test_models_are_listed_and_shown() -> None:
     """The one that there is; without an engine, and without a body."""
-    listed = json.loads(ask(b"", headers={"url_path": "v1/models"}).said)
+    listed = json.loads(ask(b"", headers={"url_path": "v1/models"}).answer)
     assert (listed["object"], [model["id"] for model in listed["data"]]) == ("list", ["chat"])
-    assert json.loads(ask(b"", headers={"url_path": "v1/models/chat"}).said)["id"] == "chat"
+    assert json.loads(ask(b"", headers={"url_path": "v1/models/chat"}).answer)["id"] == "chat"
     assert ask(b"", headers={"url_path": "v1/models/x"}).refusal[0] == 404
 
 

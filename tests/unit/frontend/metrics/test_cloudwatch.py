@@ -8,25 +8,27 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import FakeClock
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.protocol.stats import Stats
 
 
 class Log:
-    """What is written, at a time that the test sets."""
+    """The written lines, at a time that the test sets."""
 
     def __init__(self) -> None:
-        self.now_s = 1_800_000_000.25  # the beginning of a minute
+        self.clock = FakeClock()
+        self.set_time(1_800_000_000.25)  # the beginning of a minute
         self.out = io.StringIO()
-        self.metrics = CloudWatchMetrics(
-            "Sessions",
-            {"EndpointName": "demo", "ModelName": "model"},
-            out=self.out,
-            clock=lambda: self.now_s,
-        )
+        dimensions = {"EndpointName": "demo", "ModelName": "model"}
+        self.metrics = CloudWatchMetrics("Sessions", dimensions, self.out, self.clock)
+
+    def set_time(self, unix_s: float) -> None:
+        """Set the Unix time."""
+        self.clock.now = self.clock.monotonic_of(unix_s)
 
     def lines(self) -> list[dict[str, Any]]:
-        """As JSON."""
+        """Return the written documents."""
         return [json.loads(line) for line in self.out.getvalue().splitlines()]
 
 
@@ -62,7 +64,7 @@ def test_a_minute_has_one_line() -> None:
     """However often figures come, and whether or not they have changed."""
     log = Log()
     for seconds, open_sessions in ((0, 1), (1, 2), (59, 3), (60, 3), (61, 4), (120, 4)):
-        log.now_s = 1_800_000_000 + seconds
+        log.set_time(1_800_000_000 + seconds)
         log.metrics.publish(Stats(sessions_open=open_sessions))
     assert [line["SessionsOpen"] for line in log.lines()] == [1, 3, 4]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.fake_dispatcher import END, EXPIRES, ID, NAMES, START, UNTIL, accepted, last
 from tests.support.fake_torchserve import Context
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.frontend.parsing.headers import HeaderNames, RowHeaders, check_header_names
+from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders, check_header_names
 from ts_stateful.protocol.errors import SessionIdMismatch
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.session_ids import MAX_ID_LENGTH
@@ -17,8 +17,8 @@ from ts_stateful.protocol.session_ids import MAX_ID_LENGTH
 _MINTED = "ts-seq-0b9fd3a0-7e4e-4d5c-8b0e-0f0f0f0f0f0f"
 
 
-def read(headers: dict[str, Any], *, minting: bool = False) -> RowHeaders:
-    return RowHeaders.read(headers, NAMES, minting=minting)
+def read(headers: dict[str, Any], *, minting: bool = False) -> RequestHeaders:
+    return RequestHeaders.read(headers, NAMES, minting=minting)
 
 
 @pytest.mark.parametrize("name", ["Host", "host", "url_path"])

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_dispatcher import ID, NAMES, START
+from tests.support.fake_dispatcher import ID, NAMES, START, FixedSeeds
 from tests.support.fake_torchserve import HTTP
-from ts_stateful.frontend.parsing.headers import RowHeaders
+from ts_stateful.frontend.parsing.headers import RequestHeaders
 from ts_stateful.frontend.parsing.requests import RequestParser
+from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
 from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch, StatefulError
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.profile import Profile
@@ -36,10 +37,10 @@ def parse(
     headers: dict[str, Any] | None = None,
     profile: Profile = Profile.CONTINUOUS,
 ) -> Submit:
-    parser = RequestParser(profile, NAMES, new_seed=lambda: 7)
+    parser = RequestParser(profile, NAMES, rng=FixedSeeds())
     minting = profile is Profile.SEQUENCE
-    read = RowHeaders.read(HTTP if headers is None else headers, NAMES, minting=minting)
-    message = parser.parse("r", data, read)
+    read = RequestHeaders.read(HTTP if headers is None else headers, NAMES, minting=minting)
+    message = parser.parse(PendingResponse("r", ClientKind.HTTP, NAMES), data, read)
     assert isinstance(message, Submit)
     return message
 
@@ -324,11 +325,12 @@ def test_only_a_call_that_says_so_is_streamed_in_the_async_profile() -> None:
 def test_a_server_that_keeps_no_sessions_answers_every_prompt_for_itself() -> None:
     """It opens none; whoever names one is told by the engine that it is not there."""
     parser = RequestParser(Profile.CONTINUOUS, NAMES, keeps_sessions=False)
-    read = RowHeaders.read(HTTP, NAMES, minting=False)
+    read = RequestHeaders.read(HTTP, NAMES, minting=False)
 
-    def submit(document: Any, headers: RowHeaders = read) -> Submit:
+    def submit(document: Any, headers: RequestHeaders = read) -> Submit:
         key = "body" if headers.is_http else "data"
-        message = parser.parse("r", {key: json.dumps(document).encode()}, headers)
+        pending = PendingResponse("r", ClientKind.HTTP, NAMES)
+        message = parser.parse(pending, {key: json.dumps(document).encode()}, headers)
         assert isinstance(message, Submit)
         return message
 
@@ -339,4 +341,4 @@ def test_a_server_that_keeps_no_sessions_answers_every_prompt_for_itself() -> No
         with pytest.raises(InvalidRequest, match="keeps no sessions"):
             submit(document)
     with pytest.raises(InvalidRequest, match="over HTTP"):
-        submit({"prompt": "hi"}, RowHeaders.read({}, NAMES, minting=False))
+        submit({"prompt": "hi"}, RequestHeaders.read({}, NAMES, minting=False))

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.state_harness import state_settings
-from ts_stateful.frontend.parsing.headers import HeaderNames, RowHeaders
-from ts_stateful.frontend.parsing.requests import RequestParser
+from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
+from ts_stateful.frontend.parsing.steps import StepParser
+from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
 from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch, StatefulError
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.profile import Profile
@@ -34,10 +35,9 @@ def parse(
         outputs=[{"name": "y", "shape": [1]}],
         states=[{"name": "h", "shape": [1]}],
     )
-    parser = RequestParser(Profile.CONTINUOUS, NAMES, settings)
-    message = parser.parse("r", data, RowHeaders.read(headers or {}, NAMES, minting=False))
-    assert isinstance(message, Submit)
-    return message
+    parser = StepParser(Profile.CONTINUOUS, NAMES, settings)
+    pending = PendingResponse("r", ClientKind.HTTP, NAMES)
+    return parser.parse(pending, data, RequestHeaders.read(headers or {}, NAMES, minting=False))
 
 
 def step(*arguments: Any, **options: Any) -> Step:
@@ -125,7 +125,7 @@ def test_whose_step_it_is() -> None:
         ({"body": b"1", "y": b"1"}, HTTP, "text", "not an input"),
         ({"data": b"1", "y": b"1"}, {}, "text", "unknown input"),
         ({"x": b"1", "data": ONE}, {}, "text", "sent twice"),
-        ({"x": b"1", "data": b'{"type": "info", "session_id": "a"}'}, {}, "text", "`step` alone"),
+        ({"x": b"1", "data": b'{"type": "info", "session_id": "a"}'}, {}, "text", "only `step`"),
         ({"data": b'{"outputs": [{"name": "z"}], ' + ONE[1:]}, {}, "text", "the model gives y"),
         ({"data": b'{"inputs": []}'}, {}, "text", "input x is missing"),
         ({"data": b'{"prompt": "Hi", "inputs": []}'}, {}, "text", "unknown field"),
