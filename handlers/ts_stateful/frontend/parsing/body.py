@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -89,17 +89,31 @@ def document_of(value: Any) -> dict[str, Any]:
     if isinstance(value, str | bytes | bytearray):
         return parse_json(value)
     try:
-        # TorchServe decodes loosely: refuse what is not JSON. Duplicate keys are lost by then.
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        _check_decoded(value)
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     except UnicodeEncodeError:
         raise InvalidRequest("the body spells a character that does not exist") from None
-    except ValueError:
-        raise InvalidRequest("NaN and Infinity are not JSON") from None
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object")
     return value
+
+
+def _check_decoded(value: Any) -> None:
+    """Refuse values that TorchServe's decoder accepts and JSON does not have. Duplicate keys are lost by then."""
+    if isinstance(value, str):
+        if not value.isascii():
+            value.encode()
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidRequest("NaN and Infinity are not JSON")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_decoded(key)
+            _check_decoded(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_decoded(item)
 
 
 def check_inputs(others: Mapping[str, Any], known: frozenset[str]) -> None:
