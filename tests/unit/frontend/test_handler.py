@@ -100,7 +100,7 @@ def initialized(document: dict[str, Any]) -> _Handler:
     [(_CONTINUOUS, ContinuousDelivery), (_SEQUENCE, SequenceDelivery), (_ASYNC, AsyncDelivery)],
 )
 def test_the_profile_chooses_the_delivery(document: dict[str, Any], delivery: type) -> None:
-    """And the dispatcher is told where the model is."""
+    """And the dispatcher gets the model's name and folder."""
     handler = initialized(document)
     assert isinstance(handler._delivery, delivery)
     assert handler.initialized
@@ -111,10 +111,10 @@ def test_the_profile_chooses_the_delivery(document: dict[str, Any], delivery: ty
     }
 
 
-def test_cloudwatch_gets_the_figures_of_a_group_by_the_name_of_a_model(
+def test_cloudwatch_gets_the_stats_of_a_group_by_the_name_of_a_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It adds up what several workers write under one name, and each of them has the figures of all."""
+    """It adds up values of one name, and each worker of a group has the stats of all."""
     monkeypatch.setenv("TS_STATEFUL_CLOUDWATCH_NAMESPACE", "N")
     handler = initialized({**_CONTINUOUS, "handler": {"engineGroup": "g"}})
     handler.publish(Stats(sessions_open=3))

@@ -23,8 +23,8 @@ def test_events_are_taken_once_in_their_order() -> None:
     assert inbox.take("b") == [events[1]]
 
 
-def test_events_of_nobody_are_let_go() -> None:
-    """Before a request is expected and after it is forgotten; neither leaves anything behind."""
+def test_events_of_no_request_are_dropped() -> None:
+    """Before a request is expected and after it is forgotten; neither leaves anything."""
     inbox = Inbox()
     inbox.post(part("a", "1"))
     inbox.expect("a")
@@ -45,8 +45,8 @@ def test_to_expect_again_loses_nothing() -> None:
     assert inbox.take("a") == [last("a")]
 
 
-def test_who_waits_is_woken_by_an_event_of_another_thread() -> None:
-    """And does not wait at all if there is one already, or for no time."""
+def test_an_event_of_another_thread_ends_the_wait() -> None:
+    """There is no wait if there is one already, or for no time."""
     inbox = Inbox()
     inbox.expect("a")
     inbox.wait(0)

@@ -25,22 +25,22 @@ def body(document: Any) -> dict[str, bytes]:
 
 
 def test_a_request_is_submitted_as_it_was_parsed() -> None:
-    """And the row remembers what its answer will look like."""
+    """And the pending response has the form of its answer."""
     dispatcher = ScriptedDispatcher(Inbox())
     data = {"data": b'{"prompt": "hi", "stream": true, "session_id": "s"}', "x": b"PNG"}
-    row = dispatcher.intake(Profile.CONTINUOUS).take("r", data, HTTP)
+    pending = dispatcher.intake(Profile.CONTINUOUS).take("r", data, HTTP)
     prompt = Prompt(prompt="hi", stream=True, session_id="s")
     assert dispatcher.submitted["r"] == Submit(
         "r", prompt, (b"PNG",), creates_session=False, pull=False
     )
-    assert (row.kind, row.streams, row.num_bytes) == (
+    assert (pending.kind, pending.streams, pending.num_bytes) == (
         ClientKind.HTTP,
         True,
         sum(map(len, data.values())),
     )
 
 
-def test_a_pulled_prompt_and_an_opening_one_say_so() -> None:
+def test_a_pulled_prompt_and_an_opening_one_are_marked() -> None:
     """Over gRPC, in the continuous profile."""
     dispatcher = ScriptedDispatcher(Inbox())
     dispatcher.intake(Profile.CONTINUOUS).take("r", {"data": b'{"prompt": "hi"}'}, {})
@@ -52,8 +52,8 @@ def test_a_description_is_asked_of_the_dispatcher() -> None:
     """It comes from the management API and has no body."""
     inbox = Inbox()
     dispatcher = ScriptedDispatcher(inbox)
-    row = dispatcher.intake(Profile.ASYNC).take("r", {}, {"describe": "True", "Host": "x"})
-    assert row.kind is ClientKind.DESCRIBE
+    pending = dispatcher.intake(Profile.ASYNC).take("r", {}, {"describe": "True", "Host": "x"})
+    assert pending.kind is ClientKind.DESCRIBE
     assert json.loads(inbox.take("r")[0].body) == {"described": True}
 
 
@@ -70,19 +70,19 @@ def test_an_id_is_minted_once() -> None:
 
 
 def test_what_needs_no_engine_is_answered_at_once() -> None:
-    """The dispatcher never hears of it."""
+    """The dispatcher does not get it."""
     inbox = Inbox()
     dispatcher = ScriptedDispatcher(inbox)
     intake = dispatcher.intake(Profile.CONTINUOUS)
-    row = intake.take("r", {"body": b""}, {**HTTP, "url_path": "v1/models"})
-    row.add(inbox.take("r"))
-    response = row.next()
+    pending = intake.take("r", {"body": b""}, {**HTTP, "url_path": "v1/models"})
+    pending.add(inbox.take("r"))
+    response = pending.next()
     assert response is not None
     assert json.loads(response.body)["object"] == "list"
     assert not dispatcher.submitted
 
 
-def test_a_refusal_is_said_in_the_dialect_of_the_request() -> None:
+def test_an_error_is_in_the_dialect_of_the_request() -> None:
     """Also where not even its body can be read."""
     inbox = Inbox()
     intake = ScriptedDispatcher(inbox).intake(Profile.CONTINUOUS)
@@ -90,25 +90,25 @@ def test_a_refusal_is_said_in_the_dialect_of_the_request() -> None:
         (b'{"inputs": 1}', "", {"error", "code"}),
         (b"{", "v1/chat/completions", {"error"}),
     ):
-        row = intake.take("r", {"body": data}, {**HTTP, "url_path": path})
-        row.add(inbox.take("r"))
-        response = row.next()
+        pending = intake.take("r", {"body": data}, {**HTTP, "url_path": path})
+        pending.add(inbox.take("r"))
+        response = pending.next()
         assert response is not None
         assert response.status == 400
         assert json.loads(response.body).keys() == form
         assert "retryable" not in response.body.decode()
 
 
-def test_a_prompt_that_stands_alone_has_no_session_header() -> None:
-    """The row knows from the beginning."""
+def test_an_independent_prompt_has_no_session_header() -> None:
+    """From the first response on."""
     dispatcher = ScriptedDispatcher(Inbox())
-    row = dispatcher.intake(Profile.CONTINUOUS).take("r", body({"inputs": "hi"}), HTTP)
+    pending = dispatcher.intake(Profile.CONTINUOUS).take("r", body({"inputs": "hi"}), HTTP)
     assert dispatcher.submitted["r"].ephemeral
-    assert not row.names_session
+    assert not pending.names_session
 
 
 def test_a_refused_request_gets_its_error_as_last_event() -> None:
-    """The dispatcher never hears of it."""
+    """The dispatcher does not get it."""
     inbox = Inbox()
     dispatcher = ScriptedDispatcher(inbox)
     dispatcher.intake(Profile.CONTINUOUS).take("r", body({"prompt": 1}), HTTP)
@@ -145,22 +145,22 @@ def test_logs_have_hashes_sizes_and_durations(caplog: pytest.LogCaptureFixture) 
     caplog.set_level(logging.DEBUG)
     dispatcher = ScriptedDispatcher(Inbox())
     intake = dispatcher.intake(Profile.CONTINUOUS)
-    row = intake.take("request-1", body({"prompt": _SECRET}), HTTP)
-    intake.finish(row)
-    intake.drop(row)
+    pending = intake.take("request-1", body({"prompt": _SECRET}), HTTP)
+    intake.finish(pending)
+    intake.drop(pending)
     assert "1000.0 ms" in caplog.text
     assert "request-1" not in caplog.text
     assert "embarrassing" not in caplog.text
 
 
 def test_a_finished_or_dropped_row_leaves_nothing_behind() -> None:
-    """The dispatcher is told of a client that has gone, and of no other."""
+    """The dispatcher drops the request of a disconnected client, and no other."""
     inbox = Inbox()
     dispatcher = ScriptedDispatcher(inbox)
     intake = dispatcher.intake(Profile.CONTINUOUS)
-    rows = [intake.take(request_id, body({"prompt": "hi"}), HTTP) for request_id in "ab"]
+    pending = [intake.take(request_id, body({"prompt": "hi"}), HTTP) for request_id in "ab"]
     assert len(inbox) == 2
-    intake.finish(rows[0])
-    intake.drop(rows[1])
+    intake.finish(pending[0])
+    intake.drop(pending[1])
     assert len(inbox) == 0
     assert dispatcher.dropped == ["b"]

@@ -1,4 +1,4 @@
-"""What is sent next for one request."""
+"""The next response to one request."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_an_answer_over_http_is_one_whole_response() -> None:
     assert it.next(hold=True) is None
 
 
-def test_an_error_has_its_status_and_says_when_to_try_again() -> None:
-    """As long as nothing was sent, streamed or not, even behind parts."""
+def test_an_error_has_its_status_and_the_time_to_try_again() -> None:
+    """As long as nothing was sent, streamed or not, even after parts."""
     for streams in (False, True):
         it = pending(streams=streams)
         it.add([accepted("r"), part("r", "x"), refused("r", 429, retry_after_s=1.2)])
@@ -45,7 +45,7 @@ def test_an_error_has_its_status_and_says_when_to_try_again() -> None:
 
 
 @pytest.mark.parametrize(("status", "after"), [(503, None), (404, 5.0)])
-def test_retry_after_is_only_said_where_it_is_known_and_helps(
+def test_retry_after_is_only_sent_where_it_is_known_and_helps(
     status: int, after: float | None
 ) -> None:
     """A missing session does not come back."""
@@ -89,7 +89,7 @@ def test_a_stream_that_is_over_at_once_is_still_events() -> None:
 
 
 def test_an_error_in_a_stream_is_its_last_event() -> None:
-    """The status has gone out long since."""
+    """The status was sent long before."""
     it = pending(streams=True)
     it.add([part("r", "a")])
     it.next()
@@ -101,7 +101,7 @@ def test_an_error_in_a_stream_is_its_last_event() -> None:
     assert it.status == 200
 
 
-def test_an_error_behind_a_held_status_is_the_body() -> None:
+def test_an_error_after_a_held_status_is_the_body() -> None:
     """The same, unstreamed."""
     it = pending()
     it.add([accepted("r")])
@@ -114,7 +114,7 @@ def test_an_error_behind_a_held_status_is_the_body() -> None:
 
 
 def test_over_grpc_an_event_is_a_message() -> None:
-    """The acceptance is none, and the last one says so."""
+    """The acceptance is none, and the last one is marked."""
     it = pending(ClientKind.GRPC, streams=True)
     it.add([accepted("r"), part("r", "a"), part("r", "b"), last("r", {"text": "c"})])
     responses = [it.next(hold=True) for _ in range(4)]
@@ -128,7 +128,7 @@ def test_over_grpc_an_event_is_a_message() -> None:
 
 
 @pytest.mark.parametrize("kind", [ClientKind.GRPC, ClientKind.DESCRIBE])
-def test_one_message_says_that_it_is_the_last(kind: ClientKind) -> None:
+def test_one_message_is_marked_as_the_last(kind: ClientKind) -> None:
     """Without that a gRPC reply kills the worker."""
     it = pending(kind)
     it.add([part("r", "unasked"), last("r", {"a": 1})])
@@ -136,7 +136,7 @@ def test_one_message_says_that_it_is_the_last(kind: ClientKind) -> None:
 
 
 def test_beginning_settles_the_status() -> None:
-    """Used where a row has to say something before there is anything to say."""
+    """For a row that has to go on before there is any news."""
     it = pending()
     assert it.begin() == Response(b"", True, 200, _JSON, {})
     assert it.begin() == Response(b"", True)
@@ -148,7 +148,7 @@ def test_beginning_settles_the_status() -> None:
     assert pending(ClientKind.GRPC, streams=True).begin() == Response(b'{"text":""}', True)
 
 
-def test_a_row_knows_what_it_has_sent() -> None:
+def test_the_sent_bytes_are_counted() -> None:
     """For the log."""
     it = pending()
     it.add([refused("r", 404)])
@@ -178,7 +178,7 @@ def loud(kind: ClientKind = ClientKind.HTTP, *, streams: bool = False) -> Pendin
 
 
 def test_everything_is_written_by_the_responder() -> None:
-    """Whole answers, errors with a status of their own, streams, and what comes when there is nothing to say."""
+    """Whole answers, errors with a status of their own, streams, and messages without news."""
     whole = loud()
     whole.add([last("r", {"a": 1})])
     assert whole.next() == Response(b'{"A": 1}', None, 200, "text/whole", {})
@@ -203,7 +203,7 @@ def test_everything_is_written_by_the_responder() -> None:
 
 
 def test_a_session_that_ends_with_the_answer_is_in_no_header() -> None:
-    """Nobody could use it."""
+    """No client could use it."""
     for streams in (False, True):
         it = pending(streams=streams)
         it.names_session = False

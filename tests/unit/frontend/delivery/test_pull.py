@@ -58,7 +58,7 @@ class Server:
 
 @pytest.mark.parametrize("make", [Job, grpc_job])
 def test_a_row_without_news_is_left_out_and_comes_again(make: Callable[..., Job]) -> None:
-    """It is parsed once, blocks nobody, and can still get any status."""
+    """It is parsed once, blocks no other request, and can still get any status."""
     server = Server()
     job = make("r", {"type": "info", "session_id": "s"})
     assert server.frontend.round(job) == []
@@ -96,7 +96,7 @@ def test_a_prompt_over_http_is_held_open_so_that_a_disconnect_shows() -> None:
 
 
 def test_what_fails_soon_has_its_own_status() -> None:
-    """Also behind its acceptance; but a body that is not light is not sent again and again for that."""
+    """Also after its acceptance; but a body that is not light is not sent repeatedly for that."""
     server = Server(lambda s: [accepted(s.request_id, session_id="s")], settle_s=60)
     light, heavy = Job("a", _PROMPT), Job("b", {**_PROMPT, "prompt": "x" * 2000})
     assert server.frontend.round(light, heavy) == ["b"]
@@ -134,7 +134,7 @@ def test_a_prompt_over_grpc_is_pulled(document: Any) -> None:
 
 
 def test_rows_do_not_wait_for_each_other() -> None:
-    """One joins, one streams, one ends, one is refused, one has nothing to say: each in its own time."""
+    """One joins, one streams, one ends, one is refused, one has no news: each in its own time."""
     server = Server()
     stream, call = Job("stream", _STREAM), grpc_job("call", {"type": "info", "session_id": "s"})
     server.frontend.round(stream, call)
@@ -150,16 +150,16 @@ def test_rows_do_not_wait_for_each_other() -> None:
     server.check_empty()
 
 
-def test_a_client_that_has_gone_is_dropped_once() -> None:
-    """Its row is missing from the next batch; nothing else tells."""
+def test_a_disconnected_client_is_dropped_once() -> None:
+    """Its row is missing from the next batch; that is the only sign."""
     server = Server(lambda s: [accepted(s.request_id)])
-    server.frontend.round(Job("gone", _PROMPT), Job("stays", _PROMPT))
-    del server.frontend.jobs["gone"]
+    server.frontend.round(Job("left", _PROMPT), Job("stays", _PROMPT))
+    del server.frontend.jobs["left"]
     server.frontend.round()
     server.frontend.round()
-    assert server.dispatcher.dropped == ["gone"]
+    assert server.dispatcher.dropped == ["left"]
     assert (len(server.delivery), len(server.inbox)) == (1, 1)
-    server.post(last("gone"), last("stays"))
+    server.post(last("left"), last("stays"))
     server.frontend.round()
     server.check_empty()
 
@@ -181,11 +181,11 @@ def test_what_breaks_in_one_row_is_that_rows_answer() -> None:
     server.check_empty()
 
 
-def test_a_row_that_a_dead_worker_has_left_behind_is_ended() -> None:
+def test_a_row_of_a_dead_worker_is_ended() -> None:
     """Its headers and body went to the worker before this one."""
     server = Server()
     job = Job("r", _PROMPT, cached=True, responses=[])
-    job.is_http = False  # nothing tells any more what it was; "false" ends either
+    job.is_http = False  # its kind is lost; "false" ends either
     server.frontend.round(job)
     assert job.ended
     server.check_empty()

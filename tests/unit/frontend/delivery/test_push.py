@@ -141,7 +141,7 @@ def test_a_row_ends_before_the_others() -> None:
     ],
 )
 def test_a_row_without_news_carries_on_over_grpc(carrier: Job, seen: list[Any]) -> None:
-    """It says that there is nothing new, in a stream as an event; a message ends the batch unless some row has more."""
+    """By a message without news, in a stream an event: a message ends the batch unless some row has more."""
     server = Server((1, last("short")), (5, last("open", {"text": "end"})))
     short = grpc_job("short", {"type": "info", "session_id": "s"})
     assert server.batch(short, carrier)[0] == ["short", "open"]
@@ -180,8 +180,8 @@ def test_a_row_whose_status_is_open_is_spared_for_a_moment() -> None:
     assert (http.status, http.whole, short.whole) == (413, True, True)
 
 
-def test_nobody_waits_longer_for_a_status() -> None:
-    """Then the open row goes on as a 200, and an error of it is told by its body."""
+def test_no_row_waits_longer_for_a_status() -> None:
+    """Then the open row goes on as a 200, and its body has a late error."""
     server = Server((0.5, last("short")), (7, refused("http", 413)))
     short, http = Job("short", {"type": "info", "session_id": "s"}), Job("http", _PROMPT)
     assert server.batch(short, http) == [["short", "http"], ["http"]]
@@ -241,17 +241,17 @@ def test_what_breaks_in_one_row_is_that_rows_answer() -> None:
     assert [job.status for job in jobs] == [500, 200]
 
 
-class _Gone(Exception):
+class _Closed(Exception):
     pass
 
 
-def test_a_batch_that_nobody_reads_any_more_is_dropped() -> None:
-    """The frontend has closed the socket: the engines need not go on, and nothing stays behind."""
+def test_a_batch_without_a_reader_is_dropped() -> None:
+    """The frontend has closed the socket: the engines need not go on, and nothing remains."""
     server = Server((1, part("r", "a")))
 
     class Socket:
         def sendall(self, _: bytes) -> None:
-            raise _Gone
+            raise _Closed
 
     class Context:
         cl_socket = Socket()
@@ -277,7 +277,7 @@ def test_a_batch_that_nobody_reads_any_more_is_dropped() -> None:
             return 200, ""
 
     data = [{"data": b'{"prompt": "hi", "stream": true, "session_id": "s"}'}]
-    with pytest.raises(_Gone):
+    with pytest.raises(_Closed):
         server.delivery.handle(data, Context())
     assert server.dispatcher.dropped == ["r"]
     assert len(server.inbox) == 0

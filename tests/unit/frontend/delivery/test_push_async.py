@@ -55,7 +55,7 @@ class Server:
         for prediction in predictions:
             job = self.jobs[prediction.request_id]
             if job.whole:
-                # The HTTP encoder discards what comes behind a whole response; the aggregator frees the job.
+                # The HTTP encoder discards what comes after a whole response; the aggregator frees the job.
                 assert (prediction.more, prediction.body) == ("false", b"")
             else:
                 job.respond(prediction)
@@ -98,7 +98,7 @@ def test_an_answer_over_http_is_whole_and_then_freed() -> None:
 
 @pytest.mark.parametrize("document", [{"prompt": 1}, _PROMPT, _STREAM])
 def test_an_error_over_http_has_its_status(document: Any) -> None:
-    """It is whole too: TorchServe closes the connection behind the head of an error."""
+    """It is whole too: TorchServe closes the connection after the head of an error."""
     server = Server(lambda s: [refused(s.request_id, 429)])
     job = Job("r", document)
     run(server.serve(job))
@@ -133,7 +133,7 @@ def test_a_unary_call_gets_one_message() -> None:
 
 
 def test_a_pushed_call_gets_event_by_event() -> None:
-    """The last one says so."""
+    """The last one is marked."""
     server = Server(
         lambda s: [
             accepted(s.request_id),
@@ -200,8 +200,8 @@ def test_a_coroutine_that_is_ended_drops_its_request() -> None:
     assert len(server.mailbox) == 0
 
 
-def test_late_events_are_let_go() -> None:
-    """Before any request, behind a request's end, and behind the loop's."""
+def test_late_events_are_dropped() -> None:
+    """Before any request, after a request's end, and after the loop's."""
     mailbox = AsyncMailbox()
     mailbox.post(last("r"))
 

@@ -1,4 +1,4 @@
-"""Responses where TorchServe's encoder looks for them."""
+"""Responses in TorchServe's encoding."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_only_rows_with_a_response_are_sent() -> None:
     assert decode(message) == [Prediction("b", "text/plain", 404, "Not Found", headers, b"x")]
 
 
-def test_nobody_may_have_a_response() -> None:
-    """The message is empty then; what was set for the batch before is gone."""
+def test_there_may_be_no_response() -> None:
+    """The message is empty then; the values of the previous batch are removed."""
     context = service([], "a").context
     context.stopping_criteria = [lambda _: True]
     assert reply(context, {}, 1) == [b""]
@@ -44,7 +44,7 @@ def test_nobody_may_have_a_response() -> None:
     assert context.request_ids == {}
 
 
-def test_a_pushed_message_names_some_rows_and_says_of_each_whether_more_comes() -> None:
+def test_a_pushed_message_marks_each_of_its_rows_as_ended_or_not() -> None:
     """The others stay as they are."""
     pushed: list[list[Prediction]] = []
     context = service(pushed, "a", "b", "c", "d").context

@@ -1,4 +1,4 @@
-"""What clients of DJL Serving's LMI containers say and hear."""
+"""The dialect of DJL Serving's LMI containers."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_a_prompt_in_a_session() -> None:
     assert exchange.answered() == {"generated_text": "red"}
 
 
-def test_a_prompt_without_a_session_stands_alone() -> None:
-    """It has one for itself; a header that says `none yet` opens one that stays."""
+def test_a_prompt_without_a_session_is_independent() -> None:
+    """Its session ends with the answer; with a header `none yet` it stays open."""
     assert ask({"inputs": "hi"}).submit.ephemeral
     opening = ask({"inputs": "hi"}, headers={ID: "NEW_SESSION"}).submit
     assert (opening.creates_session, opening.ephemeral) == (True, False)
@@ -103,8 +103,8 @@ def test_a_stream_is_json_lines_of_which_the_last_has_the_text() -> None:
     assert json.loads(end)["details"]["finish_reason"] == "eos_token"
 
 
-def test_a_stream_that_breaks_says_so_in_its_last_line() -> None:
-    """The status has gone out."""
+def test_a_stream_that_fails_has_the_error_in_its_last_line() -> None:
+    """The status was sent before."""
     lines = ask({"inputs": "hi", "stream": True}).streamed("a", error=EngineUnavailable("gone"))
     end = json.loads(lines.decode().splitlines()[-1])
     assert (end["details"]["finish_reason"], end["error"], end["code"]) == ("error", "gone", 503)
@@ -146,8 +146,8 @@ def test_files_go_with_own_requests_alone() -> None:
     assert "code" in exchange.refusal[1]
 
 
-def test_over_grpc_it_is_spoken_where_replies_are_pushed() -> None:
-    """In the continuous profile replies are pulled, which its clients cannot."""
+def test_over_grpc_it_works_where_replies_are_pushed() -> None:
+    """Its clients cannot pull replies, as the continuous profile requires."""
     for profile in (Profile.SEQUENCE, Profile.ASYNC):
         assert ask({"inputs": "hi"}, grpc=True, profile=profile).command.prompt == "hi"
     assert ask({"inputs": "hi"}, grpc=True).refusal[0] == 400

@@ -1,4 +1,4 @@
-"""What clients of the sticky-session sample with LLaVA say and hear."""
+"""The dialect of the sticky-session sample with LLaVA."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_session_is_started_under_a_given_id() -> None:
 
 
 def test_an_image_that_is_refused_is_called_by_its_name_here() -> None:
-    """Its clients know no `images`."""
+    """Its requests have no field `images`."""
     exchange = ask({"type": "start_session", "path": "http://10.0.0.1/"})
     error = MediaForbidden("not public", field="images[0].url")
     expected = {"success": False, "error": "path: not public", "code": "media_forbidden"}
@@ -52,7 +52,7 @@ def test_a_prompt_in_a_session() -> None:
 
 
 def test_a_session_is_closed() -> None:
-    """And success is what the answer says."""
+    """And the answer is `success`."""
     exchange = ask({"type": "close_session"}, headers={ID: "s"})
     assert exchange.command == Close(session_id="s")
     assert exchange.answered({"session_id": "s", "closed": True}) == {"success": True}
@@ -71,7 +71,7 @@ def test_a_session_is_closed() -> None:
     ],
 )
 def test_what_is_wrong_is_no_success(document: Any, named: str) -> None:
-    """A prompt without a session is wrong too: there is no image to speak of."""
+    """A prompt without a session is wrong too: there would be no image."""
     status, body = ask(document).refusal
     assert (status, body["success"], body["code"]) == (400, False, "invalid_request")
     assert named in body["error"]

@@ -1,4 +1,4 @@
-"""What OpenAI's clients say; what they hear is in test_dialect_openai_voice."""
+"""Requests of OpenAI's clients; test_openai_responder has the answers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def completion(headers: dict[str, str] | None = None, **fields: Any) -> Exchange
     return ask({**HI, **fields}, headers={**CHAT, **(headers or {})})
 
 
-def messages(*told: Any) -> Exchange:
-    return completion(messages=list(told))
+def messages(*texts: Any) -> Exchange:
+    return completion(messages=list(texts))
 
 
 @pytest.mark.parametrize("headers", [CHAT, {"url_path": "v1/chat/completions/"}, {}])
-def test_a_conversation_is_told_by_path_or_body(headers: dict[str, str]) -> None:
-    """`/invocations` has no path behind it."""
+def test_the_path_or_the_body_shows_a_conversation(headers: dict[str, str]) -> None:
+    """`/invocations` has no path after it."""
     exchange = ask(HI, headers=headers)
     assert exchange.command == Chat(
         session_id=exchange.command.session_id,
@@ -180,10 +180,10 @@ def test_what_is_wrong_or_not_done_is_refused_by_name(fields: dict[str, Any], pa
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"model": "chat", "model": "chat"}'])
-def test_a_body_that_cannot_be_read_is_refused_in_openais_form_where_the_path_tells(
+def test_a_body_that_cannot_be_read_is_refused_in_the_form_that_the_path_selects(
     body: bytes,
 ) -> None:
-    """And in this package's own where nothing does."""
+    """OpenAI's for its paths, else this package's own."""
     assert ask(body, headers=CHAT).refusal[1]["error"]["type"] == "invalid_request_error"
     assert "retryable" in ask(body).refusal[1]["error"]
 
@@ -194,8 +194,8 @@ def test_a_conversation_has_so_many_messages_and_parts_at_most() -> None:
     assert completion(messages=[message] * 4096).submit
     part = {"type": "text", "text": ""}
     parts = {"role": "user", "content": [part] * 100}
-    for told in ([message] * 4097, [parts] * 41, [{"role": "user", "content": [part] * 4097}]):
-        status, body = completion(messages=told).refusal
+    for asked in ([message] * 4097, [parts] * 41, [{"role": "user", "content": [part] * 4097}]):
+        status, body = completion(messages=asked).refusal
         assert (status, body["error"]["param"].partition("[")[0]) == (400, "messages")
 
 
@@ -222,7 +222,7 @@ def test_another_path_is_not_found() -> None:
 
 
 def test_with_a_session_header_the_session_goes_on() -> None:
-    """An id names it, `none yet` opens one that stays; the body may say the same."""
+    """An id names it, `none yet` opens one that stays; the body may do the same."""
     submit = completion({ID: "s"}).submit
     assert (submit.command.session_id, submit.creates_session, submit.ephemeral) == (
         "s",

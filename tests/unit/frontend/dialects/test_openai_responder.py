@@ -1,4 +1,4 @@
-"""How OpenAI's clients are answered: completions, chunks and errors."""
+"""Answers to OpenAI's clients: completions, chunks and errors."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def test_a_completion() -> None:
 
 def test_a_stream_of_chunks() -> None:
     """The role comes first, the reason last, and the counts where they are asked for."""
-    told = chunks(completion(stream=True).streamed("dark", " "))
-    deltas = [chunk["choices"][0]["delta"] for chunk in told]
+    got = chunks(completion(stream=True).streamed("dark", " "))
+    deltas = [chunk["choices"][0]["delta"] for chunk in got]
     assert deltas == [
         {"role": "assistant", "content": "dark"},
         {"content": " "},
         {"content": "red"},
         {},
     ]
-    reasons = [chunk["choices"][0]["finish_reason"] for chunk in told]
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in got]
     assert reasons == [None, None, None, "stop"]
-    assert len({chunk["id"] for chunk in told}) == 1
-    assert all("usage" not in chunk for chunk in told)
+    assert len({chunk["id"] for chunk in got}) == 1
+    assert all("usage" not in chunk for chunk in got)
     counted = completion(stream=True, stream_options={"include_usage": True}).streamed("a")
     *others, last = chunks(counted)
     assert all(chunk["usage"] is None for chunk in others)
@@ -74,8 +74,8 @@ def test_a_stream_of_chunks() -> None:
 
 def test_a_stream_without_pieces_has_a_role_all_the_same() -> None:
     """Short replies are one event."""
-    told = chunks(completion(stream=True).streamed())
-    assert told[0]["choices"][0]["delta"] == {"role": "assistant", "content": "red"}
+    got = chunks(completion(stream=True).streamed())
+    assert got[0]["choices"][0]["delta"] == {"role": "assistant", "content": "red"}
 
 
 def test_a_stream_that_breaks_ends_with_the_error() -> None:

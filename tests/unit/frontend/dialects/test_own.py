@@ -1,4 +1,4 @@
-"""This package's own protocol among the dialects: to the letter what it is without them."""
+"""This package's own protocol, unchanged by the other dialects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_step_is_told_from_a_prompt_of_another_dialect() -> None:
     assert isinstance(ask({"inputs": [{"name": "x", "data": [1]}]}).command, Step)
 
 
-def test_the_rest_of_the_path_is_nobodys_unless_a_dialect_knows_it() -> None:
+def test_a_path_of_no_dialect_is_ignored() -> None:
     """As it was without dialects."""
     exchange = ask({"prompt": "hi"}, headers={"url_path": "something/else"})
     assert exchange.answered() == REPLY

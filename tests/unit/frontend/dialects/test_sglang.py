@@ -1,4 +1,4 @@
-"""What clients of the sticky-session sample with SGLang say and hear."""
+"""The dialect of the sticky-session sample with SGLang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ts_stateful.protocol.requests import Close, Open, Prompt
 
 
 def test_a_session_is_started_under_the_clients_id() -> None:
-    """Although the header says NEW_SESSION; the answer says it in its header alone."""
+    """Although the header is NEW_SESSION; only a header of the answer names it."""
     document = {"extSessionID": "conversation-1", "requestType": "NEW_SESSION"}
     exchange = ask(document, headers={ID: "NEW_SESSION"})
     assert exchange.command == Open(session_id="conversation-1")
@@ -53,7 +53,7 @@ def test_parameters_may_have_either_name() -> None:
     assert (command.temperature, command.max_new_tokens) == (0, 5)
 
 
-def test_a_prompt_without_a_session_stands_alone() -> None:
+def test_a_prompt_without_a_session_is_independent() -> None:
     """Its client sends a null there."""
     document = {"inputs": "hi", "extSessionID": None, "requestType": "SESSION"}
     assert ask(document).submit.ephemeral

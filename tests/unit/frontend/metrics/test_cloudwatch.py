@@ -1,4 +1,4 @@
-"""The engines' figures as CloudWatch's metrics in the log."""
+"""The engines' stats as CloudWatch's metrics in the log."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_line_is_in_the_embedded_metric_format() -> None:
 
 
 def test_a_minute_has_one_line() -> None:
-    """However often figures come, and whether or not they have changed."""
+    """However often stats come, changed or not."""
     log = Log()
     for seconds, open_sessions in ((0, 1), (1, 2), (59, 3), (60, 3), (61, 4), (120, 4)):
         log.set_time(1_800_000_000 + seconds)
@@ -93,5 +93,5 @@ def test_the_environment_switches_them_on(
 
 @pytest.mark.parametrize("environ", [{}, {"TS_STATEFUL_CLOUDWATCH_NAMESPACE": ""}])
 def test_without_a_namespace_there_are_none(environ: dict[str, str]) -> None:
-    """Elsewhere nobody reads them."""
+    """Elsewhere they have no reader."""
     assert CloudWatchMetrics.of("model", environ) is None

@@ -1,4 +1,4 @@
-"""The engines' figures as TorchServe's metrics."""
+"""The engines' stats as TorchServe's metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ts_stateful.frontend.metrics.gauges import Gauges
 from ts_stateful.protocol.stats import Stats
 
 
-def test_figures_become_gauges_of_the_model() -> None:
+def test_stats_become_gauges_of_the_model() -> None:
     """Each has its name and its unit."""
     log = MetricLog()
     Gauges(log, "chat").publish(Stats(sessions_open=3, device_bytes=1024))
@@ -39,7 +39,7 @@ def test_only_what_has_changed_is_written() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_figures_of_several_engines_add_up(count: int) -> None:
+def test_stats_of_several_engines_add_up(count: int) -> None:
     """A worker publishes one sum."""
     total = sum([Stats(1, 2, 3, 4, 5, 6)] * count, Stats())
     assert total == Stats(count, 2 * count, 3 * count, 4 * count, 5 * count, 6 * count)

@@ -9,7 +9,12 @@ import pytest
 from tests.support.fake_dispatcher import END, EXPIRES, ID, NAMES, START, UNTIL, accepted, last
 from tests.support.fake_torchserve import Context
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders, check_header_names
+from ts_stateful.frontend.parsing.headers import (
+    HeaderNames,
+    HeaderReader,
+    RequestHeaders,
+    check_header_names,
+)
 from ts_stateful.protocol.errors import SessionIdMismatch
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.session_ids import MAX_ID_LENGTH
@@ -22,7 +27,7 @@ def read(headers: dict[str, Any], *, minting: bool = False) -> RequestHeaders:
 
 
 @pytest.mark.parametrize("name", ["Host", "host", "url_path"])
-def test_http_rows_are_told_by_their_headers(name: str) -> None:
+def test_http_rows_are_recognized_by_their_headers(name: str) -> None:
     """A row with a header of HTTP is an HTTP row, whatever its case."""
     assert read({name: ""}).is_http
 
@@ -79,6 +84,16 @@ def test_other_ids_are_the_clients(headers: dict[str, str], minting: bool) -> No
     assert read(headers, minting=minting).session_id() == headers[ID]
 
 
+def test_a_made_id_that_comes_again_is_the_clients() -> None:
+    """A client sends it back, even with a start header of its own."""
+    reader = HeaderReader(NAMES, minting=True)
+    made = {ID: _MINTED, START: "true"}
+    assert reader.read(made).minted_id == _MINTED
+    again = reader.read(made)
+    assert (again.minted_id, again.session_id(), again.names_session) == (None, _MINTED, True)
+    assert HeaderReader(NAMES).read(made).session_id() == _MINTED
+
+
 def test_blanks_around_an_id_are_the_headers_alone() -> None:
     """What looks like one, and the id of a gRPC message, are the client's, and refused."""
     assert read({ID: " a\t", "Host": "x"}).session_id() == "a"
@@ -86,15 +101,15 @@ def test_blanks_around_an_id_are_the_headers_alone() -> None:
     assert read({ID: " a"}).session_id() == " a"
 
 
-def test_a_session_header_that_says_none_yet_was_sent() -> None:
+def test_a_session_header_without_an_id_was_sent() -> None:
     """Which is something else than no header; one that the frontend made was not sent."""
     assert all(read({ID: value}).names_session for value in ("", "NEW_SESSION", "a"))
     assert not read({}).names_session
     assert not read({ID: _MINTED, START: "true"}, minting=True).names_session
 
 
-def test_the_rest_of_the_path_is_torchserves_to_tell() -> None:
-    """Under a name that is its own to the letter."""
+def test_the_rest_of_the_path_comes_from_torchserve() -> None:
+    """Under a name that is exactly its own."""
     assert read({"url_path": "v1/models", "Host": "x"}).path == "v1/models"
     assert read({"URL_Path": "v1/models", "Host": "x"}).path == ""
     assert read({"url_path": {"content-type": "x"}}).path == ""
@@ -109,7 +124,7 @@ def test_describe_is_the_management_apis_alone() -> None:
 
 
 def test_names_come_from_both_of_torchserves_settings() -> None:
-    """Frontend and worker are told the names by different variables; either may come in."""
+    """Frontend and worker read the names from different variables; either may come in."""
     context = Context("chat", "/nowhere", None, 1, None, "0.12.0")
     names = HeaderNames.of(context, {"TS_HEADER_KEY_SEQUENCE_ID": "X-Session"})
     assert names.ids == {ID, "x-session"}
@@ -119,7 +134,7 @@ def test_names_come_from_both_of_torchserves_settings() -> None:
 
 
 def test_answers_have_the_workers_names() -> None:
-    """Where it has been told any; the frontend's names are still read."""
+    """Where it is given any; the frontend's names are still read."""
     context = named_context("X-Worker", "X-Worker-End")
     environ = {
         "TS_REQUEST_SEQUENCE_ID": "X-Worker",
@@ -143,7 +158,7 @@ def test_sagemakers_session_header_brings_its_closed_session_header() -> None:
 
 
 def named_context(session_id: str, end: str) -> Context:
-    """TorchServe's context of a worker that was told these names."""
+    """Make TorchServe's context of a worker with these names."""
     context = Context("chat", "/nowhere", None, 1, None, "0.12.0")
     context.header_key_sequence_id = session_id
     context.header_key_sequence_end = end

@@ -1,4 +1,4 @@
-"""Steps as they come from TorchServe: JSON, raw bodies, forms, gRPC inputs, and where START and END are said."""
+"""Steps as they come from TorchServe: JSON, raw bodies, forms, gRPC inputs, and flags of the sequence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE = b'{"inputs": [{"name": "x", "data": [1]}]}'
 def parse(
     data: dict[str, Any], headers: dict[str, str] | None = None, raw: str | None = "text"
 ) -> Submit:
-    """What an engine would get of a row."""
+    """Return the message to the engine."""
     settings = state_settings(
         inputs=[{"name": "x", "datatype": "INT16", "shape": [-1], "raw": raw}],
         outputs=[{"name": "y", "shape": [1]}],
@@ -41,7 +41,7 @@ def parse(
 
 
 def step(*arguments: Any, **options: Any) -> Step:
-    """The command of a step."""
+    """Return the command of a step."""
     command = parse(*arguments, **options).command
     assert isinstance(command, Step)
     return command
@@ -93,12 +93,12 @@ def test_the_same_step_in_many_forms(
 def test_start_and_end(
     data: dict[str, Any], headers: dict[str, str], flags: tuple[bool, bool]
 ) -> None:
-    """In the body, beside it, and as Triton says it."""
+    """In the body, beside it, and in Triton's parameters."""
     made = step(data, headers)
     assert (made.start, made.end) == flags
 
 
-def test_whose_step_it_is() -> None:
+def test_the_session_of_a_step() -> None:
     """By header, body, or Triton's parameter; they must agree."""
     named = {**HTTP, "ts_request_sequence_id": "7"}
     by_parameter = b'{"parameters": {"sequence_id": 7}, ' + ONE[1:]
@@ -115,7 +115,7 @@ def test_whose_step_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "headers", "raw", "says"),
+    ("data", "headers", "raw", "expected"),
     [
         ({}, HTTP, "text", "text/plain"),
         ({"1": ""}, HTTP, "text", "text/plain"),
@@ -132,10 +132,10 @@ def test_whose_step_it_is() -> None:
     ],
 )
 def test_what_is_no_step_is_refused(
-    data: dict[str, Any], headers: dict[str, str], raw: str | None, says: str
+    data: dict[str, Any], headers: dict[str, str], raw: str | None, expected: str
 ) -> None:
-    """And the message says what to do instead."""
+    """And the message has the remedy."""
     with pytest.raises(InvalidRequest) as error:
         parse(data, headers, raw)
-    assert says in error.value.message
+    assert expected in error.value.message
     assert isinstance(error.value, StatefulError)
