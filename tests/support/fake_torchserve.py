@@ -1,7 +1,7 @@
-"""TorchServe's Java side, as far as the frontend of this package has to do with it.
+"""A stand-in for TorchServe's Java side.
 
-Requests go through TorchServe's own Python code and its wire format in both directions; the jobs here refuse what would hang or
-kill on the real server.
+Requests use TorchServe's own Python code and wire format in both directions. A job fails on a response that would hang or
+kill the real server.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Prediction:
 
     @property
     def more(self) -> str | None:
-        """`ts_stream_next`."""
+        """Return the header `ts_stream_next`."""
         return self.headers.get("ts_stream_next")
 
 
 def decode(message: bytes) -> list[Prediction]:
-    """The rows of a message, as TorchServe's `ModelResponseDecoder` reads them; the message itself has to be a success."""
+    """Return the rows of a successful message, as TorchServe's `ModelResponseDecoder` reads them."""
     at = 0
 
     def number() -> int:
@@ -99,7 +99,7 @@ class Job:
     ended: bool = False
 
     def request(self) -> dict[str, Any]:
-        """The request as `retrieve_msg` decodes it from the socket."""
+        """Return the request as `retrieve_msg` decodes it from the socket."""
         key = "body" if self.is_http else "data"
         inputs = self.inputs
         if inputs is None:
@@ -117,8 +117,8 @@ class Job:
         }
 
     def respond(self, prediction: Prediction) -> None:
-        """Takes a response; what the real one does not survive fails here."""
-        assert not self.ended, "a response behind the last one"
+        """Add a response; fail on one that the real server does not survive."""
+        assert not self.ended, "a response after the last one"
         for name, value in prediction.headers.items():
             header = f"{name}: {value}"
             assert header.isascii(), "kills the worker"
@@ -137,29 +137,29 @@ class Job:
 
     @property
     def status(self) -> int:
-        """What the client sees."""
+        """Return the status that the client receives."""
         return self.responses[0].status
 
     @property
     def response_headers(self) -> dict[str, str]:
-        """What the client sees, without `ts_stream_next`."""
+        """Return the headers that the client receives, without `ts_stream_next`."""
         headers = dict(self.responses[0].headers)
         headers.pop("ts_stream_next", None)
         return headers
 
     @property
     def body(self) -> bytes:
-        """What has come so far."""
+        """Return the body so far."""
         return b"".join(response.body for response in self.responses)
 
     @property
     def messages(self) -> list[Any]:
-        """What has come so far over gRPC, message by message."""
+        """Return the gRPC messages so far."""
         return [json.loads(response.body) if response.body else None for response in self.responses]
 
 
 def grpc_job(request_id: str, document: Any = None, **fields: Any) -> Job:
-    """A request over gRPC."""
+    """Make a request over gRPC."""
     return Job(request_id, document, **{"headers": {}, "is_http": False, **fields})
 
 
@@ -178,7 +178,7 @@ class _Socket:
 def torchserve_service(
     entry_point: Callable[..., Any], pushed: Callable[[list[Prediction]], None]
 ) -> Service:
-    """TorchServe's own service in front of a handler; `pushed` gets what is sent before `handle()` returns."""
+    """Make TorchServe's service of a handler; `pushed` gets the messages sent before `handle()` returns."""
     service = Service("chat", "/nowhere", None, entry_point, None, 1, metrics_cache=_Metrics())
     service.set_cl_socket(_Socket(lambda message: pushed(decode(message))))
     return service
@@ -195,7 +195,7 @@ class ContinuousFrontend:
         raise AssertionError("nothing is pushed in this profile")
 
     def round(self, *new: Job) -> list[str]:
-        """One batch; returns the ids of the jobs that got a response."""
+        """Serve one batch; return the ids of the jobs that got a response."""
         self.jobs |= {job.request_id: job for job in new}
         batch = list(self.jobs.values())
         answers = decode(self._service.predict([job.request() for job in batch]))
@@ -220,14 +220,14 @@ class SequenceFrontend:
         self._service = torchserve_service(entry_point, self._take)
 
     def _take(self, predictions: list[Prediction]) -> None:
-        assert not self._over, "a message behind the end of the batch"
+        assert not self._over, "a message after the end of the batch"
         self.messages.append([prediction.request_id for prediction in predictions])
         for prediction in predictions:
             self._jobs[prediction.request_id].respond(prediction)
         self._over = all(prediction.more != "true" for prediction in predictions)
 
     def batch(self, *jobs: Job) -> None:
-        """Serves one batch to its end."""
+        """Serve one batch to its end."""
         self._jobs = {job.request_id: job for job in jobs}
         self._over = False
         self._take(decode(self._service.predict([job.request() for job in jobs])))
@@ -236,7 +236,7 @@ class SequenceFrontend:
 
 
 class MetricLog:
-    """What a worker's metrics cache is asked for, and what is written to it."""
+    """A worker's metrics cache: the metrics and their values."""
 
     def __init__(self) -> None:
         self.units: dict[str, str] = {}
@@ -245,7 +245,7 @@ class MetricLog:
     def add_metric_to_cache(
         self, metric_name: str, unit: str, dimension_names: list[str], metric_type: object
     ) -> _MetricOfLog:
-        """Names a metric."""
+        """Add a metric."""
         self.units[metric_name] = unit
         self.values[metric_name] = []
         return _MetricOfLog(self.values[metric_name])

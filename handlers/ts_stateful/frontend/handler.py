@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
             model_name=context.model_name,
             model_dir=Path(context.system_properties["model_dir"]),
             on_event=mailbox.post,
-            on_stats=_Publishers.of(context, config.engine.engine_group).publish,
+            on_stats=_publishing(context, config.engine.engine_group),
         )
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
@@ -97,25 +96,18 @@ def _check(config: Config) -> None:
         raise ConfigError("model-config.yaml: " + "; ".join(errors))
 
 
-@dataclass(frozen=True)
-class _Publishers:
-    """The receivers of stats."""
+def _publishing(context: Any, group: str | None) -> Callable[[Stats], None]:
+    publish = Gauges(context.metrics, context.model_name, group).publish
+    # Each worker's by its own name also in a group: CloudWatch adds up what is under one.
+    cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ)
+    if cloudwatch is None:
+        return publish
 
-    gauges: Gauges
-    cloudwatch: CloudWatchMetrics | None
+    def publish_both(stats: Stats) -> None:
+        publish(stats)
+        cloudwatch.publish(stats)
 
-    @classmethod
-    def of(cls, context: Any, group: str | None) -> _Publishers:
-        """Make the publishers of a worker."""
-        name = context.model_name
-        # In a group too, each worker writes to CloudWatch under its own name: CloudWatch adds up values of one name.
-        return cls(Gauges(context.metrics, name, group), CloudWatchMetrics.of(name, os.environ))
-
-    def publish(self, stats: Stats) -> None:
-        """Publish new stats."""
-        self.gauges.publish(stats)
-        if self.cloudwatch is not None:
-            self.cloudwatch.publish(stats)
+    return publish_both
 
 
 def _parser(config: Config, names: HeaderNames, model_name: str) -> Parser:

@@ -44,12 +44,7 @@ class Parser(Protocol):
     def parse(
         self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
     ) -> Submit | Event:
-        """Return the message to the engine, or the answer if no engine is needed.
-
-        Raises:
-            StatefulError: the request is refused.
-        """
-        ...
+        """Return the message to the engine, or the answer if no engine is needed. Raise StatefulError to refuse it."""
 
 
 class Intake:

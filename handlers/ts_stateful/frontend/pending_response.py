@@ -176,20 +176,9 @@ def _fails(last: Event) -> bool:
     return last.status != 200
 
 
-class _RetryError(msgspec.Struct):
-    retry_after_s: float | None = None
-
-
-class _RetryBody(msgspec.Struct):
-    error: _RetryError
-
-
-_decoder = msgspec.json.Decoder(_RetryBody)
-
-
 def _retry_after_s(last: Event) -> int | None:
     """Return the `retry_after_s` of an error in whole seconds, at least 1."""
     if last.status not in _RETRYABLE:
         return None
-    retry_after_s = _decoder.decode(last.body).error.retry_after_s
+    retry_after_s = msgspec.json.decode(last.body)["error"].get("retry_after_s")
     return None if retry_after_s is None else max(1, math.ceil(retry_after_s))

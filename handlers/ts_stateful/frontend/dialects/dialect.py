@@ -30,25 +30,20 @@ class Responder(Protocol):
     @property
     def stream_type(self) -> str:
         """Return the content type of a stream."""
-        ...
 
     @property
     def idle(self) -> bytes:
         """Return the message of a gRPC stream without news."""
-        ...
 
     @property
     def pulls(self) -> bool:
         """Return True if its clients support `continue`."""
-        ...
 
     def whole(self, event: Event) -> Whole:
         """Write the only response: an answer, or an error before anything was sent."""
-        ...
 
     def piece(self, event: Event) -> bytes:
         """Write an event of a stream, framed for its content type; a late error is the last event."""
-        ...
 
 
 class Unnamed(enum.Enum):
@@ -75,11 +70,9 @@ class Dialect(Protocol):
     @property
     def responder(self) -> Responder:
         """Return the writer of errors for requests that cannot be read."""
-        ...
 
     def matches(self, body: RequestBody) -> bool:
         """Return True if a request is in this dialect."""
-        ...
 
     def read(self, body: RequestBody) -> Translation:
         """Translate a request of this dialect.
@@ -87,4 +80,3 @@ class Dialect(Protocol):
         Raises:
             StatefulError: the request is refused.
         """
-        ...

@@ -11,12 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from ts_stateful.frontend.dialects.dialect import Translation, Unnamed, Whole
-from ts_stateful.frontend.dialects.responder import (
-    EngineAnswer,
-    ErrorDetails,
-    TranslatingResponder,
-    line_of,
-)
+from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
 from ts_stateful.frontend.dialects.sampling import prompt_of
 from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.protocol.errors import InvalidRequest
@@ -42,7 +37,7 @@ class _Shape(Struct, frozen=True):
     before: str = ""
 
 
-class _DjlSession(TranslatingResponder):
+class _DjlSession(Translator):
     """The answer to `requestType`: a session was created or closed."""
 
     def __init__(self, became: str) -> None:
@@ -51,7 +46,7 @@ class _DjlSession(TranslatingResponder):
     def answer(self, answer: EngineAnswer) -> bytes:
         return line_of({"result": f"Session {answer.session_id} {self._became}"})
 
-    def error(self, error: ErrorDetails) -> Whole:
+    def error(self, error: EngineError) -> Whole:
         return Whole(error.status, line_of({"error": error.sentence, "code": error.status}))
 
 
@@ -76,7 +71,7 @@ class _DjlGeneration(_DjlSession):
         document = self._generated(text, answer, with_details=True)
         return line_of({"token": {"text": answer.text}, **document}) + b"\n"
 
-    def late_error(self, error: ErrorDetails) -> bytes:
+    def late_error(self, error: EngineError) -> bytes:
         document = {
             "token": {"id": -1, "text": "", "log_prob": -1, "special_token": True},
             "generated_text": "",

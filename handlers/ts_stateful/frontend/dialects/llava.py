@@ -6,12 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ts_stateful.frontend.dialects.dialect import Translation, Unnamed, Whole
-from ts_stateful.frontend.dialects.responder import (
-    EngineAnswer,
-    ErrorDetails,
-    TranslatingResponder,
-    line_of,
-)
+from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
 from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.frontend.parsing.headers import RequestHeaders
 from ts_stateful.protocol.requests import Close, Image, Open, Prompt
@@ -43,11 +38,11 @@ class _Close(_Command, frozen=True, tag="close_session", kw_only=True):
 _TYPES = {"start_session": _Start, "send_text_prompt": _Send, "close_session": _Close}
 
 
-class _Closed(TranslatingResponder):
+class _Closed(Translator):
     def answer(self, answer: EngineAnswer) -> bytes:
         return line_of({"success": True})
 
-    def error(self, error: ErrorDetails) -> Whole:
+    def error(self, error: EngineError) -> Whole:
         if error.field is not None and error.field.startswith("images["):
             error = replace(error, field="path")
         document = {"success": False, "error": error.sentence, "code": error.code}

@@ -9,12 +9,7 @@ from typing import Any
 
 from ts_stateful.frontend.dialects.dialect import SSE, Whole
 from ts_stateful.frontend.dialects.openai_request import Completion
-from ts_stateful.frontend.dialects.responder import (
-    EngineAnswer,
-    ErrorDetails,
-    TranslatingResponder,
-    line_of,
-)
+from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
 from ts_stateful.protocol.answers import Usage
 
 __all__ = ["CompletionResponder", "OpenAiResponder"]
@@ -28,7 +23,7 @@ _CODES = {"context_too_long": (400, "context_length_exceeded")}
 _TYPES = {404: "invalid_request_error", 429: "rate_limit_error"}
 
 
-class OpenAiResponder(TranslatingResponder):
+class OpenAiResponder(Translator):
     """Errors in OpenAI's form."""
 
     stream_type = SSE
@@ -36,7 +31,7 @@ class OpenAiResponder(TranslatingResponder):
     def answer(self, answer: EngineAnswer) -> bytes:
         return line_of({})
 
-    def error(self, error: ErrorDetails) -> Whole:
+    def error(self, error: EngineError) -> Whole:
         status, code = _CODES.get(error.code, (error.status, error.code))
         other = "invalid_request_error" if status < 500 else "server_error"
         document = {
@@ -47,7 +42,7 @@ class OpenAiResponder(TranslatingResponder):
         }
         return Whole(status, line_of({"error": document}))
 
-    def late_error(self, error: ErrorDetails) -> bytes:
+    def late_error(self, error: EngineError) -> bytes:
         return b"data: " + self.error(error).body + b"\n\n"
 
     def _param(self, field: str | None) -> str | None:

@@ -12,10 +12,10 @@ from ts_stateful.frontend.dialects.dialect import JSON, Whole
 from ts_stateful.protocol.answers import Usage
 from ts_stateful.protocol.events import Event, EventKind
 
-__all__ = ["EngineAnswer", "ErrorDetails", "TranslatingResponder", "line_of"]
+__all__ = ["EngineAnswer", "EngineError", "Translator", "line_of"]
 
 
-class ErrorDetails(Struct, frozen=True):
+class EngineError(Struct, frozen=True):
     """An error, as `errors.StatefulError.to_body` writes it."""
 
     code: str = "internal"
@@ -38,13 +38,13 @@ class EngineAnswer(Struct, frozen=True):
     session_id: str | None = None
     finish_reason: str | None = None
     usage: Usage = Usage()
-    error: ErrorDetails | None = None
+    error: EngineError | None = None
 
 
 _decode = msgspec.json.Decoder(EngineAnswer).decode
 
 
-class TranslatingResponder(ABC):
+class Translator(ABC):
     """The responder of another dialect, one for each request."""
 
     stream_type: ClassVar[str] = JSON
@@ -70,7 +70,7 @@ class TranslatingResponder(ABC):
         """Write the body of an answer in one piece."""
 
     @abstractmethod
-    def error(self, error: ErrorDetails) -> Whole:
+    def error(self, error: EngineError) -> Whole:
         """Write an error before anything was sent."""
 
     def part(self, text: str) -> bytes:
@@ -81,7 +81,7 @@ class TranslatingResponder(ABC):
         """Write the end of a stream; `answer.text` is the rest of its text."""
         raise NotImplementedError(f"{type(self).__name__} has no streams")
 
-    def late_error(self, error: ErrorDetails) -> bytes:
+    def late_error(self, error: EngineError) -> bytes:
         """Write an error in the middle of a stream."""
         return self.error(error).body
 

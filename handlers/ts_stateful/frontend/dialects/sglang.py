@@ -10,12 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ts_stateful.frontend.dialects.dialect import Translation, Unnamed, Whole
-from ts_stateful.frontend.dialects.responder import (
-    EngineAnswer,
-    ErrorDetails,
-    TranslatingResponder,
-    line_of,
-)
+from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
 from ts_stateful.frontend.dialects.sampling import prompt_of
 from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.protocol.errors import InvalidRequest
@@ -36,13 +31,13 @@ class _SglangRequest(Struct, frozen=True, forbid_unknown_fields=True):
     sampling_params: dict[str, Any] | None = None
 
 
-class _SglangSession(TranslatingResponder):
+class _SglangSession(Translator):
     """An empty answer: the headers name the session."""
 
     def answer(self, answer: EngineAnswer) -> bytes:
         return b"{}"
 
-    def error(self, error: ErrorDetails) -> Whole:
+    def error(self, error: EngineError) -> Whole:
         return Whole(error.status, line_of({"error": error.sentence}))
 
 

@@ -157,12 +157,6 @@ class RequestHeaders:
             path=path if isinstance(path, str) else "",
         )
 
-    def sent_back(self) -> RequestHeaders:
-        """Return these headers with `minted_id` as an id that the client sent."""
-        assert self.minted_id is not None
-        ids = (self.minted_id, *self.session_ids)
-        return replace(self, session_ids=ids, minted_id=None, names_session=True)
-
     def session_id(self) -> str | None:
         """Return the id that the client sent.
 
@@ -192,10 +186,11 @@ class HeaderReader:
         read = RequestHeaders.read(headers, self.names, minting=self._minting)
         if read.minted_id is None:
             return read
-        if read.minted_id in self._minted:
-            return read.sent_back()
-        self._minted[read.minted_id] = None
-        return read
+        if read.minted_id not in self._minted:
+            self._minted[read.minted_id] = None
+            return read
+        ids = (read.minted_id, *read.session_ids)
+        return replace(read, session_ids=ids, minted_id=None, names_session=True)
 
 
 def _is_true(texts: list[tuple[str, str]], names: frozenset[str]) -> bool:

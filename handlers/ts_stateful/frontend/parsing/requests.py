@@ -48,13 +48,7 @@ class RequestParser:
     def parse(
         self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
     ) -> Submit | Event:
-        """Return the message to the engine, or the answer if no engine is needed.
-
-        Sets `pending.responder` as soon as the dialect is known, so that errors are answered in it.
-
-        Raises:
-            StatefulError: the request is refused.
-        """
+        """See `Parser`. Sets `pending.responder` first, so that errors are in the dialect too."""
         body = RequestBody(data, headers, self._other_inputs)
         dialect = self._dialects.of(body)
         pending.responder = dialect.responder

@@ -46,11 +46,7 @@ class StepParser:
     def parse(
         self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
     ) -> Submit:
-        """Return the message to the engine.
-
-        Raises:
-            StatefulError: the request is refused.
-        """
+        """See `Parser`."""
         parts = self._take_apart(data, headers)
         if parts.document is None:
             split(data, self._hint)  # raises
@@ -105,11 +101,7 @@ class StepParser:
         return _Parts(body, raw, False, others)
 
     def _complete(self, step: Step, headers: RequestHeaders, flags: Mapping[str, Any]) -> Step:
-        """Add the sequence's id and flags from headers, gRPC inputs (`flags`) and Triton's parameters.
-
-        Raises:
-            SessionIdMismatch: two of them name different sequences.
-        """
+        """Add the sequence's id and flags from headers, gRPC inputs (`flags`) and Triton's parameters."""
         parameters = step.parameters
         session_id = step.session_id
         if parameters.sequence_id not in (None, 0, ""):
@@ -128,11 +120,7 @@ class StepParser:
         )
 
     def _elements(self, step: Step, raw: Mapping[str, bytes]) -> list[Elements]:
-        """Return the elements of the model's inputs, in their order.
-
-        Raises:
-            InvalidRequest: a tensor is not as declared.
-        """
+        """Return the elements of the model's inputs, in their order."""
         for index, output in enumerate(step.outputs):
             if output.name not in self._outputs:
                 raise InvalidRequest(
