@@ -126,7 +126,7 @@ def test_the_session_of_a_step() -> None:
         ({"data": b"1", "y": b"1"}, {}, "text", "unknown input"),
         ({"x": b"1", "data": ONE}, {}, "text", "sent twice"),
         ({"x": b"1", "data": b'{"type": "info", "session_id": "a"}'}, {}, "text", "only `step`"),
-        ({"data": b'{"outputs": [{"name": "z"}], ' + ONE[1:]}, {}, "text", "the model gives y"),
+        ({"data": b'{"outputs": [{"name": "z"}], ' + ONE[1:]}, {}, "text", "it has y"),
         ({"data": b'{"inputs": []}'}, {}, "text", "input x is missing"),
         ({"data": b'{"prompt": "Hi", "inputs": []}'}, {}, "text", "unknown field"),
     ],
