@@ -191,16 +191,7 @@ class User:
                 talk.session.close(timeout_s=5)
 
     def _connected(self, url: str, max_body_bytes: int = MAX_BODY_BYTES) -> Server:
-        rng = random.Random(self.name)
-
-        def counted() -> float:
-            # Asked for a number while it handles the error because of which it will repeat a request, and at no other time.
-            error = sys.exc_info()[1]
-            assert error is not None
-            self.tally.repeated(error)
-            return rng.random()
-
-        policy = RetryPolicy(max_retries=200, max_delay_s=1.0, random=counted)
+        policy = RetryPolicy(max_retries=200, max_delay_s=1.0, random=_Counted(self))
         profile = self.shared.plan.profile if url.startswith("grpc") else None
         server = connect(
             url, timeout_s=DEADLINE_S, policy=policy, max_body_bytes=max_body_bytes, profile=profile
@@ -212,6 +203,21 @@ class User:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+class _Counted(random.Random):
+    """A user's source of chance, which counts the repeated requests of that user."""
+
+    def __init__(self, user: User) -> None:
+        super().__init__(user.name)
+        self._tally = user.tally
+
+    def random(self) -> float:
+        """See `Random`; a client calls it only while it handles the error after which it repeats a request."""
+        error = sys.exc_info()[1]
+        assert error is not None
+        self._tally.repeated(error)
+        return super().random()
 
 
 Act = Callable[[User, Talk], None]

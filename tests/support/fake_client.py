@@ -1,52 +1,62 @@
-"""A client connected to a fake server, with a clock that moves only when somebody sleeps."""
+"""A client connected to a fake server, with a clock that moves only when the client sleeps."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
+from tests.support.clock import FakeClock
 from tests.support.fake_servers import grpc_server, http_server
 from tests.support.fake_sessions import FakeSessions
 from tests.support.sagemaker import ENDPOINT, endpoint_of
 from ts_stateful.client import RetryPolicy, Server, connect
 
-__all__ = ["PROFILES", "TORCHSERVE", "FakeTime", "connected"]
+__all__ = ["PROFILES", "TORCHSERVE", "Chance", "FakeTime", "connected"]
 
-TORCHSERVE = ("continuous", "async", "sequence", "http")  # spoken to directly
+TORCHSERVE = ("continuous", "async", "sequence", "http")  # without an endpoint between
 PROFILES = (*TORCHSERVE, "sagemaker")
 
 
-class FakeTime:
-    """A clock and its sleep; `slept` keeps every delay. With `interrupts`, somebody presses Ctrl-C in the next one."""
+class FakeTime(FakeClock):
+    """A clock whose `slept` keeps every delay. With `interrupts`, the next sleep raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        super().__init__()
         self.slept: list[float] = []
         self.interrupts = False
 
-    def clock(self) -> float:
-        """The time, in seconds."""
-        return self.now
-
-    def sleep(self, delay_s: float) -> None:
-        """Moves the clock."""
-        self.slept.append(delay_s)
-        self.now += delay_s
+    def sleep(self, seconds: float) -> None:
+        """See `Clock`."""
+        self.slept.append(seconds)
+        super().sleep(seconds)
         if self.interrupts:
             self.interrupts = False
             raise KeyboardInterrupt
 
     def policy(self, **changes: Any) -> RetryPolicy:
-        """The default policy by this clock, without chance."""
-        return RetryPolicy(clock=self.clock, sleep=self.sleep, random=lambda: 1.0, **changes)
+        """Make the default policy with this clock and the longest delays."""
+        return RetryPolicy(clock=self, random=Chance(1.0), **changes)
+
+
+class Chance(Random):
+    """A source of chance that always gives the same number."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self._number = number
+
+    def random(self) -> float:
+        """Return the number."""
+        return self._number
 
 
 @contextlib.contextmanager
 def connected(
     fake: FakeSessions, time: FakeTime, *, stall_s: float = 30.0, **options: Any
 ) -> Iterator[Server]:
-    """A client of a server over the transport that the fake's profile names; checks that it broke no rule."""
+    """Connect over the transport that the fake's profile names; check that the client broke no rule."""
     with (
         _served(fake) as url,
         connect(url, policy=time.policy(stall_s=stall_s), **options) as server,

@@ -27,7 +27,7 @@ class Service:
         self.deaf = False
         self._stack = contextlib.ExitStack()
         urls = self._stack.enter_context(serving(*(one.app for one in self.containers)))
-        self.router = Router([Instance(url) for url in urls], self.time.clock)
+        self.router = Router([Instance(url) for url in urls], self.time.monotonic)
         app = make_app(ENDPOINT, self.router, limits, self._say)
         (self.url,) = self._stack.enter_context(serving(app))
         self.boto = boto_client(self.url, read_timeout=30)

@@ -1,4 +1,4 @@
-"""A web server on loopback that does what it is told, and what a `Fetcher` uses to get there: names, connections, time."""
+"""A web server on loopback with scripted answers, and a `Fetcher`'s name server, connections and clock."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import httpcore
 import pytest
 
+from ts_stateful.clock import Clock
+from ts_stateful.media.connect import Resolver
 from ts_stateful.media.fetch import Fetcher
 from ts_stateful.protocol.errors import MediaError
 
@@ -39,7 +41,7 @@ MakeFetcher = Callable[..., Fetcher]
 
 
 class Site(ThreadingHTTPServer):
-    """A web server on loopback whose routes write the raw answer; records what it is asked."""
+    """A web server on loopback whose routes write the raw answer; records the requests."""
 
     daemon_threads = True
 
@@ -47,7 +49,7 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.routes: dict[str, Route] = {"/": answer(BODY)}
         self.requests: list[tuple[str, dict[str, str]]] = []
-        self.released = threading.Event()  # what a route waits for that never answers
+        self.released = threading.Event()  # a route that never answers waits for it
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
@@ -60,7 +62,7 @@ class Site(ThreadingHTTPServer):
         return [path for path, _ in self.requests]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: clients that go away are what is tested."""
+        """Ignore clients that leave early, as tests do."""
 
     def stop(self) -> None:
         self.released.set()
@@ -78,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def answer(body: bytes = b"", status: int = 200, **headers: str) -> Route:
@@ -95,7 +97,7 @@ def redirect(location: str, status: int = 302) -> Route:
 
 
 def endless(start: bytes, again: bytes) -> Route:
-    """Writes until the client has gone."""
+    """Write until the client has left."""
 
     def route(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + start)
@@ -105,34 +107,39 @@ def endless(start: bytes, again: bytes) -> Route:
     return route
 
 
-class StepClock:
-    """A clock that moves on by `step_s` whenever it is read."""
+class StepClock(Clock):
+    """A clock that moves on by `step_s` with every reading."""
 
     def __init__(self, step_s: float = 0.0) -> None:
         self.now_s = 1000.0
         self.step_s = step_s
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         self.now_s += self.step_s
         return self.now_s
 
 
-class Names:
-    """A name server that gives its answers in turn, the last one for ever; records the questions."""
+class Names(Resolver):
+    """A name server that gives its answers in turn, the last one for ever; records the questions.
 
-    def __init__(self, *answers: Sequence[str]) -> None:
+    `before` is called before each answer.
+    """
+
+    def __init__(self, *answers: Sequence[str], before: Callable[[], object] = list) -> None:
         self._answers = list(answers)
+        self._before = before
         self.asked: list[str] = []
 
-    def __call__(self, host: str, port: int) -> Sequence[str]:
+    def resolve(self, host: str, port: int) -> Sequence[str]:
         self.asked.append(host)
+        self._before()
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
 
 class Connector(httpcore.SyncBackend):
-    """Records what it is asked to connect to, and connects to the server in its place.
+    """Connections to the test's server instead of the asked address, which is recorded.
 
-    An address in `dead` refuses; without a server everything does.
+    An address in `dead` refuses; without a server every address does.
     """
 
     def __init__(self, site: Site | None = None, dead: Iterable[str] = ()) -> None:
@@ -157,7 +164,7 @@ def raw(data: bytes) -> Route:
 
 
 def refusal(fetcher: Fetcher, url: str, error: type[MediaError]) -> str:
-    """The message with which `url` is refused, as exactly this error."""
+    """Return the message of the refusal of `url`; check that it is exactly this error."""
     with pytest.raises(error) as caught:
         fetcher.fetch(url, FIELD)
     assert type(caught.value) is error

@@ -21,10 +21,10 @@ from ts_stateful.cli.numbers import positive
 from ts_stateful.cli.repair import repaired
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.cli.watch import Watch
-from ts_stateful.client.addresses import http_transport, parse_address
-from ts_stateful.client.documents import MAX_BODY_BYTES
+from ts_stateful.client.addresses import parse_address
 from ts_stateful.client.management import Management
-from ts_stateful.client.transports.transport import Transport
+from ts_stateful.client.transports.rest import HttpTransport
+from ts_stateful.client.transports.transport import Transport, TransportOptions
 
 __all__ = ["EPILOG", "add_options", "attend", "examine"]
 
@@ -147,14 +147,10 @@ def _connections(options: argparse.Namespace) -> Iterator[tuple[Management, Tran
     if address.is_grpc:
         raise ValueError(f"the doctor asks over HTTP: --url cannot be {options.url}")
     token = {} if options.token is None else {"Authorization": f"Bearer {options.token}"}
-    transport = http_transport(
-        address,
-        options.model,
-        token,
-        max_body_bytes=MAX_BODY_BYTES,
-        ca_file=options.ca_file,
-        header=options.session_header,
+    settings = TransportOptions(
+        options.model, token, options.session_header, ca_file=options.ca_file
     )
+    transport = HttpTransport(address, settings)
     management = Management(
         options.management_url, token=options.management_token, ca_file=options.ca_file
     )

@@ -1,14 +1,12 @@
-"""The client: sessions over gRPC, HTTP or SageMaker's runtime API, with one interface.
+"""The client: sessions over gRPC, HTTP or SageMaker's runtime API, with one interface. It needs no torch.
 
-    from ts_stateful.client import connect
+from ts_stateful.client import connect
 
-    with connect("grpc://127.0.0.1:7070") as server, server.open(images=["scene.png"]) as session:
-        reply = session.prompt("What color is the circle?")
-        for piece in reply:
-            print(piece, end="", flush=True)
-        print(reply.finish_reason, reply.usage)
-
-Imports neither torch nor anything of the server.
+with connect("grpc://127.0.0.1:7070") as server, server.open(images=["scene.png"]) as session:
+    reply = session.prompt("What color is the circle?")
+    for piece in reply:
+        print(piece, end="", flush=True)
+    print(reply.finish_reason, reply.usage)
 """
 
 from ts_stateful.client.documents import MAX_BODY_BYTES

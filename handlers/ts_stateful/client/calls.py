@@ -1,8 +1,7 @@
 """Requests with one answer, repeated within their deadline.
 
-Owns the loop around a transport's call, and how long one may be silent: TorchServe forgets what it hands out while its worker
-dies. Every request of the protocol may be repeated: ids are made here and turns are numbered, so that a repeated one is
-recognised.
+TorchServe forgets requests when their worker dies, so each one has a limit of silence. Every request may be repeated: the
+client makes the ids and numbers the turns, by which the server recognizes a repetition.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Answer = TypeVar("Answer")
 
 
 class Calls:
-    """A transport with its deadline and its policy of retries; what all objects of one connection share.
+    """A transport with its timeout and its retry policy, shared by all objects of one connection.
 
     Raises:
         ValueError: `timeout_s` is not positive.
@@ -38,7 +37,7 @@ class Calls:
         self._timeout_s = timeout_s
 
     def attempts(self, timeout_s: float | None) -> Attempts:
-        """A new deadline, and no failures yet; None is the connection's own timeout."""
+        """Start a deadline without failures; None takes the connection's own timeout."""
         return Attempts(self.policy, self._timeout_s if timeout_s is None else timeout_s)
 
     def call(
@@ -50,28 +49,28 @@ class Calls:
         raw: Mapping[str, bytes] | None = None,
         applied: tuple[type[StatefulError], Callable[[], Answer]] | None = None,
     ) -> Answer:
-        """The answer to a request; `raw` are inputs of a step that are sent as they are.
+        """Return the answer to a request; `raw` are inputs of a step that are sent unencoded.
 
-        `applied` names the error which, after a failed attempt, says that the failed one was applied all the same, and how the
-        lost answer is made up.
+        `applied` names the error which, after a failed attempt, shows that this attempt was applied all the same. Its
+        function makes up the lost answer.
 
         Raises:
             StatefulError: the server's error.
             ClientError: there was no answer.
         """
         attempts = self.attempts(timeout_s)
-        # Of an id that the caller has chosen nobody could tell whether the first of two requests has taken it.
+        # If the caller chose the id, an error could not show which of two requests has taken it.
         may_stall = applied is not None or not isinstance(command, Open | Fork)
-        asked_before = False
+        is_repeated = False
         while True:
             try:
                 body = self.ask(command, attempts.deadline, raw, may_stall=may_stall)
                 return parse(body, answer)
             except (ClientError, StatefulError) as error:
-                if applied is not None and asked_before and isinstance(error, applied[0]):
+                if applied is not None and is_repeated and isinstance(error, applied[0]):
                     return applied[1]()
                 attempts.wait_after(error)
-                asked_before = True
+                is_repeated = True
 
     def ask(
         self,
@@ -81,13 +80,13 @@ class Calls:
         *,
         may_stall: bool = True,
     ) -> bytes:
-        """The body of the answer to a request that is sent once.
+        """Send a request once and return the body of its answer.
 
         Raises:
-            StreamStalled: nothing came for the stall time, and the time that the request's files may take; the request
-                can be sent again. Not raised unless it `may_stall`.
+            StreamStalled: nothing came for the stall time and the time that the request's files may take; the request
+                can be sent again. Raised only if it `may_stall`.
             DeadlineExceeded: nothing came until the deadline.
-            StatefulError, ClientError: as everywhere.
+            StatefulError, ClientError: see `call`.
         """
         left_s = deadline.remaining_s()
         stall_s = self.policy.stall_s + seconds_to_send(

@@ -1,7 +1,7 @@
-"""A transport with a memory: whether it has been closed, and whether its model was ever there.
+"""A transport that remembers if it was closed and if its model has ever answered.
 
-Owns what these mean for errors. What a library makes of a call on something closed differs from library to library; and a
-model that TorchServe does not know was misspelled, or is about to be registered again.
+Libraries differ in what they raise for a call on a closed connection. A model that TorchServe does not know is either
+misspelled or about to be registered again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from ts_stateful.protocol.requests import Command, Prompt
 
 __all__ = ["Connection"]
 
-_CLOSED = "the connection is closed: by `Server.close`, or by the end of its `with` block"
+_CLOSED = (
+    "the connection is closed, by `Server.close` or by the end of its `with` block; connect again"
+)
 
 
 class Connection:
-    """A `Transport`, by way of another one.
+    """A `Transport` on top of another one.
 
-    Once it is closed every call raises `ConnectionClosed`, also one in progress in another thread. A model that has answered
-    and then is not found is one that somebody registers anew, as `ts-stateful doctor --repair` does: that error is retryable.
+    After `close` every call raises `ConnectionClosed`, also a call in progress in another thread. If a model has answered
+    and then is not found, somebody is registering it again, for example `ts-stateful doctor --repair`. That error is
+    retryable.
     """
 
     def __init__(self, transport: Transport) -> None:

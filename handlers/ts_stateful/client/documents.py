@@ -1,7 +1,4 @@
-"""JSON documents on their way out and in.
-
-Owns the size check, and what an answer means: the typed answer, the server's error, or neither. Knows nothing of transports.
-"""
+"""JSON documents of requests and answers, with the check of their size."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ __all__ = [
     "seconds_to_send",
 ]
 
-# TorchServe's default `max_request_size`; over gRPC more than that fails as an obscure reset of the stream.
+# TorchServe's default `max_request_size`; over gRPC a larger request fails as an obscure reset of the stream.
 MAX_BODY_BYTES = 6_553_500
 _SHOWN_CHARS = 300
 _SLOW_BYTES_PER_S = 100_000.0  # of the slowest line on which files are expected to arrive
@@ -32,19 +29,19 @@ Answer = TypeVar("Answer")
 
 
 def encode(command: Command) -> bytes:
-    """The JSON document of a request."""
+    """Encode a request as JSON."""
     return msgspec.json.encode(command)
 
 
 def seconds_to_send(command: Command, num_raw_bytes: int = 0) -> float:
-    """How long the files of a request, and bytes beside it, may be on their way."""
+    """Return the longest time that the files of a request, and its raw bytes, may take to arrive."""
     texts = [image.base64 for image in command.images] if isinstance(command, Open | Prompt) else []
     texts += [command.base64] if isinstance(command, Upload) else []
     return (num_raw_bytes + sum(len(text or "") for text in texts)) / _SLOW_BYTES_PER_S
 
 
 def check_size(num_bytes: int, max_bytes: int) -> None:
-    """Raises `RequestTooLarge` for a request that TorchServe's transport would not take."""
+    """Raise `RequestTooLarge` if TorchServe would not take a request of that size."""
     if num_bytes > max_bytes:
         raise RequestTooLarge(
             f"the request has {num_bytes:,} bytes and the server takes {max_bytes:,}; send less at"
@@ -54,26 +51,30 @@ def check_size(num_bytes: int, max_bytes: int) -> None:
 
 
 def parse(body: bytes, answer: type[Answer]) -> Answer:
-    """The typed answer in a body.
+    """Decode the typed answer in a body.
 
     Raises:
         StatefulError: the body is the server's error.
-        ProtocolError: it is neither.
+        ProtocolError: the body is neither an answer nor an error.
     """
     document = _document(body)
     if document is None:
-        raise ProtocolError(f"the answer is not a JSON object: {_shown(body)}")
+        raise ProtocolError(
+            f"the answer is not a JSON object; check the URL and the model: {_shown(body)}"
+        )
     error = error_from_body(document)
     if error is not None:
         raise error
     try:
         return msgspec.convert(document, answer)
     except msgspec.ValidationError as invalid:
-        raise ProtocolError(f"unexpected answer: {invalid}: {_shown(body)}") from None
+        raise ProtocolError(
+            f"unexpected answer ({invalid}); check the URL and the model: {_shown(body)}"
+        ) from None
 
 
 def refusal(status: int, body: bytes) -> StatefulError | ServerRefused:
-    """What an answer with an HTTP error status means: this protocol's error, TorchServe's own, or some proxy's."""
+    """Return the error that an HTTP error status means: this protocol's, TorchServe's or a proxy's."""
     document = _document(body) or {}
     error = error_from_body(document)
     if error is not None:
@@ -87,7 +88,7 @@ def refusal(status: int, body: bytes) -> StatefulError | ServerRefused:
 
 
 def is_last(body: bytes) -> bool:
-    """Whether an event is the last one of a stream: it says more than `text`."""
+    """Return True if an event ends its stream: it has more fields than `text`."""
     document = _document(body)
     return document is None or document.keys() != {"text"}
 

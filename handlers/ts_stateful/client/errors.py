@@ -1,15 +1,13 @@
-"""What can go wrong between a client and a server, besides the errors that the server's protocol has.
+"""Errors between a client and a server. The server's own errors are in `ts_stateful.protocol.errors`.
 
-Owns the classes for transport and protocol failures. Errors that a server answers are in `ts_stateful.protocol.errors`.
-
-    ClientError
-    ├── ServerUnreachable      no connection, or it broke                      (retryable)
-    │   └── StreamStalled      connected, but silent for longer than allowed   (retryable)
-    ├── ConnectionClosed       by the caller
-    ├── DeadlineExceeded       no answer within the deadline
-    ├── RequestTooLarge        more bytes than the server's transport takes; nothing was sent
-    ├── ServerRefused          TorchServe itself or a proxy answered           (retryable if overloaded or "worker died")
-    └── ProtocolError          an answer that is not of this protocol
+ClientError
+├── ServerUnreachable      no connection, or it broke                      (retryable)
+│   └── StreamStalled      connected, but silent for longer than allowed   (retryable)
+├── ConnectionClosed       by the caller
+├── DeadlineExceeded       no answer within the deadline
+├── RequestTooLarge        more bytes than the server's transport takes; nothing was sent
+├── ServerRefused          TorchServe itself or a proxy answered           (retryable if overloaded or "worker died")
+└── ProtocolError          an answer that is not of this protocol
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ class StreamStalled(ServerUnreachable):
 
 
 class ConnectionClosed(ClientError):
-    """The caller has closed the connection: before the call, or while it was waiting for an answer."""
+    """The caller closed the connection before the call or during it."""
 
 
 class DeadlineExceeded(ClientError):
@@ -62,29 +60,29 @@ class RequestTooLarge(ClientError):
 
 
 class ServerRefused(ClientError):
-    """An error that comes from TorchServe itself or from a proxy, not from the model's sessions.
+    """An error from TorchServe itself or from a proxy, not from the model's sessions.
 
-    `status` is the HTTP status, or the one that matches what gRPC said; `kind` is the name that TorchServe gives the
-    error, such as `ModelNotFoundException`, where it gives one.
+    `status` is the HTTP status, or the one that matches gRPC's. `kind` is TorchServe's name of the error, such as
+    `ModelNotFoundException`, if it has one.
     """
 
     def __init__(self, message: str, *, status: int, kind: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
-        # TorchServe's own words for a worker that it starts again: the sessions outlive it.
+        # TorchServe reports so a worker that it starts again; the sessions outlive it.
         self.retryable = status in (429, 502, 503, 504) or "Worker died" in message
 
     @property
     def is_without_model(self) -> bool:
-        """Whether TorchServe has no such model; while one is unregistered it has the model, and no version of it."""
+        """Return True if TorchServe has no such model, or has it without a version while it is unregistered."""
         return self.kind in ("ModelNotFoundException", "ModelVersionNotFoundException")
 
 
 class ProtocolError(ClientError):
-    """The answer is not one that the protocol has; the server is another one, or a newer one."""
+    """The answer is not of this protocol; another program answered, or a newer server."""
 
 
 def is_retryable(error: Exception) -> bool:
-    """Whether the same request may succeed if it is sent again after a while."""
+    """Return True if the same request may succeed later."""
     return isinstance(error, ClientError | StatefulError) and error.retryable

@@ -1,7 +1,7 @@
-"""TorchServe's management API, as far as one model needs it: what it says of the model, scaling it, registering it anew.
+"""TorchServe's management API for one model: describe, scale, register and unregister it.
 
-Owns its paths and their parameters. Knows nothing of sessions. `customized=true` is never sent: in the continuous profile
-TorchServe 0.12.0 gives such a request out again for ever, and nothing else gets through.
+`customized=true` is never sent: in the continuous profile TorchServe 0.12.0 hands such a request out again for ever, and
+no other request gets through.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import httpx
 import msgspec
 from msgspec import Struct, field
 
-from ts_stateful.client.addresses import parse_address, tls_context
+from ts_stateful.client.addresses import parse_address
 from ts_stateful.client.documents import refusal
 from ts_stateful.client.errors import DeadlineExceeded, ProtocolError, ServerUnreachable
 
 __all__ = ["Description", "Management", "ModelWorker"]
 
-_ANSWER_S = 10.0  # for what needs no worker
+_ANSWER_S = 10.0  # for requests that need no worker
 _CONNECT_S = 5.0
 
 _Answer = TypeVar("_Answer")
 
 
 class ModelWorker(Struct, frozen=True):
-    """A worker as TorchServe sees it: `READY`, or `UNLOADING` while it starts and when it is dead."""
+    """A worker in TorchServe's view: `READY`, or `UNLOADING` while it starts and after it died."""
 
     id: str
     status: str
@@ -37,7 +37,7 @@ class ModelWorker(Struct, frozen=True):
 
 
 class Description(Struct, frozen=True, rename="camel"):
-    """What TorchServe says of a model. It does not tell the async profile from one without any batching."""
+    """TorchServe's description of a model. It is the same for the async profile and for no batching."""
 
     model_name: str
     model_url: str
@@ -52,12 +52,12 @@ class Description(Struct, frozen=True, rename="camel"):
 
     @property
     def is_ready(self) -> bool:
-        """Whether TorchServe takes all workers for ready."""
+        """Return True if TorchServe reports all workers as ready."""
         return all(worker.status == "READY" for worker in self.workers)
 
     @property
     def waiting(self) -> int:
-        """Requests that no worker has taken yet; those of sequences are not counted."""
+        """Return the number of requests that no worker has taken yet; requests of sequences are not counted."""
         return self.queue.get("pendingRequests", 0)
 
 
@@ -80,44 +80,44 @@ class Management:
     ) -> None:
         address = parse_address(url)
         if address.is_grpc:
-            raise ValueError(f"the management API is spoken to by HTTP: {url!r}")
+            raise ValueError(f"the management API needs an HTTP URL, not {url!r}")
         self.url = url
         self.is_local = not address.through_proxy
         self._http = httpx.Client(
             base_url=f"{address.scheme}://{address.authority}{address.path}",
             headers={} if token is None else {"Authorization": f"Bearer {token}"},
-            verify=tls_context(address, ca_file),
+            verify=address.tls_context(ca_file),
             trust_env=address.through_proxy,
         )
 
     def models(self) -> list[str]:
-        """The names of all registered models."""
+        """Return the names of all registered models."""
         answer = self._ask("GET", "/models", _ANSWER_S)
         return [model.model_name for model in _converted(answer, _Models).models]
 
     def describe(self, model: str) -> Description:
-        """The default version of a model."""
+        """Describe the default version of a model."""
         answer = self._ask("GET", _path(model), _ANSWER_S)
         (description,) = _converted(answer, tuple[Description])
         return description
 
     def scale(self, model: str, num_workers: int, timeout_s: float) -> None:
-        """Returns when the model has so many workers, each of them ready."""
+        """Set the number of workers; return when all of them are ready."""
         workers = str(num_workers)
         params = {"min_worker": workers, "max_worker": workers, "synchronous": "true"}
         self._ask("PUT", _path(model), timeout_s, params)
 
     def unregister(self, model: str) -> None:
-        """Forgets the model; status 405 where TorchServe's model API is off (`enable_model_api`)."""
+        """Remove the model; status 405 if TorchServe's model API is off (`enable_model_api`)."""
         self._ask("DELETE", _path(model), _ANSWER_S)
 
     def register(self, model: str, url: str, timeout_s: float) -> None:
-        """Registers an archive of the model store, or of another place, with one worker; returns when it is ready."""
+        """Register an archive of the model store, or at a URL, with one worker; return when it is ready."""
         params = {"url": url, "model_name": model, "initial_workers": "1", "synchronous": "true"}
         self._ask("POST", "/models", timeout_s, params)
 
     def runs(self, worker: ModelWorker) -> bool | None:
-        """Whether a worker has a process; None: it is on another machine, where that cannot be seen. Asks nobody."""
+        """Return True if a worker has a process; None if it is on another machine. Sends no request."""
         if not self.is_local:
             return None
         try:
@@ -126,7 +126,7 @@ class Management:
             return False
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._http.close()
 
     def _ask(
@@ -150,14 +150,18 @@ class Management:
         except httpx.TransportError as error:
             raise ServerUnreachable(f"{self.url}: {error or type(error).__name__}") from None
         except (httpx.DecodingError, msgspec.DecodeError, UnicodeDecodeError):
-            raise ProtocolError(f"{self.url} is not TorchServe's management API") from None
+            raise ProtocolError(
+                f"{self.url} does not answer as TorchServe's management API; check the URL"
+            ) from None
 
 
 def _converted(answer: Any, kind: type[_Answer]) -> _Answer:
     try:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"not an answer of TorchServe's management API: {error}") from None
+        raise ProtocolError(
+            f"not an answer of TorchServe's management API; check the URL: {error}"
+        ) from None
 
 
 def _path(model: str) -> str:

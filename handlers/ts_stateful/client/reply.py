@@ -1,69 +1,57 @@
-"""A reply while it comes: pieces of text, and what is known once it has ended.
+"""Replies: the pieces of a turn's text as they come, and its usage and timing at the end.
 
-Owns the way of one turn from its prompt to its last event: pushed or pulled, resumed where a stream broke. Knows nothing of
-which transport carries it. Characters are counted as Python does, in code points.
+A turn is pushed or pulled, and resumed if a stream breaks. Characters are counted as Python does, in code points.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 
 import msgspec
 
-from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import parse
 from ts_stateful.client.errors import ClientError, ProtocolError, ServerUnreachable
-from ts_stateful.client.turns import TurnCounter
-from ts_stateful.client.uploads import Carrier
+from ts_stateful.client.open_session import OpenSession
 from ts_stateful.protocol.answers import Cancelled, Timing, TurnAnswer, Usage
 from ts_stateful.protocol.errors import SessionExpired, SessionNotFound, StatefulError, TurnGap
 from ts_stateful.protocol.requests import Cancel, Continue, Prompt
 
 __all__ = ["Reply"]
 
-# A turn that has nothing new is asked for again after a pause that doubles from the first to the last of these. The server's
-# own wait is part of the pause.
+# If a turn has nothing new, the next request waits for a pause that doubles from the first to the last of these. The
+# server's own wait is part of the pause.
 _FIRST_PAUSE_S = 0.001
 _LAST_PAUSE_S = 0.010
-# Where the server may hold an answer back until there is something new (async profile).
+# The longest time that the server may hold an answer back until there is something new (async profile).
 _WAIT_MS = 1000
-# How long giving a turn up may take, each of its two steps.
+# The timeout of each of the two steps in which a turn is given up.
 _CLOSE_TIMEOUT_S = 5.0
 
 
 class Reply:
-    """The reply to one prompt; iterate over it once for the pieces, or take `result()`.
+    """The reply to one prompt; iterate over it once for the pieces, or call `result()`.
 
-    Nothing is sent before the first piece is asked for. Leaving the loop early, Ctrl-C and `close()` cancel the turn; what
-    was generated until then stays part of the session. An error in the middle does not: the server drops a turn
-    that nobody comes back for.
+    Nothing is sent before the first piece is asked for. Leaving the loop early, Ctrl-C and `close()` cancel the turn; the
+    text until then stays part of the session. After an error in the middle it does not: the server drops a turn that no
+    client resumes.
     """
 
-    def __init__(
-        self,
-        calls: Calls,
-        turns: TurnCounter,
-        command: Prompt,
-        timeout_s: float | None,
-        carrier: Carrier,
-        reopen: Callable[[str, float], str] | None = None,
-    ) -> None:
+    def __init__(self, session: OpenSession, command: Prompt, timeout_s: float | None) -> None:
         self.turn: int | None = None
         self.finish_reason: str | None = None
         self.usage: Usage | None = None
         self.timing: Timing | None = None
         self.replayed = False
-        self._calls = calls
-        self._turns = turns
+        self._session = session
+        self._calls = session.calls
         self._command = command
-        self._attempts = calls.attempts(timeout_s)
+        self._attempts = session.calls.attempts(timeout_s)
         self._timeout_s = timeout_s
-        self._carrier = carrier
-        self._reopen = reopen  # gives the id of what takes the place of the session that has ended, within so many seconds
+        self._may_reopen = session.opening is not None
         self._pieces: list[str] = []
         self._num_chars = 0
-        self._known = 0  # characters that come once more, since the turn was begun anew
+        self._known = 0  # characters that come once more, since the turn was begun again
         self._events: Generator[TurnAnswer, None, None] | None = None
         self._pulls = False
         self._given_up = False
@@ -71,12 +59,12 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What has come so far; once the loop has ended, the whole reply."""
+        """Return the text so far; after the loop, the whole reply."""
         return "".join(self._pieces)
 
     @property
     def session_id(self) -> str:
-        """The session that the turn belongs to."""
+        """Return the id of the turn's session."""
         return str(self._command.session_id)
 
     def __iter__(self) -> Iterator[str]:
@@ -89,28 +77,28 @@ class Reply:
             raise
 
     def result(self) -> str:
-        """The whole text, once the turn has ended."""
+        """Wait for the end of the turn and return its whole text."""
         for _ in self:
             pass
         return self.text
 
     def cancel(self, timeout_s: float | None = None) -> None:
-        """Ends the turn; the loop goes on to the end of what was generated, with `finish_reason` "cancelled".
+        """End the turn; the loop goes on to the end of its text, with `finish_reason` "cancelled".
 
-        Within the connection's timeout, unless another one is given.
+        `timeout_s` is by default the connection's.
         """
         self._calls.call(Cancel(session_id=self.session_id), Cancelled, timeout_s)
 
     def close(self) -> None:
-        """Cancels the turn if it has not ended, and takes in what was generated until then.
+        """Cancel the turn if it has not ended, and read its text until then.
 
-        Raises nothing: if the server does not answer in time, it is left to find out that its client is gone. In the sequence
-        profile a turn cannot be interrupted, so this may wait for some seconds.
+        Raises nothing: if the server does not answer in time, it will find out that its client has left. A turn of the
+        sequence profile cannot be interrupted, so this may wait for some seconds.
         """
         if self._over or self.turn is None:
             self._over = True
             return
-        self._given_up = True  # what the server does not know of is not begun now
+        self._given_up = True  # a turn that the server does not have is not begun now
         try:
             with contextlib.suppress(ClientError, StatefulError):
                 self.cancel(_CLOSE_TIMEOUT_S)
@@ -119,7 +107,7 @@ class Reply:
                 self._attempts = self._calls.attempts(_CLOSE_TIMEOUT_S)
                 while self.finish_reason is None:
                     self._advance()
-        finally:  # also behind another Ctrl-C
+        finally:  # also after another Ctrl-C
             self._end()
 
     def __enter__(self) -> Reply:
@@ -129,7 +117,7 @@ class Reply:
         self.close()
 
     def _advance(self) -> str:
-        """The next piece, which may be empty; after the last one the reply is over."""
+        """Return the next piece, which may be empty; after the last one the reply is over."""
         if self.turn is None:
             self._begin()
         try:
@@ -141,9 +129,11 @@ class Reply:
             return self._take(event)
         except (ClientError, StatefulError) as error:
             self._drop_events()
-            # What has come is not asked for again; without any of it, the prompt may not even have arrived.
+            # Pull only what is missing. Without any text so far, the prompt may not even have arrived.
             self._pulls = self._pulls or self._num_chars > 0
-            self._known = 0  # also where a repetition broke off: what is behind is asked for
+            self._known = (
+                0  # also if a repetition broke off: pulled text begins after the known text
+            )
             try:
                 if not self._goes_on_after(error):
                     self._attempts.wait_after(error)
@@ -155,46 +145,49 @@ class Reply:
     def _begin(self) -> None:
         self._attempts = self._calls.attempts(self._timeout_s)
         try:
-            self.turn = self._turns.take(self._attempts.deadline.remaining_s())
+            self._number()
         except (ClientError, StatefulError) as error:
             self._over = True
             if not self._reopened_after(error):
                 raise
             self._over = False
 
+    def _number(self) -> None:
+        self.turn = self._session.next_turn(self._attempts.deadline.remaining_s())
+
     def _goes_on_after(self, error: Exception) -> bool:
         return not self._given_up and (
             self._reopened_after(error)
-            or self._begun_anew_after(error)
+            or self._begun_again_after(error)
             or self._uploads_again_after(error)
         )
 
     def _reopened_after(self, error: Exception) -> bool:
-        """Whether the turn, of which nothing has come, has a session again; once in a turn."""
-        gone = isinstance(error, SessionExpired | SessionNotFound)
-        if self._reopen is None or self._num_chars or not gone:
+        """Open a lost session again, once in a turn and only before its text; return False otherwise."""
+        is_lost = isinstance(error, SessionExpired | SessionNotFound)
+        if not self._may_reopen or self._num_chars or not is_lost:
             return False
-        reopen, self._reopen = self._reopen, None
-        session_id = reopen(self.session_id, self._attempts.deadline.remaining_s())
-        self._command = msgspec.structs.replace(self._command, session_id=session_id)
-        self.turn = self._turns.take(self._attempts.deadline.remaining_s())
+        self._may_reopen = False
+        self._session.reopen(self.session_id, self._attempts.deadline.remaining_s())
+        self._command = msgspec.structs.replace(self._command, session_id=self._session.session_id)
+        self._number()
         self._pulls = False
         return True
 
-    def _begun_anew_after(self, error: Exception) -> bool:
-        """Whether the turn, which had begun, is asked for again: those who worked on it are gone, all of them.
+    def _begun_again_after(self, error: Exception) -> bool:
+        """Ask for the turn again if the engine that worked on it is lost; return False otherwise.
 
-        It gives the same text, of which the beginning may be known.
+        The turn gives the same text, of which the beginning may be known.
         """
-        lost = isinstance(error, TurnGap) and self._pulls
-        if not lost or not self._may_try_again():
+        is_lost = isinstance(error, TurnGap) and self._pulls
+        if not is_lost or not self._may_try_again():
             return False
         self._pulls, self._known = False, self._num_chars
         return True
 
     def _uploads_again_after(self, error: Exception) -> bool:
-        """Whether the server had dropped an upload: because others came, or its engine died."""
-        return self._carrier.lost(error) and self._may_try_again()
+        """Return True if the server dropped an upload, for others or with its engine, and there may be another attempt."""
+        return self._session.uploads.lost(error) and self._may_try_again()
 
     def _may_try_again(self) -> bool:
         self._attempts.num_failures += 1
@@ -213,15 +206,15 @@ class Reply:
             self._end()
         elif event.more and not self._pulls:
             self._drop_events()
-            self._pulls, self._known = True, 0  # it is asked for what is behind
+            self._pulls, self._known = True, 0  # the rest is pulled
         elif event.more is False:
-            raise ProtocolError("an answer says that there is no more, but not how the turn ended")
+            raise ProtocolError("the last answer of a turn does not name how the turn ended")
         return text
 
     def _push(self) -> Generator[TurnAnswer, None, None]:
-        """The events that the server sends by itself, from the beginning of the turn."""
+        """Yield the events that the server sends unasked, from the beginning of the turn."""
         numbered = msgspec.structs.replace(self._command, turn=self.turn)
-        command = self._carrier.carried(numbered, self._attempts)
+        command = self._session.uploads.carried(numbered, self._attempts)
         if not command.stream:
             yield parse(self._calls.ask(command, self._attempts.deadline), TurnAnswer)
             return
@@ -234,15 +227,15 @@ class Reply:
                 self._attempts.deadline.remaining_s()
 
     def _pull(self) -> Generator[TurnAnswer, None, None]:
-        """What the turn has produced behind what has come, asked for again and again.
+        """Ask for the rest of the turn again and again.
 
-        One request at a time: the server holds it until there is something new, so a second one would be answered by the same
-        event with the same text.
+        One request at a time: the server holds it until there is something new. It would answer a second one by the same event
+        with the same text.
         """
-        policy, pause_s = self._calls.policy, 0.0
+        clock, pause_s = self._calls.policy.clock, 0.0
         assert self.turn is not None
         while True:
-            asked_at = policy.clock()
+            asked_at = clock.monotonic()
             command = Continue(
                 session_id=self.session_id,
                 turn=self.turn,
@@ -255,9 +248,9 @@ class Reply:
                 pause_s = 0.0
                 continue
             pause_s = min(_LAST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * pause_s))
-            rest_s = pause_s - (policy.clock() - asked_at)
+            rest_s = pause_s - (clock.monotonic() - asked_at)
             if rest_s > 0:
-                policy.sleep(rest_s)
+                clock.sleep(rest_s)
 
     def _drop_events(self) -> None:
         events, self._events = self._events, None
@@ -268,4 +261,4 @@ class Reply:
         self._over = True
         self._drop_events()
         if self.finish_reason is None:
-            self._turns.forget()
+            self._session.forget_turns()

@@ -1,7 +1,4 @@
-"""A connection to one model of one server: where sessions are opened.
-
-Owns what a caller says about a connection, and the opening of sessions.
-"""
+"""Connections to one model of one server, which open sessions."""
 
 from __future__ import annotations
 
@@ -11,23 +8,22 @@ from pathlib import Path
 
 import msgspec
 
-from ts_stateful.client.addresses import (
-    grpc_transport,
-    http_transport,
-    is_sagemaker,
-    parse_address,
-    sagemaker_transport,
-)
+from ts_stateful.client.addresses import parse_address
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import MAX_BODY_BYTES
+from ts_stateful.client.errors import ClientError
 from ts_stateful.client.images import ImageSource, wire_images
+from ts_stateful.client.open_session import OpenSession, open_under_new_id
 from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.client.session import Session
 from ts_stateful.client.steps import Steps
-from ts_stateful.client.transports.transport import Transport
+from ts_stateful.client.transports.rest import HttpTransport
+from ts_stateful.client.transports.rpc import GrpcTransport
+from ts_stateful.client.transports.transport import Transport, TransportOptions
 from ts_stateful.client.uploads import fits
 from ts_stateful.protocol.answers import HelloAnswer, Opened, Usage
 from ts_stateful.protocol.errors import SessionExists, SessionNotFound
+from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Hello, Image, Open
 from ts_stateful.protocol.session_ids import check_session_id, new_session_id
 
@@ -49,49 +45,58 @@ def connect(
     profile: str | None = None,
     policy: RetryPolicy = _DEFAULT_POLICY,
 ) -> Server:
-    """A connection to `model` at `grpc://`, `grpcs://`, `http://` or `https://host:port`; nothing is sent yet.
+    """Connect to `model` at `grpc://`, `grpcs://`, `http://` or `https://host:port`; nothing is sent yet.
 
-    Or to an endpoint of SageMaker at `sagemaker://<name>?region=...&profile=...&endpoint_url=...`, whose credentials are
-    boto3's business and whose model has no name.
+    Or to an endpoint of SageMaker at `sagemaker://<name>?region=...&profile=...&endpoint_url=...`. Its credentials come from
+    boto3, and its model has no name.
 
     `timeout_s` is the deadline of every call, and of every whole turn, that does not name its own. `token` is a key of
     TorchServe's token authorization. `headers` go with every request, over gRPC as metadata. `ca_file` holds the
-    certificates to trust instead of the system's. `max_body_bytes` is the server's `max_request_size`. `session_header` is the
-    name that TorchServe is configured with; over gRPC it is metadata, for proxies to route by. `profile` saves a gRPC
-    connection the question how to talk to the server.
+    certificates to trust instead of the system's. `max_body_bytes` is the server's `max_request_size`. `session_header` is its
+    name in TorchServe's configuration; over gRPC it is metadata, for proxies to route by. `profile` (`continuous`,
+    `sequence` or `async`) saves a gRPC connection the request that finds the profile out.
 
     Raises:
-        ValueError: the URL, the profile or the session header cannot be meant.
+        ValueError: the URL, the profile or the timeout is not valid.
         ClientError: for SageMaker, boto3 is not installed.
     """
-    transport: Transport
-    if is_sagemaker(url) and (token or headers or profile):
-        raise ValueError("token, headers and profile are not for SageMaker: boto3 signs requests")
-    if is_sagemaker(url):
-        transport = sagemaker_transport(url, max_body_bytes=max_body_bytes, ca_file=ca_file)
-        return Server(Calls(transport, timeout_s, policy))
+    if url.startswith("sagemaker:") and (token or headers or profile):
+        raise ValueError(
+            "token, headers and profile are not for SageMaker, where boto3 signs requests; leave them out"
+        )
     sent = {**(headers or {}), **({} if token is None else {"Authorization": f"Bearer {token}"})}
+    options = TransportOptions(
+        model=model,
+        headers=sent,
+        session_header=session_header,
+        max_body_bytes=max_body_bytes,
+        ca_file=ca_file,
+        profile=_profile_of(profile),
+    )
+    return Server(Calls(_transport(url, options), timeout_s, policy))
+
+
+def _profile_of(name: str | None) -> Profile | None:
+    if name is None:
+        return None
+    try:
+        return Profile(name)
+    except ValueError:
+        known = ", ".join(profile.value for profile in Profile)
+        raise ValueError(f"profile must be one of {known}, not {name!r}") from None
+
+
+def _transport(url: str, options: TransportOptions) -> Transport:
+    if url.startswith("sagemaker:"):
+        try:
+            from ts_stateful.client.transports import sagemaker  # noqa: PLC0415 - boto3 is optional
+        except ImportError as missing:
+            raise ClientError(str(missing)) from missing
+        return sagemaker.SageMakerTransport(sagemaker.parse_sagemaker_url(url), options)
     address = parse_address(url)
     if address.is_grpc:
-        transport = grpc_transport(
-            address,
-            model,
-            sent,
-            max_body_bytes=max_body_bytes,
-            ca_file=ca_file,
-            profile=profile,
-            header=session_header,
-        )
-    else:
-        transport = http_transport(
-            address,
-            model,
-            sent,
-            max_body_bytes=max_body_bytes,
-            ca_file=ca_file,
-            header=session_header,
-        )
-    return Server(Calls(transport, timeout_s, policy))
+        return GrpcTransport(address, options)
+    return HttpTransport(address, options)
 
 
 class Server:
@@ -101,7 +106,7 @@ class Server:
         self._calls = calls
 
     def hello(self, timeout_s: float | None = None) -> HelloAnswer:
-        """Who serves, in which profile, within which limits."""
+        """Ask the server for its version, profile, model and limits."""
         return self._calls.call(Hello(), HelloAnswer, timeout_s)
 
     def open(
@@ -115,21 +120,21 @@ class Server:
         reopen: bool = False,
         timeout_s: float | None = None,
     ) -> Session:
-        """Opens a session; images and the system prompt are processed before this returns.
+        """Open a session; images and the system prompt are processed before this returns.
 
         Images are paths, URLs or bytes. Without a `session_id` the session gets a new one of 128 random bits. With `reopen`, a
-        prompt that finds the session expired or lost opens it again under a new id, with the same images and system prompt but
-        without its turns, and runs there.
+        prompt that finds the session expired or lost opens it again under a new id and runs there. The new session has the
+        same images and system prompt, but not the turns.
 
-        Images that are too large for a request go with the session's first prompt, uploaded in parts: what is wrong with them,
-        that prompt tells, and its first piece takes longer. The conversation is the same, also after a `fork` or a `rewind`.
+        Images that are too large for a request go with the session's first prompt, uploaded in parts. That prompt then raises
+        their errors, and its first piece takes longer. The conversation is the same, also after a `fork` or a `rewind`.
 
         Raises:
             StatefulError: the server refuses, for instance `TooManySessions` or `MediaInvalid`.
             ClientError: the server could not be asked, or not in time.
             OSError: an image file cannot be read.
         """
-        # Made here and not by the server, so that an `open` whose answer was lost can be repeated and leaves nothing behind.
+        # Made here and not by the server: an `open` whose answer was lost can be repeated and leaves no second session.
         name = new_session_id() if session_id is None else check_session_id(session_id)
         command = Open(
             session_id=name,
@@ -143,62 +148,56 @@ class Server:
             first_images = command.images
             command = msgspec.structs.replace(command, images=())
 
-        # An id of somebody's choice may have been open before.
-        lost = partial(self._opened_unheard, command, timeout_s)
+        # An id that the caller chose may have been open before.
+        lost = partial(self._lost_answer, command, timeout_s)
         applied = (SessionExists, lost) if session_id is None else None
         opened = self._calls.call(command, Opened, timeout_s, applied=applied)
-        again = partial(self._open_again, command) if reopen else None
         return Session(
-            self._calls,
-            opened.session_id,
-            opened=opened,
-            num_turns=0,
-            reopen=again,
-            first_images=first_images,
+            OpenSession(
+                self._calls,
+                opened.session_id,
+                opened,
+                opening=command if reopen else None,
+                first_images=first_images,
+            )
         )
 
-    def _opened_unheard(self, command: Open, timeout_s: float | None) -> Opened:
-        """What the lost answer to an `open` said."""
+    def _lost_answer(self, command: Open, timeout_s: float | None) -> Opened:
+        """Make up the lost answer to an `open`."""
         try:
-            info = self._session(str(command.session_id)).info(timeout_s)
+            info = OpenSession(self._calls, str(command.session_id)).info(timeout_s)
         except SessionNotFound:
-            # SageMaker routes by what it has seen: a session whose answer it missed is out of reach for everybody.
-            return self._open_again(command, timeout_s)
+            # SageMaker does not route to a session whose `open` it has not seen answered.
+            return open_under_new_id(self._calls, command, timeout_s)
         return Opened(info.session_id, info.expires_at, Usage(prompt_tokens=info.tokens))
 
-    def _open_again(self, command: Open, timeout_s: float | None) -> Opened:
-        again = msgspec.structs.replace(command, session_id=new_session_id())
-        return self._calls.call(again, Opened, timeout_s)
-
     def attach(self, session_id: str, timeout_s: float | None = None) -> Session:
-        """A session that is open already, for instance by an earlier process.
+        """Return a session that is open already, for instance by an earlier process.
 
         Raises:
-            SessionError: it is not, or not any more.
+            SessionError: there is no such session, or it has ended.
         """
-        session = self._session(check_session_id(session_id))
+        session = Session(OpenSession(self._calls, check_session_id(session_id)))
         session.info(timeout_s)
         return session
 
     def steps(self, session_id: str | None = None, *, resume: bool = False) -> Steps:
-        """A sequence of a model with recurrent state. It begins with its first step: nothing is sent yet.
+        """Return a sequence of a model with recurrent state. Its first step begins it: nothing is sent yet.
 
-        Without a `session_id` it gets a new one of 128 random bits. `resume` goes on with the open sequence of that id, where
-        otherwise a new one takes its place.
+        Without a `session_id` it gets a new one of 128 random bits. With `resume` it goes on with the open sequence of that id;
+        otherwise a new sequence replaces an open one.
 
         Raises:
-            SessionError: there is none to go on with.
+            SessionError: there is no sequence to resume.
         """
         if session_id is None:
             return Steps(self._calls, new_session_id(), num_steps=0)
         name = check_session_id(session_id)
-        return Steps(self._calls, name, num_steps=self._session(name).info().turns if resume else 0)
-
-    def _session(self, session_id: str) -> Session:
-        return Session(self._calls, session_id, opened=None, num_turns=None)
+        num_steps = OpenSession(self._calls, name).info().turns if resume else 0
+        return Steps(self._calls, name, num_steps=num_steps)
 
     def close(self) -> None:
-        """Closes the connection, for all threads. Sessions stay open until they are closed or expire."""
+        """Close the connection, for all threads. Sessions stay open until they are closed or expire."""
         self._calls.transport.close()
 
     def __enter__(self) -> Server:

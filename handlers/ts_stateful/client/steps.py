@@ -1,7 +1,4 @@
-"""A sequence of a model with recurrent state, as its client holds it.
-
-Owns the numbering of steps, which makes one that is repeated after a broken connection count once, and the sequence's end.
-"""
+"""Sequences of models with recurrent state. Numbered steps count once, also if a broken connection repeats them."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ __all__ = ["StepReply", "Steps"]
 
 
 class StepReply:
-    """What a step answered: `outputs` by name, `turn` the number of the step, `closed` whether it was the last."""
+    """The answer to a step: `outputs` by name, `turn` its number, `closed` True if it was the last."""
 
     def __init__(self, answer: StepAnswer) -> None:
         self.turn = answer.turn
@@ -31,14 +28,14 @@ class StepReply:
 
 
 class Steps:
-    """A sequence; leaving its `with` block ends it on the server. One client at a time."""
+    """A sequence; leaving its `with` block ends it on the server. Only one client may use it."""
 
     def __init__(self, calls: Calls, session_id: str, *, num_steps: int) -> None:
         self.session_id = session_id
         self._calls = calls
         self._num_sent = self._num_done = num_steps
         self._num_missing = 0  # answers to steps that the pipeline has sent
-        self._begun = num_steps > 0  # as far as the server may know
+        self._begun = num_steps > 0  # the server may have the sequence
         self._ended = False
         self._pipeline: Pipeline | None = None
         self._ready: deque[StepReply] = deque()  # answers to `send` where there is no stream
@@ -46,12 +43,12 @@ class Steps:
     def step(
         self, inputs: Mapping[str, Any], *, end: bool = False, timeout_s: float | None = None
     ) -> StepReply:
-        """One step: sends its inputs, numbers flat or nested, or bytes for an input that takes them raw.
+        """Run one step on inputs: numbers, flat or nested, or bytes for an input that takes them raw.
 
         `end` ends the sequence.
 
         Raises:
-            StatefulError: the server refuses; the sequence stands where it stood.
+            StatefulError: the server refuses; the sequence is unchanged.
             ClientError: there was no answer.
         """
         command, raw = self._command(inputs, end=end)
@@ -66,10 +63,10 @@ class Steps:
         return reply
 
     def send(self, inputs: Mapping[str, Any], *, end: bool = False) -> None:
-        """Sends a step as `step` does, and does not wait for the answer: `receive` gives it.
+        """Send a step as `step` does, without waiting for the answer, which `receive` returns.
 
-        In the sequence profile over gRPC any number may be on their way, up to the server's `maxSequenceJobQueueSize`;
-        elsewhere every step waits for its answer here.
+        In the sequence profile over gRPC up to `maxSequenceJobQueueSize` steps may be unanswered. Elsewhere every step waits
+        for its answer here.
         """
         if not self._ready and self._pipeline is None:
             timeout_s = self._calls.attempts(None).deadline.remaining_s()
@@ -84,12 +81,12 @@ class Steps:
         self._num_missing += 1
 
     def receive(self, timeout_s: float | None = None) -> StepReply:
-        """The answer to the first step that was sent and not received yet.
+        """Return the answer to the first step that was sent and not received yet.
 
         Raises:
-            StatefulError: the server refused that step, and with it those sent behind it; when their answers have been
-                received too, the sequence stands where it stood.
-            ClientError: the stream broke, or said nothing for `timeout_s`.
+            StatefulError: the server refused that step and the steps sent after it. When their answers have been received
+                too, the sequence is unchanged.
+            ClientError: the stream broke, or was silent for `timeout_s`.
         """
         if self._pipeline is None:
             return self._ready.popleft()
@@ -107,18 +104,18 @@ class Steps:
         return reply
 
     def info(self, timeout_s: float | None = None) -> SessionInfo:
-        """The figures of the sequence, whose `turns` are steps."""
+        """Return the statistics of the sequence, whose `turns` are steps."""
         return self._calls.call(Info(session_id=self.session_id), SessionInfo, timeout_s)
 
     def close(self) -> None:
-        """Ends the sequence on the server; a second time does nothing."""
+        """End the sequence on the server; a second call does nothing."""
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
             pipeline.close()
         if self._ended or not self._begun:
             return
         applied = (SessionClosed, lambda: Closed(self.session_id))
-        # Where no step was answered there may be none to end.
+        # If no step was answered, there may be no sequence to end.
         with contextlib.suppress(*(() if self._num_sent else (SessionError,))):
             self._calls.call(Close(session_id=self.session_id), Closed, applied=applied)
         self._ended = True
@@ -127,7 +124,7 @@ class Steps:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        # A sequence that has ended by itself is closed enough; and nothing may hide the error that ended the block.
+        # A sequence that has ended needs no close, and no error may hide the one that ended the block.
         hidden = (SessionError,) if error is None else (ClientError, StatefulError)
         with contextlib.suppress(*hidden):
             self.close()

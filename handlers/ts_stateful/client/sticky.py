@@ -1,7 +1,4 @@
-"""Sessions by their ids, under the names that wrappers of SageMaker's sticky sessions have.
-
-Owns which ids are in use here; a session is a `Session`, over whatever transport.
-"""
+"""Sessions by their ids, with the method names of wrappers of SageMaker's sticky sessions; over any transport."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ __all__ = ["StickySessions"]
 
 
 class StickySessions:
-    """For programs that keep an id where they could keep a `Session`; every method raises what `Session`'s do.
+    """Sessions for programs that keep an id instead of a `Session`; the methods raise what `Session`'s do.
 
-    With `reopen`, sessions that expired are opened again (see `Server.open`); they keep the id by which they are known here.
+    With `reopen`, expired sessions are opened again (see `Server.open`) and keep their id here.
     """
 
     def __init__(self, server: Server, *, reopen: bool = False) -> None:
@@ -34,7 +31,7 @@ class StickySessions:
         images: Iterable[ImageSource] = (),
         system: str | None = None,
     ) -> str:
-        """Opens a session; its id, which is a new one where none is chosen."""
+        """Open a session and return its id, a new one by default."""
         session = self._server.open(
             images=images, system=system, session_id=session_id, reopen=self._reopen
         )
@@ -44,17 +41,17 @@ class StickySessions:
     def invoke(
         self, text: str, sampling_params: PromptOptions | None = None, *, session_id: str
     ) -> str:
-        """One turn, its text in one piece."""
+        """Run one turn and return its text in one piece."""
         return self._session(session_id).ask(text, **(sampling_params or {}))
 
     def invoke_stream(
         self, text: str, sampling_params: PromptOptions | None = None, *, session_id: str
     ) -> Reply:
-        """One turn; iterate over the reply for its pieces."""
+        """Begin one turn; iterate over the reply for its pieces."""
         return self._session(session_id).prompt(text, **(sampling_params or {}))
 
     def end_session(self, session_id: str) -> None:
-        """Closes a session. One that has ended by itself is forgotten, too."""
+        """Close a session. A session that has expired is forgotten, too."""
         try:
             self._session(session_id).close()
         except SessionError:
@@ -63,7 +60,7 @@ class StickySessions:
         del self._sessions[session_id]
 
     def _session(self, session_id: str) -> Session:
-        """One that was not started here may have been by an earlier process."""
+        """Return the session; attach to it if an earlier process started it."""
         if session_id not in self._sessions:
             self._sessions[session_id] = self._server.attach(session_id)
         return self._sessions[session_id]

@@ -1,8 +1,4 @@
-"""Prompts whose images are too large to go along: these go ahead, in parts, and the prompt refers to them.
-
-Owns when that is so, the parts, and which uploads a session is believed to have. Knows nothing of transports but how large a
-body may be.
-"""
+"""Images that are too large for a request: they are uploaded in parts before the prompt that refers to them."""
 
 from __future__ import annotations
 
@@ -21,32 +17,32 @@ from ts_stateful.protocol.answers import Uploaded
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Image, Open, Prompt, Upload
 
-__all__ = ["Carrier", "fits"]
+__all__ = ["ImageUploads", "fits"]
 
-# What a transport puts around a document, and an `upload` around its part.
+# A transport's overhead for a document, and an `upload`'s for its part.
 _ENVELOPE_BYTES = 1024
-# Smaller than most servers' limit: an engine that takes in a part generates nothing meanwhile, for anybody.
+# Smaller than most servers' limit: while an engine reads a part, it generates nothing for any session.
 _MAX_PART_CHARS = 1_000_000
 _MAX_ROUNDS = 5
 _FIELD = re.compile(r"images\[\d+\]\.upload")
 
 
 def fits(command: Open | Prompt, max_body_bytes: int) -> bool:
-    """Whether a request can go in one piece; one without files has to."""
+    """Return True if a request can be sent in one piece; a request without files always is."""
     files = sum(len(image.base64 or "") for image in command.images)
     return not files or len(encode(command)) + _ENVELOPE_BYTES <= max_body_bytes
 
 
-class Carrier:
-    """Makes the prompts of one session fit. `first` are the images that its `open` could not take: turn 1 has them."""
+class ImageUploads:
+    """The uploads of one session. `first` are the images that its `open` could not carry: turn 1 has them."""
 
     def __init__(self, calls: Calls, first: Sequence[Image] = ()) -> None:
         self.first = tuple(first)
         self._calls = calls
-        self._there: set[tuple[str, str]] = set()  # sessions and hashes of what they have got
+        self._complete: set[tuple[str, str]] = set()  # session ids and hashes
 
     def carried(self, prompt: Prompt, attempts: Attempts) -> Prompt:
-        """The prompt, numbered as it is, in the form in which it can be sent; its files may be uploaded for that.
+        """Return a numbered prompt in the form in which it can be sent, after the uploads that this needs.
 
         Raises:
             StatefulError: the server refuses an upload, for instance by `MediaTooLarge`.
@@ -63,21 +59,21 @@ class Carrier:
         return msgspec.structs.replace(prompt, images=images)
 
     def lost(self, error: Exception) -> bool:
-        """Whether a prompt failed since the server had dropped an upload, which then is uploaded again by `carried`."""
-        if not self._there or not isinstance(error, InvalidRequest):
+        """Return True if a prompt failed because the server dropped an upload; `carried` then uploads again."""
+        if not self._complete or not isinstance(error, InvalidRequest):
             return False
         if not _FIELD.fullmatch(error.field or ""):
             return False
-        self._there.clear()
+        self._complete.clear()
         return True
 
     def _uploaded(self, prompt: Prompt, text: str, attempts: Attempts) -> Image:
-        # Parts of the text, as four characters are three bytes wherever they stand.
+        # Parts are cut from the text: four characters are always three bytes.
         room = self._calls.transport.max_body_bytes - _ENVELOPE_BYTES
         size = max(4, min(room, _MAX_PART_CHARS) // 4 * 4)
         sha256 = hashlib.sha256(base64.b64decode(text)).hexdigest()
-        place = (str(prompt.session_id), sha256)
-        missing: Sequence[int] = range(-(-len(text) // size)) if place not in self._there else ()
+        key = (str(prompt.session_id), sha256)
+        missing: Sequence[int] = range(-(-len(text) // size)) if key not in self._complete else ()
         whole = Upload(session_id=prompt.session_id, sha256=sha256, parts=max(1, len(missing)))
         for _ in range(_MAX_ROUNDS):
             for number in missing:
@@ -88,6 +84,8 @@ class Carrier:
                 if answer.complete:
                     break
             if not missing:
-                self._there.add(place)
+                self._complete.add(key)
                 return Image(upload=sha256)
-        raise ProtocolError("the server loses parts of an image as they come")
+        raise ProtocolError(
+            f"the server lost parts of an image in {_MAX_ROUNDS} uploads; send a smaller image"
+        )

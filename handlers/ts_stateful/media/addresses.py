@@ -1,11 +1,7 @@
-"""Which network addresses and host names an image may be fetched from.
+"""The network addresses and host names of the public internet: a client's URL must not reach the server's own network.
 
-Owns the answer to one question, "is this a host of the public internet?", so that a URL sent by a
-client cannot reach the server's own network. Pure functions; nothing is resolved or connected here.
-
-The networks are those of IANA's special-purpose address registries, spelled out because what
-`ipaddress` calls global differs between Python's patch releases, and the public addresses at which
-clouds serve metadata.
+The refused networks are those of IANA's special-purpose address registries, and the public addresses at which clouds serve
+metadata. They are spelled out because `ipaddress.is_global` differs between Python's patch releases.
 """
 
 from __future__ import annotations
@@ -51,27 +47,27 @@ _REFUSED_V6 = tuple(
         (
             "2001::/23",  # protocol assignments: Teredo (which embeds IPv4), ORCHID, benchmarks
             "2001:db8::/32",  # documentation
-            "2002::/16",  # 6to4: embeds IPv4, and nobody serves images from it
+            "2002::/16",  # 6to4: embeds IPv4; images are not served from it
             "2620:4f:8000::/48",  # AS112
             "3fff::/20",  # documentation
         ),
     )
 )
-# RFC 6052: where DNS64 is in use, every IPv4-only public host resolves to this prefix. What counts
-# is the address inside.
+# RFC 6052: with DNS64 every IPv4-only public host resolves to this prefix. The address inside
+# decides.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
-# Names that mean the machine, its network or its cloud by convention. The addresses behind them are
-# refused in any case; refusing the names too spares the query, and holds where a resolver lies.
+# Names that mean the machine, its network or its cloud by convention. Their addresses are refused in
+# any case; refusing the names too spares the query, and holds if a resolver lies.
 _LOCAL_SUFFIXES = ("localhost", "localdomain", "local", "internal", "home.arpa")
 _LOCAL_NAMES = frozenset({"metadata", "instance-data"})
 
 
 def is_public_address(address: str) -> bool:
-    """Whether `address`, an IPv4 or IPv6 address in text, belongs to a host of the public internet.
+    """Return True if `address`, an IPv4 or IPv6 address in text, is of a host of the public internet.
 
-    Addresses that embed an IPv4 address are judged by it (NAT64) or refused altogether (6to4,
-    Teredo, mapped and the like). Anything that is no address is not public.
+    If it embeds an IPv4 address, that one decides (NAT64), or it is refused (6to4, Teredo, mapped and the like). Text that
+    is no address is not public.
     """
     try:
         parsed = ip_address(address)
@@ -85,7 +81,7 @@ def is_public_address(address: str) -> bool:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether `host`, a lower-case DNS name, by convention means this machine, network or cloud."""
+    """Return True if `host`, a lower-case DNS name, by convention means this machine, network or cloud."""
     return host in _LOCAL_NAMES or any(
         host == suffix or host.endswith("." + suffix) for suffix in _LOCAL_SUFFIXES
     )

@@ -1,81 +1,78 @@
 """Connections to addresses that were checked, within a deadline.
 
-Owns what the HTTP library must not decide: which address a name means, and how long everything may
-take. The library keeps the name for the Host header, SNI and the certificate's check; the sockets
-under it go to the given addresses only.
+The HTTP library keeps the name for the Host header, SNI and the certificate's check. Its sockets connect only to the given
+addresses.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import httpcore
 
-__all__ = ["Clock", "Deadline", "DeadlineStream", "PinnedBackend", "Resolver", "resolve"]
+from ts_stateful.clock import Clock
 
-Clock = Callable[[], float]
-"""Seconds of a monotonic clock."""
-
-Resolver = Callable[[str, int], Sequence[str]]
-"""(host, port) to the addresses of that host in text, best first; raises OSError if it has none."""
+__all__ = ["DeadlineStream", "PinnedBackend", "Resolver", "TimeLimit"]
 
 
-def resolve(host: str, port: int) -> list[str]:
-    """The addresses of `host` by the system's resolver, best first, each once.
+class Resolver:
+    """The system's resolver of host names."""
 
-    Raises:
-        OSError: the name does not resolve.
-    """
-    try:
-        records = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a name that cannot be put into a query
-        raise OSError("the name cannot be resolved") from error
-    return list(dict.fromkeys(str(record[4][0]) for record in records))
+    def resolve(self, host: str, port: int) -> Sequence[str]:
+        """Return the addresses of `host` in text, best first, each once.
+
+        Raises:
+            OSError: the name does not resolve.
+        """
+        try:
+            records = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except UnicodeError as error:  # a name that cannot be put into a query
+            raise OSError(f"the name {host!r} cannot be resolved") from error
+        return list(dict.fromkeys(str(record[4][0]) for record in records))
 
 
-class Deadline:
-    """A moment by which everything must be over; `clock` in seconds."""
+class TimeLimit:
+    """A moment by which a fetch must be over, `seconds` from now."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
-        self._end_s = clock() + seconds
+        self._end_s = clock.monotonic() + seconds
 
     def remaining_s(self) -> float:
-        """Seconds left, more than 0.
+        """Return the seconds left, more than 0.
 
         Raises:
             httpcore.TimeoutException: none are left.
         """
-        remaining_s = self._end_s - self._clock()
+        remaining_s = self._end_s - self._clock.monotonic()
         if remaining_s <= 0:
             raise httpcore.TimeoutException
         return remaining_s
 
 
 class DeadlineStream(httpcore.NetworkStream):
-    """A stream whose every operation has only what is left until the deadline.
+    """A stream whose every operation has only the time left until the deadline.
 
-    The library's own timeouts are for one operation each, so a server that sends a byte now and
-    then would never meet them.
+    The library's own timeouts are for one operation each, so a server that sends a byte now and then would never exceed them.
     """
 
-    def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
+    def __init__(self, stream: httpcore.NetworkStream, deadline: TimeLimit) -> None:
         self._stream = stream
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Up to `max_bytes` bytes, empty at the end of the stream."""
+        """Read up to `max_bytes` bytes; none at the end of the stream."""
         return self._stream.read(max_bytes, self._deadline.remaining_s())
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Sends all of `buffer`."""
+        """Send all of `buffer`."""
         self._stream.write(buffer, self._deadline.remaining_s())
 
     def close(self) -> None:
-        """Closes the socket; may be called twice."""
+        """Close the socket; may be called twice."""
         self._stream.close()
 
     def start_tls(
@@ -84,28 +81,28 @@ class DeadlineStream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> DeadlineStream:
-        """This connection with TLS on top; this object must not be used any more."""
+        """Return this connection with TLS; this object must not be used any more."""
         try:
             remaining_s = self._deadline.remaining_s()
         except httpcore.TimeoutException:
-            self.close()  # as every stream does whose TLS fails; whoever asked knows of the new one alone
+            self.close()  # as every stream does whose TLS fails; the caller only has the new one
             raise
         stream = self._stream.start_tls(ssl_context, server_hostname, remaining_s)
         return DeadlineStream(stream, self._deadline)
 
     def get_extra_info(self, info: str) -> Any:
-        """What the stream below tells about itself."""
+        """Return a property of the stream below."""
         return self._stream.get_extra_info(info)
 
 
 class PinnedBackend(httpcore.NetworkBackend):
-    """Connects to the first of `addresses` that answers, whatever host it is asked for.
+    """Connections to the first of `addresses` that answers, for any host.
 
     `backend` makes the sockets; it gets addresses, never names.
     """
 
     def __init__(
-        self, backend: httpcore.NetworkBackend, addresses: Sequence[str], deadline: Deadline
+        self, backend: httpcore.NetworkBackend, addresses: Sequence[str], deadline: TimeLimit
     ) -> None:
         self._backend = backend
         self._addresses = addresses
@@ -119,15 +116,15 @@ class PinnedBackend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> DeadlineStream:
-        """A connection to `port` of one of the addresses; `host` and `timeout` are not used.
+        """Connect to `port` of one of the addresses; `host` and `timeout` are not used.
 
         Raises:
-            httpcore.ConnectError: none of them answers.
-            httpcore.TimeoutException: the last of them did not answer in time, or no time is left.
+            httpcore.ConnectError: no address answers.
+            httpcore.TimeoutException: the last address did not answer in time, or no time is left.
         """
         failure: Exception = httpcore.ConnectError()
         for tried, address in enumerate(self._addresses):
-            # Equal shares, so that one dead address does not use up the time of the others.
+            # Equal shares: one dead address must not use up the time of the others.
             share_s = self._deadline.remaining_s() / (len(self._addresses) - tried)
             try:
                 stream = self._backend.connect_tcp(

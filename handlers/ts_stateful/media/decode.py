@@ -1,15 +1,10 @@
-"""Bytes of unknown origin made into pixels, or refused.
-
-Owns the formats that are taken, the limits that hold before anything is decoded, and the one form
-in which images go on: RGB, upright, opaque, without metadata. Pillow decodes; none of its messages
-leaves this module.
-"""
+"""Decoding of untrusted bytes to pixels: RGB, upright, opaque, without metadata. No message of Pillow leaves this module."""
 
 from __future__ import annotations
 
 import io
 
-# The plugins are imported by name: Pillow would otherwise load all of them to find one.
+# Imported by name, as Pillow would otherwise load all plugins to find one.
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -35,8 +30,7 @@ FORMATS = tuple(
         BmpImagePlugin.BmpImageFile,
     )
 )
-"""Formats that are taken. TIFF is not: its tiles can be larger than its image, so its pixels do not
-bound its memory."""
+"""The accepted formats. TIFF is not: its tiles can be larger than its image, so its pixels do not bound its memory."""
 
 _ORIENTATION_TAG = 0x0112  # EXIF 2.3, 4.6.4
 _UPRIGHT = {
@@ -48,9 +42,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# What costs a sender a few bytes, and the server much work for each repetition: a pass over all
-# pixels, a profile to decompress. Honest files have about ten scans and one profile; compressed
-# data matches by chance less often. (first bytes of the file, what repeats, how often it may)
+# Parts that cost a sender a few bytes, and the server much work for each repetition: a pass over all
+# pixels, a profile to decompress. Honest files have about ten scans and one profile; compressed data
+# matches by chance less often. (first bytes of the file, the part, its largest count)
 _MAX_REPEATS = (
     (b"\xff\xd8", b"\xff\xda", 100),  # scans of a progressive JPEG
     (b"\x89PNG", b"iCCP", 16),
@@ -58,16 +52,15 @@ _MAX_REPEATS = (
 
 
 def decode_image(data: bytes, config: MediaConfig, field: str) -> Image.Image:
-    """The image in `data` (of several frames the first): RGB, upright, transparency on white.
+    """Decode the image in `data`, of several frames the first: RGB, upright, transparency on white.
 
-    The format is told by the content, what is upright by its EXIF orientation. Colour profiles and
-    all other metadata are dropped. At most 178,956,970 pixels are taken whatever
-    `config.max_pixels` says, as Pillow refuses more.
+    The content decides the format, and the EXIF orientation the upright side. Colour profiles and all other metadata are
+    dropped. Pillow refuses more than 178,956,970 pixels, also if `config.max_pixels` is larger.
 
     Raises:
         MediaTooLarge: more than `config.max_bytes` bytes, or by its header more than
             `config.max_pixels` pixels.
-        MediaInvalid: it is empty, truncated, damaged or in no format that is taken.
+        MediaInvalid: it is empty, truncated, damaged or in no accepted format.
     """
     check_size(len(data), config.max_bytes, field)
     try:
@@ -83,10 +76,9 @@ def decode_image(data: bytes, config: MediaConfig, field: str) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_many_pixels(config.max_pixels, field) from None
     except Exception:
-        # Pillow's parsers raise almost every built-in error on hostile bytes. This is the boundary
-        # to them.
+        # The boundary to Pillow's parsers, which raise almost every built-in error on hostile bytes.
         names = ", ".join(FORMATS)
-        message = f"the image is damaged or in an unknown format; taken are {names}"
+        message = f"the image is damaged or in an unknown format; send one of {names}"
         raise MediaInvalid(message, field=field) from None
 
 
@@ -97,13 +89,15 @@ def _refuse_repeats(data: bytes) -> None:
 
 
 def _too_many_pixels(max_pixels: int, field: str) -> MediaTooLarge:
-    return MediaTooLarge(f"the image has more than {max_pixels} pixels", field=field)
+    return MediaTooLarge(
+        f"the image has more than {max_pixels} pixels; send a smaller one", field=field
+    )
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """A copy in RGB without metadata."""
+    """Copy an image in RGB and without metadata."""
     if image.mode.startswith("I"):
-        # 16 bits of grey: Pillow's own conversion clips everything above 255 to white.
+        # 16 bits of grey: Pillow's own conversion clips values above 255 to white.
         image = image.point(lambda value: value * (1 / 256)).convert("L")
         image.info.pop("transparency", None)  # one of 65,536 levels; none of the 256 stands for it
     if image.has_transparency_data:

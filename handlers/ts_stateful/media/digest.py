@@ -1,8 +1,4 @@
-"""Names for the content of images, under which results that were computed from them can be cached.
-
-Owns what makes two images the same: their pixels; files of the same bytes have the same ones. Names that clients or files give
-count for nothing.
-"""
+"""Digests of the content of images, as keys of caches. Names that clients or files give do not count."""
 
 from __future__ import annotations
 
@@ -14,11 +10,10 @@ __all__ = ["content_digest", "file_digest"]
 
 
 def content_digest(image: Image.Image, *salts: str) -> str:
-    """SHA-256 in hex of the pixels of `image` with their mode, size and palette, and of `salts`.
+    """Return SHA-256 in hex of the pixels of `image` with their mode, size and palette, and of `salts`.
 
-    It names the content, for caches of what is computed from it; the salts say for whom and by what
-    (tenant, processor, model revision). Different lists of salts give different digests however
-    their texts would join.
+    The salts name the user and the program of the cached result (tenant, processor, model revision). Different lists of salts
+    give different digests, also if their texts join to the same one.
     """
     digest = _salted(image.mode, str(image.width), str(image.height), *salts)
     digest.update(bytes(image.getpalette("RGBA") or ()) if image.mode in ("P", "PA") else b"")
@@ -27,7 +22,7 @@ def content_digest(image: Image.Image, *salts: str) -> str:
 
 
 def file_digest(data: bytes, *salts: str) -> str:
-    """SHA-256 in hex of the bytes of a file and of `salts`, which separate digests as they do above.
+    """Return SHA-256 in hex of the bytes of a file and of `salts`; see `content_digest`.
 
     It takes a small part of the time of decoding the file. Other files may have the same pixels.
     """
@@ -37,7 +32,7 @@ def file_digest(data: bytes, *salts: str) -> str:
 
 
 def _salted(*salts: str) -> hashlib._Hash:
-    """A hash of how many salts there are, how long each is, and their texts: no other list starts like that."""
+    """Hash the number of salts, their lengths and their texts: no other list starts with the same bytes."""
     digest = hashlib.sha256(len(salts).to_bytes(8, "big"))
     for salt in salts:
         encoded = salt.encode()

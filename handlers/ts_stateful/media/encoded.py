@@ -1,7 +1,4 @@
-"""Images that come as base64 text: in the request itself or in a `data:` URL.
-
-Owns strict decoding within a limit of bytes that is checked before anything is decoded.
-"""
+"""Images as base64 text, in the request itself or in a `data:` URL; their size is checked before they are decoded."""
 
 from __future__ import annotations
 
@@ -20,20 +17,20 @@ _IMAGE_TYPE = re.compile(
 
 
 def decode_base64(text: str, max_bytes: int, field: str) -> bytes:
-    """The bytes that `text` spells in base64 (RFC 4648, section 4); whitespace is passed over.
+    """Decode base64 (RFC 4648, section 4); whitespace is skipped.
 
     Raises:
-        MediaTooLarge: they are more than `max_bytes`.
+        MediaTooLarge: there are more than `max_bytes` bytes.
         MediaInvalid: `text` is not base64, or empty.
     """
     return _decode_strictly(text.translate(_WHITESPACE), max_bytes, field)
 
 
 def decode_data_url(url: str, max_bytes: int, field: str) -> bytes:
-    """The bytes in a `data:image/...;base64,...` URL (RFC 2397), without any percent-encoding.
+    """Decode a `data:image/...;base64,...` URL (RFC 2397) without percent-encoding.
 
     Raises:
-        MediaTooLarge: they are more than `max_bytes`.
+        MediaTooLarge: there are more than `max_bytes` bytes.
         MediaInvalid: the type is no image, the encoding is not base64, or the base64 is malformed.
     """
     comma = url.find(",", 0, _HEADER_MAX_CHARS)
@@ -43,9 +40,11 @@ def decode_data_url(url: str, max_bytes: int, field: str) -> bytes:
 
 
 def check_size(num_bytes: int, max_bytes: int, field: str) -> None:
-    """Raises MediaTooLarge if `num_bytes` is more than `max_bytes`."""
+    """Raise MediaTooLarge if `num_bytes` is more than `max_bytes`."""
     if num_bytes > max_bytes:
-        raise MediaTooLarge(f"the image has more than {max_bytes} bytes", field=field)
+        raise MediaTooLarge(
+            f"the image has more than {max_bytes} bytes; send a smaller one", field=field
+        )
 
 
 def _decode_strictly(text: str, max_bytes: int, field: str) -> bytes:

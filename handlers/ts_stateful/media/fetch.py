@@ -1,8 +1,7 @@
-"""Images behind URLs, fetched without trusting the URL, the name server or the web server.
+"""Images at URLs, fetched without trust in the URL, the name server or the web server.
 
-Owns the policy of a fetch: schemes, hosts, addresses, redirects, bytes and time. HTTP and TLS are
-httpcore's, below them the connections are `connect`'s. Nothing is taken from the environment
-(proxies, credentials), no cookie is kept.
+HTTP and TLS are httpcore's, on the connections of `connect`. No proxy and no credentials are taken from the environment, and
+no cookie is kept.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import ssl
-import time
 from collections.abc import Sequence
 
 import httpcore
 
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.addresses import is_local_name, is_public_address
-from ts_stateful.media.connect import Clock, Deadline, PinnedBackend, Resolver, resolve
+from ts_stateful.media.connect import PinnedBackend, Resolver, TimeLimit
 from ts_stateful.media.encoded import check_size, decode_data_url
 from ts_stateful.media.objects import ObjectReader
 from ts_stateful.media.urls import Target, parse_object_url, parse_url, resolve_redirect, scheme_of
@@ -26,23 +25,22 @@ from ts_stateful.protocol.errors import MediaForbidden, MediaInvalid
 __all__ = ["Fetcher"]
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_SYSTEM_RESOLVER = Resolver()
 
 
 class Fetcher:
-    """Fetches the bytes of images by URL as a `MediaConfig` allows it; thread-safe.
+    """Fetches of images by URL, within the limits of a `MediaConfig`; thread-safe.
 
-    Owns the threads that wait for name servers until `close`. The seams are for tests and unusual
-    networks: `resolver` (see `connect.Resolver`), `clock` (monotonic seconds), `backend` (makes the
-    sockets; is given checked addresses only) and `ssl_context` (by default the system's and
-    certifi's roots).
+    Owns the threads that wait for name servers until `close`. `backend` makes the sockets and gets only checked addresses.
+    `ssl_context` has by default the system's and certifi's roots.
     """
 
     def __init__(
         self,
         config: MediaConfig,
         *,
-        resolver: Resolver = resolve,
-        clock: Clock = time.monotonic,
+        resolver: Resolver = _SYSTEM_RESOLVER,
+        clock: Clock = SYSTEM_CLOCK,
         backend: httpcore.NetworkBackend | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
@@ -55,25 +53,23 @@ class Fetcher:
         self._objects = (
             ObjectReader(config.max_bytes, config.timeout_sec) if config.allowed_buckets else None
         )
-        # A query cannot be interrupted, only left behind; the pool bounds how many of those there
-        # can be.
+        # A query cannot be interrupted, only abandoned; the pool bounds the number of those.
         self._queries = concurrent.futures.ThreadPoolExecutor(
             max_workers=4 * config.workers, thread_name_prefix="media-resolve"
         )
 
     def close(self) -> None:
-        """Ends the threads; a fetch after this is refused with a RuntimeError."""
+        """End the threads; a fetch after this raises a RuntimeError."""
         self._queries.shutdown(wait=False, cancel_futures=True)
         if self._objects is not None:
             self._objects.close()
 
     def fetch(self, url: str, field: str) -> bytes:
-        """The bytes behind `url`, at most `max_bytes` of them; takes at most `timeout_sec` seconds
-        with all redirects.
+        """Fetch the bytes at `url`, at most `max_bytes`, within `timeout_sec` seconds for all redirects.
 
         Raises:
-            MediaForbidden: the scheme, the bucket, the host or one of its addresses is not allowed, here or
-                after a redirect. No connection was made to what is not allowed.
+            MediaForbidden: the scheme, the bucket, the host or one of its addresses is not allowed, here or after a redirect.
+                No connection was made there.
             MediaTooLarge: the body is larger than `max_bytes`.
             MediaInvalid: the URL is malformed, or the server does not answer with a body of status
                 200 in time.
@@ -84,7 +80,7 @@ class Fetcher:
         if scheme_of(url, config.allowed_schemes, field) == "data":
             return decode_data_url(url, config.max_bytes, field)
         target = parse_url(url, self._web_schemes, field)
-        deadline = Deadline(self._clock, config.timeout_sec)
+        deadline = TimeLimit(self._clock, config.timeout_sec)
         try:
             return self._follow(target, deadline, field)
         except httpcore.TimeoutException:
@@ -92,14 +88,16 @@ class Fetcher:
             raise MediaInvalid(message, field=field) from None
         except (httpcore.NetworkError, httpcore.ProtocolError):
             raise MediaInvalid(
-                "the image could not be fetched from its server", field=field
+                "the image could not be fetched from its server; check the URL", field=field
             ) from None
 
     def _fetch_object(self, url: str, field: str) -> bytes:
         target, allowed = parse_object_url(url, field), self._config.allowed_buckets
         if self._objects is None or not any(_matches(p, target.bucket) for p in allowed):
-            raise MediaForbidden("the URL's bucket is not one of the allowed buckets", field=field)
-        # The library's timeouts are for one wait each, as above.
+            raise MediaForbidden(
+                "the URL's bucket is not one of handler.media.allowedBuckets", field=field
+            )
+        # The library's timeouts are for one wait each.
         reading = self._queries.submit(self._objects.read, target, field)
         try:
             return reading.result(self._config.timeout_sec)
@@ -108,7 +106,7 @@ class Fetcher:
             message = f"the image could not be read within {self._config.timeout_sec:g} s"
             raise MediaInvalid(message, field=field) from None
 
-    def _follow(self, target: Target, deadline: Deadline, field: str) -> bytes:
+    def _follow(self, target: Target, deadline: TimeLimit, field: str) -> bytes:
         for _ in range(self._config.max_redirects + 1):
             answer = self._get(target, deadline, field)
             if isinstance(answer, bytes):
@@ -117,8 +115,8 @@ class Fetcher:
         limit = self._config.max_redirects
         raise MediaInvalid(f"the image's server redirects more than {limit} times", field=field)
 
-    def _get(self, target: Target, deadline: Deadline, field: str) -> bytes | Target:
-        """The body behind `target`, or where it redirects to."""
+    def _get(self, target: Target, deadline: TimeLimit, field: str) -> bytes | Target:
+        """Return the body at `target`, or the target of its redirect."""
         addresses = self._allowed_addresses(target, deadline, field)
         url = httpcore.URL(
             scheme=target.scheme.encode(),
@@ -130,7 +128,7 @@ class Fetcher:
             "Host": target.authority,
             "User-Agent": "ts-stateful",
             "Accept": "image/*",
-            "Accept-Encoding": "identity",  # so that bytes on the wire are bytes of the image
+            "Accept-Encoding": "identity",  # bytes on the wire are bytes of the image
             "Connection": "close",
         }
         backend = PinnedBackend(self._backend, addresses, deadline)
@@ -144,22 +142,24 @@ class Fetcher:
                 return resolve_redirect(target, location, self._web_schemes, field)
             return _read_body(response, self._config.max_bytes, field)
 
-    def _allowed_addresses(self, target: Target, deadline: Deadline, field: str) -> Sequence[str]:
+    def _allowed_addresses(self, target: Target, deadline: TimeLimit, field: str) -> Sequence[str]:
         config = self._config
         if config.allowed_hosts and not any(_matches(p, target.host) for p in config.allowed_hosts):
-            raise MediaForbidden("the URL's host is not one of the allowed hosts", field=field)
+            raise MediaForbidden(
+                "the URL's host is not one of handler.media.allowedHosts", field=field
+            )
         if not config.allow_private_addresses and is_local_name(target.host):
             raise MediaForbidden("the URL's host is a name of a private network", field=field)
         addresses = self._resolve(target, deadline, field)
-        # One bad address among good ones refuses all: a name that mixes them does it on purpose.
+        # One bad address among good ones refuses all: a name mixes them only on purpose.
         if not config.allow_private_addresses and not all(map(is_public_address, addresses)):
             raise MediaForbidden("the URL's host has an address that is not public", field=field)
         return addresses
 
-    def _resolve(self, target: Target, deadline: Deadline, field: str) -> Sequence[str]:
+    def _resolve(self, target: Target, deadline: TimeLimit, field: str) -> Sequence[str]:
         if target.is_address:
             return [target.host]
-        query = self._queries.submit(self._resolver, target.host, target.port)
+        query = self._queries.submit(self._resolver.resolve, target.host, target.port)
         try:
             addresses = query.result(deadline.remaining_s())
         except concurrent.futures.TimeoutError:
@@ -173,12 +173,12 @@ class Fetcher:
 
     @functools.cached_property
     def _ssl_context(self) -> ssl.SSLContext:
-        # On first use, as it reads all root certificates. Of two made at once either will do.
+        # Made at first use, as it reads all root certificates. If two threads make one, either will do.
         return self._given_ssl_context or httpcore.default_ssl_context()
 
 
 def _read_body(response: httpcore.Response, max_bytes: int, field: str) -> bytes:
-    """The body, counted while it comes; the length that the server states only refuses early."""
+    """Read the body and count it; the length that the server declares can only refuse it earlier."""
     if response.status != 200:
         message = f"the image's server answered with status {response.status}"
         raise MediaInvalid(message, field=field)
@@ -198,7 +198,7 @@ def _header(response: httpcore.Response, name: bytes) -> bytes | None:
 
 
 def _matches(pattern: str, host: str) -> bool:
-    """Whether `pattern` of the configuration, an exact host or `*.` and a domain, covers `host`."""
+    """Return True if `pattern`, an exact host or `*.` and a domain, covers `host`."""
     pattern = pattern.lower().strip("[]")
     if pattern.startswith("*."):
         return host.endswith(pattern[1:])

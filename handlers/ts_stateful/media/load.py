@@ -1,8 +1,4 @@
-"""All images of one request, from wherever they come, in their order.
-
-Owns the count, the order, the threads and the names of the fields in errors. Where bytes come from
-is `fetch`'s and `encoded`'s, what they mean is `decode`'s.
-"""
+"""All images of one request in their order: fetched, decoded from base64, uploaded or attached."""
 
 from __future__ import annotations
 
@@ -27,33 +23,33 @@ T = TypeVar("T")
 
 
 class UploadedImage(Image, frozen=True, kw_only=True):
-    """An image that was uploaded before, with its file; no document of the wire protocol is one."""
+    """An image that was uploaded before, with its file; not part of the wire protocol."""
 
     data: bytes
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image as it came: the bytes of a file, not looked into yet; `field` names it in errors."""
+    """The undecoded bytes of an image's file; `field` names it in errors."""
 
     data: bytes
     config: MediaConfig
     field: str
 
     def decode(self) -> Picture:
-        """Its picture, as `decode_image` makes it.
+        """Decode the image; see `decode_image`.
 
         Raises:
-            MediaError: there is none, or it is too large.
+            MediaError: the bytes are not an image, or it is too large.
         """
         return decode_image(self.data, self.config, self.field)
 
 
 class MediaLoader:
-    """Loads the images of requests; thread-safe.
+    """The threads that load the images of requests; thread-safe.
 
-    At most `config.workers` are in work at the same time, over all callers. Owns its threads and,
-    from here on, `fetcher` (by default one of its own); both end with `close`.
+    At most `config.workers` images are loaded at the same time, over all callers. `close` ends the threads and `fetcher`, by
+    default one of its own.
     """
 
     def __init__(self, config: MediaConfig, fetcher: Fetcher | None = None) -> None:
@@ -62,7 +58,7 @@ class MediaLoader:
         self._workers = ThreadPoolExecutor(config.workers, thread_name_prefix="media")
 
     def close(self) -> None:
-        """Ends the threads when their work is done; a load after this raises a RuntimeError."""
+        """End the threads when their work is done; a load after this raises a RuntimeError."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._fetcher.close()
 
@@ -72,18 +68,19 @@ class MediaLoader:
         attachments: Sequence[bytes],
         read: Callable[[ImageFile], T],
     ) -> list[T]:
-        """What `read` makes of `images`, then of `attachments` (file parts of a form), in their order.
+        """Call `read` on `images`, then on `attachments` (file parts of a form); return the results in this order.
 
-        `read` runs on several threads at the same time. Blocks until all are there, or until one
-        has failed and those before it are there.
+        `read` runs on several threads at the same time. Blocks until all are done, or until one has failed and those before
+        it are done. Errors of `read` are raised too.
 
         Raises:
-            InvalidRequest: more than `max_images`; nothing was fetched.
-            MediaError: one of them was refused; `field` names it: `images[0].url`,
-                `images[0].base64`, `images[0].upload` or `files[0]`. What `read` raises comes out too.
+            InvalidRequest: there are more than `max_images`; nothing was fetched.
+            MediaError: an image was refused; `field` names it: `images[0].url`, `images[0].base64`, `images[0].upload` or
+                `files[0]`.
         """
         if len(images) + len(attachments) > self._config.max_images:
-            message = f"a request takes at most {self._config.max_images} images"
+            limit = self._config.max_images
+            message = f"a request takes at most {limit} images; send fewer"
             raise InvalidRequest(message, field="images")
         files: list[Callable[[], ImageFile]] = [
             *(functools.partial(self._fetched, *each) for each in enumerate(images)),

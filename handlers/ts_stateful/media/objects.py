@@ -1,7 +1,6 @@
 """Images that are objects in S3, read with the server's own credentials.
 
-Owns the requests and what S3's errors mean to a client. Which buckets may be read is decided before: what is read here is
-readable for whoever may ask this server.
+`Fetcher` checks the buckets before: every client of this server can see the objects that are read here.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ _DENIED = {"AccessDenied", "AllAccessDisabled", "InvalidObjectState", "403"}
 
 
 class ObjectReader:
-    """Reads objects by boto3, whose credentials, region and endpoint are the environment's; thread-safe.
+    """A reader of objects by boto3, with the environment's credentials, region and endpoint; thread-safe.
 
     Connecting, and every wait for more of an object, take at most `timeout_s` seconds.
 
     Raises:
-        ConfigError: boto3 is not installed, or what it is told in the environment cannot be meant.
+        ConfigError: boto3 is not installed, or it refuses its settings in the environment.
     """
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
         try:
-            # An extra of the package, imported where buckets are allowed.
+            # An extra of the package, imported only if buckets are allowed.
             from boto3.session import Session  # noqa: PLC0415
             from botocore import exceptions as aws  # noqa: PLC0415
             from botocore.config import Config  # noqa: PLC0415
@@ -45,24 +44,24 @@ class ObjectReader:
             connect_timeout=timeout_s,
             read_timeout=timeout_s,
             retries={"total_max_attempts": 1},
-            response_checksum_validation="when_required",  # the image's own decoder judges the bytes
+            response_checksum_validation="when_required",  # the image's decoder checks the bytes
         )
         try:
-            # A session of its own: the one that boto3 shares must not make clients in two threads.
+            # A session of its own: boto3's shared one must not make clients in two threads.
             self._client = Session().client("s3", config=config)
         except (aws.BotoCoreError, ValueError) as error:
             raise ConfigError(f"handler.media.allowedBuckets: {error}") from error
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._client.close()
 
     def read(self, source: Object, field: str) -> bytes:
-        """The bytes of an object, at most `max_bytes` of them.
+        """Read an object of at most `max_bytes` bytes.
 
         Raises:
-            MediaTooLarge: it has more; none of them was read if S3 says so beforehand.
-            MediaForbidden: S3 does not let the server have it.
+            MediaTooLarge: it has more; nothing was read if S3 declares the size.
+            MediaForbidden: S3 denies the server access.
             MediaInvalid: there is no such object, or S3 does not answer.
         """
         try:
@@ -81,7 +80,10 @@ class ObjectReader:
 
 def _refused(code: str, field: str) -> MediaForbidden | MediaInvalid:
     if code in _DENIED:
-        return MediaForbidden("S3 does not let the server read this object", field=field)
+        return MediaForbidden(
+            "S3 denies the server access to this object; allow its credentials s3:GetObject",
+            field=field,
+        )
     if code in _ABSENT:
-        return MediaInvalid("there is no such object in S3", field=field)
+        return MediaInvalid("there is no such object in S3; check the URL", field=field)
     return MediaInvalid(f"the image could not be read from S3: {code}"[:200], field=field)

@@ -1,8 +1,7 @@
 """URLs of images, parsed once and strictly.
 
-Owns the only reading of a URL: what is parsed here, scheme, host, port and target, is what is
-connected to and sent, so two parsers cannot disagree about it. Every way of disguising a host that
-browsers and libraries forgive is refused.
+The parsed scheme, host, port and path are used for the connection and the request, so two parsers cannot disagree. Every
+disguise of a host that browsers and libraries forgive is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class Target:
-    """What to connect to and what to ask for."""
+    """The server of an image and the path to request."""
 
     scheme: str  # http or https
     host: str  # a lower-case DNS name, or an address in canonical text without brackets
@@ -42,18 +41,18 @@ class Target:
 
     @property
     def is_address(self) -> bool:
-        """Whether the host is an IP address rather than a name."""
+        """Return True if the host is an IP address, not a name."""
         return ":" in self.host or self.host.rpartition(".")[2].isdigit()
 
     @property
     def authority(self) -> str:
-        """Host and port as the Host header has them: IPv6 in brackets, no default port."""
+        """Return host and port for the Host header: IPv6 in brackets, no default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """The URL that parses to this target."""
+        """Return the URL that parses to this target."""
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
@@ -66,29 +65,31 @@ class Object:
 
 
 def parse_object_url(url: str, field: str) -> Object:
-    """The object that `s3://bucket/key` names; the key is all behind the slash, as it is, without any decoding.
+    """Parse `s3://bucket/key`; the key is all text after the slash, without any decoding.
 
     Raises:
-        MediaInvalid: there is no bucket of such a name (an access point is none), or the key is none.
+        MediaInvalid: the bucket's name is not valid (an access point is no bucket), or the key is not.
     """
     match = _OBJECT.fullmatch(url)
     if match is None or not _BUCKET.fullmatch(match[1]):
-        raise MediaInvalid("an object's URL is like s3://bucket/key", field=field)
+        raise MediaInvalid("the URL is not of the form s3://bucket/key", field=field)
     key = match[2]
     # Libraries may read `..` as a way into another bucket.
     if _NO_CHAR.search(key) or {".", ".."} & set(key.split("/")):
-        raise MediaInvalid("control characters, `.` or `..` in an object's key", field=field)
+        raise MediaInvalid(
+            "the object's key has control characters, `.` or `..`; remove them", field=field
+        )
     if len(key.encode()) > _MAX_KEY_BYTES:
-        raise MediaInvalid(f"an object's key has at most {_MAX_KEY_BYTES} bytes", field=field)
+        raise MediaInvalid(f"the object's key has more than {_MAX_KEY_BYTES} bytes", field=field)
     return Object(match[1], key)
 
 
 def scheme_of(url: str, allowed: Collection[str], field: str) -> str:
-    """The scheme of `url` in lower case, which is one of `allowed`.
+    """Return the scheme of `url` in lower case.
 
     Raises:
         MediaInvalid: the URL is empty.
-        MediaForbidden: the URL has another scheme, or none (a local path).
+        MediaForbidden: the scheme is not one of `allowed`, or missing (a local path).
     """
     if not url:
         raise MediaInvalid("the URL is empty", field=field)
@@ -101,7 +102,7 @@ def scheme_of(url: str, allowed: Collection[str], field: str) -> str:
 
 
 def parse_url(url: str, allowed: Collection[str], field: str) -> Target:
-    """The target that an `http:` or `https:` URL names; a fragment is dropped.
+    """Parse an `http:` or `https:` URL; a fragment is dropped.
 
     Raises:
         MediaInvalid: the URL is malformed: whitespace, control characters, no host, port out of
@@ -130,14 +131,14 @@ def parse_url(url: str, allowed: Collection[str], field: str) -> Target:
 
 
 def resolve_redirect(base: Target, location: bytes, allowed: Collection[str], field: str) -> Target:
-    """The target of a redirect from `base`, judged as strictly as a URL that a client sent.
+    """Parse the target of a redirect from `base`, as strictly as a URL from a client.
 
     Raises:
-        MediaInvalid, MediaForbidden: as `parse_url`.
+        MediaInvalid, MediaForbidden: see `parse_url`.
     """
     try:
         text = location.decode("ascii")
-        # Before joining, because the join strips what it ought to refuse.
+        # Before joining, because `urljoin` strips these characters.
         _refuse_unsafe_characters(text, field)
         url = urljoin(base.url, text)
     except ValueError:  # not ASCII, or brackets that do not pair
@@ -168,16 +169,16 @@ def _split_authority(authority: str, field: str) -> tuple[str, int | None]:
 
 def _canonical_host(host: str, field: str) -> str:
     if not host.isascii():
-        # Parsers differ in how they map Unicode to a name; the client can send the name it means.
+        # Parsers differ in how they map Unicode to a name.
         raise MediaForbidden("the URL's host is not ASCII; write it in punycode", field=field)
-    host = host.lower()  # not before: some letters that are not ASCII have ASCII lower cases
+    host = host.lower()  # after the check: some letters that are not ASCII have ASCII lower cases
     try:
         if host.startswith("["):
             return str(IPv6Address(_without_scope(host[1:-1])))
         labels = host.split(".")
         if _NUMBER.fullmatch(labels[-1]):
-            # Resolvers also read 2130706433, 0x7f.1 and 0177.0.0.1 as addresses; here it is one in
-            # its canonical form or nothing.
+            # Resolvers also read 2130706433, 0x7f.1 and 0177.0.0.1 as addresses; only the canonical
+            # form is accepted.
             return str(ip_address(host))
     except ValueError:
         raise MediaForbidden("the URL's host is not a canonical address", field=field) from None

@@ -14,10 +14,12 @@ from ts_stateful.client import (
     Server,
     ServerRefused,
     ServerUnreachable,
+    Session,
     StreamStalled,
     connect,
 )
 from ts_stateful.client.calls import Calls
+from ts_stateful.client.open_session import OpenSession
 from ts_stateful.protocol.errors import (
     EngineUnavailable,
     InternalError,
@@ -204,8 +206,8 @@ def test_an_id_of_the_callers_choice_is_asked_for_once(
         before = len(fake.of_kind(kind))
         fake.fail(kind, Fault(stalls=True))
         # Nothing else is in such a hurry, or what was sent again on a busy machine would be counted.
-        hurried = Server(Calls(server._calls.transport, 60, time.policy(stall_s=0.05)))
-        known = hurried._session(session.session_id)
+        calls = Calls(server._calls.transport, 60, time.policy(stall_s=0.05))
+        hurried, known = Server(calls), Session(OpenSession(calls, session.session_id))
         begin = hurried.open if kind == "open" else known.fork
         with pytest.raises(DeadlineExceeded):
             begin(session_id="mine", timeout_s=0.2)

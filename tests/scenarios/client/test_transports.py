@@ -27,8 +27,10 @@ from ts_stateful.client import (
     Session,
     connect,
 )
-from ts_stateful.client.transports import rpc_calls as calls_grpc
+from ts_stateful.client.open_session import OpenSession
+from ts_stateful.client.transports import rpc_calls
 from ts_stateful.pb import inference_pb2
+from ts_stateful.protocol.answers import Opened, Usage
 from ts_stateful.protocol.errors import SessionNotFound
 
 
@@ -296,11 +298,9 @@ def test_grpcs_is_spoken(certificate: tuple[Path, Path]) -> None:
 def test_a_refusal_inside_a_stream_is_read() -> None:
     """TorchServe without a free sequence sends an empty message with a status, and nothing more."""
     refused = inference_pb2.PredictionResponse(status=status_pb2.Status(code=13, message="full"))
-    call = calls_grpc.Call(
-        _Responses([inference_pb2.PredictionResponse(), refused]), lambda: None, 0
-    )
+    call = rpc_calls.GrpcCall(_Responses([inference_pb2.PredictionResponse(), refused]))
     with pytest.raises(ServerRefused, match="full") as caught:
-        list(calls_grpc.messages(call, stall_s=30))
+        list(rpc_calls.messages(call, stall_s=30))
     assert caught.value.retryable
 
 
@@ -326,7 +326,7 @@ def test_a_server_that_drips_is_left_at_the_deadline(kind: str) -> None:
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with connect(url, policy=RetryPolicy(max_retries=0)) as server:
-            session = Session(server._calls, "s", opened=None, num_turns=0)
+            session = Session(OpenSession(server._calls, "s", Opened("s", "", Usage())))
             stream = kind.startswith("text")
             with pytest.raises(DeadlineExceeded):
                 session.prompt("Hello", stream=stream, timeout_s=0.3).result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_client import FakeTime
+from tests.support.fake_client import Chance, FakeTime
 from ts_stateful.client import (
     DeadlineExceeded,
     ProtocolError,
@@ -18,7 +18,7 @@ from ts_stateful.protocol.errors import InvalidRequest, QueueFull
 
 def test_delays_are_bounded_and_spread() -> None:
     """A delay doubles up to the largest and is shortened by chance by at most a half."""
-    longest, shortest = RetryPolicy(random=lambda: 1.0), RetryPolicy(random=lambda: 0.0)
+    longest, shortest = RetryPolicy(random=Chance(1.0)), RetryPolicy(random=Chance(0.0))
     assert longest.delay_s(20, None) == 5.0
     assert shortest.delay_s(20, None) == 2.5
     assert longest.delay_s(1, 3.0) == pytest.approx(3.1)
@@ -27,7 +27,7 @@ def test_delays_are_bounded_and_spread() -> None:
 def test_a_deadline_passes() -> None:
     """What is left shrinks with the clock; nothing left is an error that names the timeout."""
     time = FakeTime()
-    deadline = Deadline(2.0, time.clock)
+    deadline = Deadline(2.0, time)
     assert deadline.remaining_s() == 2.0
     time.now += 2
     assert deadline.left_s == 0
@@ -46,7 +46,7 @@ def test_final_errors_are_raised_at_once(error: Exception) -> None:
     assert time.slept == []
 
 
-def test_progress_starts_the_count_anew() -> None:
+def test_progress_starts_the_count_again() -> None:
     """Only failures in a row count."""
     time = FakeTime()
     attempts = Attempts(time.policy(max_retries=1), 60)

@@ -15,6 +15,7 @@ _HANDLERS = Path(__file__).resolve().parents[3] / "handlers"
 
 # The parts that each part may import; all may import modules at the package's top.
 _MAY_IMPORT: dict[str, set[str]] = {
+    "": {"client", "protocol"},  # the package itself: its public names
     "pb": set(),
     "protocol": set(),
     "config": {"protocol"},

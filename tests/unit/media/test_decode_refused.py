@@ -56,7 +56,7 @@ def test_too_many_pixels_are_refused_from_the_header(data: bytes) -> None:
     assert caught.value.to_body()["error"] == {
         "code": "media_too_large",
         "status": 413,
-        "message": "the image has more than 1000000 pixels",
+        "message": "the image has more than 1000000 pixels; send a smaller one",
         "retryable": False,
         "field": FIELD,
     }
@@ -141,7 +141,7 @@ def test_what_is_no_image_is_invalid(data: bytes) -> None:
         decode(data)
     error = caught.value
     assert error.message == (
-        "the image is damaged or in an unknown format; taken are PNG, JPEG, WEBP, GIF, BMP"
+        "the image is damaged or in an unknown format; send one of PNG, JPEG, WEBP, GIF, BMP"
     )
     assert (error.field, error.__suppress_context__) == (FIELD, True)
 

@@ -159,7 +159,7 @@ def test_a_body_is_cut_off_at_the_limit(
     """A body beyond the limit is refused while it comes, or at once where the server admits it."""
     site.routes["/"] = route
     message = refusal(make_fetcher(max_bytes=1000), site.url, MediaTooLarge)
-    assert message == "the image has more than 1000 bytes"
+    assert message == "the image has more than 1000 bytes; send a smaller one"
 
 
 def test_a_body_of_the_limit_is_taken(site: Site, make_fetcher: MakeFetcher) -> None:
@@ -204,11 +204,11 @@ def test_a_broken_answer_is_invalid(site: Site, make_fetcher: MakeFetcher, route
     """What is no HTTP, truncated or endless in its headers is invalid, without the library's words."""
     site.routes["/"] = route
     message = refusal(make_fetcher(), site.url, MediaInvalid)
-    assert message == "the image could not be fetched from its server"
+    assert message == "the image could not be fetched from its server; check the URL"
 
 
 def test_a_refused_connection_is_invalid(make_fetcher: MakeFetcher) -> None:
     """A server that is not there is invalid in the same words."""
     seams = {"backend": Connector(), "resolver": Names([PUBLIC, OTHER_PUBLIC])}
     message = refusal(make_fetcher(seams=seams), "http://example.com/", MediaInvalid)
-    assert message == "the image could not be fetched from its server"
+    assert message == "the image could not be fetched from its server; check the URL"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 
 import pytest
 
@@ -167,12 +166,10 @@ def test_an_allowed_host_must_still_be_public(make_fetcher: MakeFetcher) -> None
 def test_an_unknown_name_is_invalid(make_fetcher: MakeFetcher, failure: OSError | None) -> None:
     """A name that does not resolve, or to nothing, is invalid."""
 
-    def unknown(host: str, port: int) -> Sequence[str]:
+    def fail() -> None:
         if failure is not None:
             raise failure
-        return []
 
-    message = refusal(
-        make_fetcher(seams={"resolver": unknown}), "http://example.com/", MediaInvalid
-    )
+    names = Names([], before=fail)
+    message = refusal(make_fetcher(seams={"resolver": names}), "http://example.com/", MediaInvalid)
     assert message == "the URL's host cannot be resolved"

@@ -102,7 +102,7 @@ def test_too_many_images_are_refused_before_any_fetch(make: Make) -> None:
     with pytest.raises(InvalidRequest) as caught:
         loader.load([Image(url="https://example.com/")] * 3, [png(1)], DECODE)
     assert (caught.value.status, caught.value.field) == (400, "images")
-    assert caught.value.message == "a request takes at most 3 images"
+    assert caught.value.message == "a request takes at most 3 images; send fewer"
     assert asked == []
     assert levels(loader.load([Image(url=url(1))] * 2, [png(2)], DECODE)) == [1, 1, 2]
 

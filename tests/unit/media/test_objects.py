@@ -93,7 +93,7 @@ def test_an_object_that_is_not_there_is_named(client: Any, make_fetcher: MakeFet
     """Neither the object nor the bucket; the message does not repeat what S3 says."""
     fetcher = make_fetcher(allowed_buckets=(BUCKET, "nowhere"))
     for url in (f"s3://{BUCKET}/dog.png", "s3://nowhere/cat.png"):
-        assert refusal(fetcher, url, MediaInvalid) == "there is no such object in S3"
+        assert refusal(fetcher, url, MediaInvalid) == "there is no such object in S3; check the URL"
 
 
 class Told:

@@ -24,7 +24,7 @@ def time() -> FakeTime:
 @pytest.fixture
 def router(time: FakeTime) -> Router:
     """Three instances."""
-    return Router([Instance(f"http://{number}") for number in (1, 2, 3)], time.clock)
+    return Router([Instance(f"http://{number}") for number in (1, 2, 3)], time.monotonic)
 
 
 def test_a_session_stays_on_its_instance_until_it_expires(router: Router, time: FakeTime) -> None:

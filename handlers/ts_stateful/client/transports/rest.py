@@ -1,17 +1,15 @@
-"""The transport over HTTP: one POST for a request, server-sent events for a stream.
-
-Owns addresses, headers and what httpx's errors mean.
-"""
+"""The transport over HTTP: one POST for a request, server-sent events for a stream."""
 
 from __future__ import annotations
 
 import contextlib
-import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import quote
 
 import httpx
 
+from ts_stateful.client.addresses import Address
 from ts_stateful.client.documents import check_size, encode, refusal
 from ts_stateful.client.errors import (
     ClientError,
@@ -21,7 +19,7 @@ from ts_stateful.client.errors import (
     StreamStalled,
 )
 from ts_stateful.client.transports.sse import documents
-from ts_stateful.client.transports.transport import Events
+from ts_stateful.client.transports.transport import Events, TransportOptions
 from ts_stateful.protocol.requests import Command, Prompt
 
 __all__ = ["HttpTransport", "encode_form"]
@@ -32,36 +30,29 @@ _CONNECT_TIMEOUT_S = 5.0
 class HttpTransport:
     """POSTs to one model.
 
-    `session_header` is the name of the sequence-id header as configured for TorchServe, which in the sequence profile
-    routes by it; the body names the session too. `through_proxy` says whether the environment's proxies are used.
+    In the sequence profile TorchServe routes by the session header; the body has the session's id too.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        headers: Mapping[str, str],
-        session_header: str,
-        max_body_bytes: int,
-        tls: ssl.SSLContext,
-        through_proxy: bool,
-    ) -> None:
-        self.max_body_bytes = max_body_bytes
-        self._url = url
-        self._session_header = session_header
+    def __init__(self, address: Address, options: TransportOptions) -> None:
+        self.max_body_bytes = options.max_body_bytes
+        path = address.path
+        if not path.endswith("/invocations"):  # SageMaker has this instead of a path per model
+            path += f"/predictions/{quote(options.model, safe='')}"
+        self._url = f"{address.scheme}://{address.authority}{path}"
+        self._session_header = options.session_header
         self._http = httpx.Client(
-            headers=headers,
-            verify=tls,
-            trust_env=through_proxy,
+            headers=options.headers,
+            verify=address.tls_context(options.ca_file),
+            trust_env=address.through_proxy,
         )
 
     def call(
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
     ) -> bytes:
-        """The answer's body; see `Transport.call`."""
+        """Return the answer's body; see `Transport.call`."""
         ends_at = time.monotonic() + timeout_s
         request = self._request(command, timeout_s, timeout_s, raw)
-        late = DeadlineExceeded(f"no answer within {timeout_s:g} s")
+        late = DeadlineExceeded(f"no answer within {timeout_s:g} s (timeout_s)")
         with self._errors(late):
             response = self._http.send(request, stream=True)
             with contextlib.closing(response):
@@ -71,15 +62,15 @@ class HttpTransport:
         return body
 
     def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
-        """The data of the events as they come; see `Transport.stream`.
+        """Yield the data of the events as they come; see `Transport.stream`.
 
         A stream that falls silent just before its deadline may overrun it by up to `stall_s`.
         """
         silence: ClientError = StreamStalled(f"no event for {stall_s:g} s")
         if timeout_s <= stall_s:
-            silence = DeadlineExceeded(f"no event within {timeout_s:g} s")
+            silence = DeadlineExceeded(f"no event within {timeout_s:g} s (timeout_s)")
         ends_at = time.monotonic() + timeout_s
-        late = DeadlineExceeded(f"no end within {timeout_s:g} s")
+        late = DeadlineExceeded(f"no end of the turn within {timeout_s:g} s (timeout_s)")
         request = self._request(command, timeout_s, min(stall_s, timeout_s))
         with self._errors(silence):
             response = self._http.send(request, stream=True)
@@ -93,11 +84,11 @@ class HttpTransport:
                 yield from documents(response.headers.get("Content-Type", ""), chunks)
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._http.close()
 
     def pipeline(self, session_id: str, timeout_s: float) -> None:
-        """There is none: HTTP has one answer for one request."""
+        """Return None: HTTP has one answer for one request."""
 
     def _request(
         self,
@@ -120,13 +111,15 @@ class HttpTransport:
 
     @contextlib.contextmanager
     def _errors(self, silence: ClientError) -> Iterator[None]:
-        """httpx's errors as this package's; `silence` is what a server means that says nothing."""
+        """Raise httpx's errors as this package's, and `silence` if the server is silent for too long."""
         try:
             yield
         except httpx.ReadTimeout:
             raise silence from None
         except (httpx.WriteTimeout, httpx.PoolTimeout):
-            raise DeadlineExceeded("the request could not be sent in time") from None
+            raise DeadlineExceeded(
+                f"{self._url}: the request could not be sent within its deadline (timeout_s)"
+            ) from None
         except httpx.DecodingError as error:
             raise ProtocolError(f"{self._url}: {error}") from None
         except httpx.TransportError as error:
@@ -135,7 +128,7 @@ class HttpTransport:
 
 
 def _until(ends_at: float, chunks: Iterable[bytes], late: ClientError) -> Iterator[bytes]:
-    """The chunks as they come; httpx's own timeouts are for each of them, and one may say nothing, as a comment does."""
+    """Yield the chunks until the deadline. httpx's own timeout is for one chunk, also for a comment without data."""
     for chunk in chunks:
         if time.monotonic() > ends_at:
             raise late
@@ -143,7 +136,7 @@ def _until(ends_at: float, chunks: Iterable[bytes], late: ClientError) -> Iterat
 
 
 def encode_form(document: bytes, raw: Mapping[str, bytes]) -> tuple[bytes, str]:
-    """A form and its content type: the document in a part named `data`, the bytes in parts named like the inputs."""
+    """Encode a form: the document as part `data`, raw inputs as parts of their names. Return it with its content type."""
     files = {"data": (None, document, "application/json")}
     files |= {name: (None, value, "application/octet-stream") for name, value in raw.items()}
     request = httpx.Request("POST", "http://form", files=files)

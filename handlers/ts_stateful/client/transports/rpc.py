@@ -1,19 +1,20 @@
-"""The transport over gRPC: which of TorchServe's calls carries a request, by profile.
+"""The transport over gRPC: the model's profile decides which of TorchServe's calls carries a request.
 
-Owns the rules that keep TorchServe 0.12 alive: a call of the sequence profile is never half-closed before its last event,
-`StreamPredictions` carries its marker, no other call is sent what it cannot answer.
+These rules keep TorchServe 0.12 alive: a call of the sequence profile is never half-closed before its last event,
+`StreamPredictions` carries its marker, and no other call is sent what it cannot answer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import queue
+from collections.abc import Mapping
+from pathlib import Path
 
 import grpc
 
-from ts_stateful.client.documents import check_size, encode, parse, seconds_to_send
+from ts_stateful.client.addresses import Address
+from ts_stateful.client.documents import parse, seconds_to_send
 from ts_stateful.client.errors import (
     DeadlineExceeded,
     ProtocolError,
@@ -21,77 +22,47 @@ from ts_stateful.client.errors import (
     ServerUnreachable,
     StreamStalled,
 )
-from ts_stateful.client.transports.rpc_calls import GOODBYE_S, Call, error_of, messages
+from ts_stateful.client.transports.rpc_calls import (
+    GOODBYE_S,
+    GrpcCall,
+    Outgoing,
+    RequestBuilder,
+    error_of,
+    messages,
+)
 from ts_stateful.client.transports.rpc_pipeline import GrpcPipeline
-from ts_stateful.client.transports.transport import Events
-from ts_stateful.pb.inference_pb2 import PredictionsRequest
+from ts_stateful.client.transports.transport import Events, TransportOptions
 from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_stateful.protocol.answers import HelloAnswer
+from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Command, Hello, Prompt
 from ts_stateful.protocol.session_ids import NEW_SESSION
 
-__all__ = ["GrpcTransport", "Profile", "open_channel"]
+__all__ = ["GrpcTransport"]
 
 _MARKER = {"rpc": b"StreamPredictions"}
-_PIPELINE_S = 86_400.0  # a microphone is on for long; every answer has a deadline of its own
 _NOT_SEQUENCE = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED)
 
 
-class Profile(enum.Enum):
-    """How the server's model answers over gRPC."""
-
-    CONTINUOUS = "continuous"
-    SEQUENCE = "sequence"
-    ASYNC = "async"
-
-
-def open_channel(
-    target: str, credentials: grpc.ChannelCredentials | None, *, through_proxy: bool
-) -> grpc.Channel:
-    """A channel to `host:port`, encrypted if there are credentials."""
-    options = [
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.enable_http_proxy", int(through_proxy)),
-        ("grpc.enable_retries", 0),  # the client's own policy decides
-        ("grpc.use_local_subchannel_pool", 1),  # one connection's troubles are its own
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-    ]
-    if credentials is None:
-        return grpc.insecure_channel(target, options)
-    return grpc.secure_channel(target, credentials, options)
-
-
 class GrpcTransport:
-    """Calls to one model over a channel of its own; finds the server's profile out unless it is told.
+    """Calls to one model over a channel of its own; finds the server's profile out if it is not given."""
 
-    A call about a session has its id in the metadata too, as `session_header`: a proxy reads no messages.
-    """
-
-    def __init__(
-        self,
-        open_channel: Callable[[], grpc.Channel],
-        *,
-        model: str,
-        metadata: Sequence[tuple[str, str]],
-        session_header: str,
-        max_body_bytes: int,
-        profile: Profile | None = None,
-    ) -> None:
-        self.max_body_bytes = max_body_bytes
-        self._open_channel = open_channel
-        self._channel = open_channel()
+    def __init__(self, address: Address, options: TransportOptions) -> None:
+        self.max_body_bytes = options.max_body_bytes
+        self._address = address
+        self._credentials: grpc.ChannelCredentials | None = None
+        if address.scheme == "grpcs":
+            trusted = Path(options.ca_file).read_bytes() if options.ca_file else None
+            self._credentials = grpc.ssl_channel_credentials(trusted)
+        self._profile = options.profile
+        self._builder = RequestBuilder(options)
+        self._channel = self._open_channel()
         self._stub = InferenceAPIsServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._model = model
-        self._metadata = tuple(metadata)
-        self._session_header = session_header.lower()
-        self._profile = profile
 
     def call(
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
     ) -> bytes:
-        """The first message of the answer; see `Transport.call`."""
+        """Return the first message of the answer; see `Transport.call`."""
         if self._profile_for(command, timeout_s) is not Profile.SEQUENCE:
             return self._unary(command, timeout_s, raw)
         return self._first(self._sequence_call(command, timeout_s, raw=raw), timeout_s)
@@ -100,15 +71,10 @@ class GrpcTransport:
         """See `Transport.pipeline`: only the sequence profile has one."""
         if self._profile_for(Hello(session_id=session_id), timeout_s) is not Profile.SEQUENCE:
             return None
-        return GrpcPipeline(
-            lambda requests: self._stub.StreamPredictions2(
-                requests, timeout=_PIPELINE_S, metadata=self._metadata_of(session_id)
-            ),
-            lambda command, raw: self._request(command, raw, session_id),
-        )
+        return GrpcPipeline(self._stub, self._builder, session_id)
 
     def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
-        """The messages as they come; see `Transport.stream`."""
+        """Yield the messages as they come; see `Transport.stream`."""
         profile = self._profile_for(command, timeout_s)
         if profile is Profile.CONTINUOUS:
             stall_s += seconds_to_send(command)
@@ -119,17 +85,31 @@ class GrpcTransport:
                     raise
                 raise StreamStalled(f"no answer for {stall_s:g} s") from None
         elif profile is Profile.ASYNC:
-            request = self._request(command, _MARKER)
+            request = self._builder.request(command, _MARKER)
             responses = self._stub.StreamPredictions(
-                request, timeout=timeout_s, metadata=self._metadata_of(command.session_id)
+                request, timeout=timeout_s, metadata=self._builder.metadata(command.session_id)
             )
-            yield from messages(Call(responses, lambda: None, request.ByteSize()), stall_s)
+            yield from messages(GrpcCall(responses, request.ByteSize()), stall_s)
         else:
             yield from messages(self._sequence_call(command, timeout_s), stall_s)
 
     def close(self) -> None:
-        """Closes the channel."""
+        """Close the channel."""
         self._channel.close()
+
+    def _open_channel(self) -> grpc.Channel:
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.enable_http_proxy", int(self._address.through_proxy)),
+            ("grpc.enable_retries", 0),  # the client's own policy decides
+            ("grpc.use_local_subchannel_pool", 1),  # failures of one connection affect no other one
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        if self._credentials is None:
+            return grpc.insecure_channel(self._address.authority, options)
+        return grpc.secure_channel(self._address.authority, self._credentials, options)
 
     def _profile_for(self, command: Command, timeout_s: float) -> Profile:
         if self._profile is None:
@@ -137,13 +117,12 @@ class GrpcTransport:
         return self._profile
 
     def _find_profile(self, command: Command, timeout_s: float) -> Profile:
-        """Asks the way that only the sequence profile answers, and then the way that hangs only there.
+        """Send `hello` by the call that only the sequence profile answers, then by the one that hangs only there.
 
-        The question goes under the id of the session that it precedes: every other id would hold a place in TorchServe's
-        sequence batch until it is idle for long enough. It goes over a connection of its own, which TorchServe drops when it
-        has no answer.
+        `hello` has the id of the session of `command`: another id would hold a place in TorchServe's sequence batch until it
+        is idle for long enough. It uses a connection of its own, which TorchServe drops if it has no answer.
         """
-        self._request(command)  # too large a request is refused before anything is sent
+        self._builder.request(command)  # too large a request is refused before anything is sent
         hello = Hello()
         with contextlib.closing(self._open_channel()) as channel:
             stub = InferenceAPIsServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -161,20 +140,22 @@ class GrpcTransport:
     def _unary(
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
     ) -> bytes:
-        request = self._request(command, raw)
-        metadata = self._metadata_of(command.session_id)
+        request = self._builder.request(command, raw)
+        metadata = self._builder.metadata(command.session_id)
         try:
             response = self._stub.Predictions(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise error_of(error, request.ByteSize()) from None
         return bytes(response.prediction)
 
-    def _first(self, call: Call, timeout_s: float) -> bytes:
-        # The call's own deadline strikes first.
+    def _first(self, call: GrpcCall, timeout_s: float) -> bytes:
+        # The call's own deadline comes first.
         with contextlib.closing(messages(call, timeout_s + GOODBYE_S)) as answers:
             for message in answers:
                 return message
-        raise ProtocolError("the server ended the call without an answer")
+        raise ProtocolError(
+            "the server ended the call without an answer; check the model's profile"
+        )
 
     def _sequence_call(
         self,
@@ -184,37 +165,15 @@ class GrpcTransport:
         session_id: str | None = None,
         stub: InferenceAPIsServiceStub | None = None,
         raw: Mapping[str, bytes] | None = None,
-    ) -> Call:
-        sequence_id = session_id or command.session_id or NEW_SESSION
-        request = self._request(command, raw, sequence_id)
-        ended = threading.Event()
-
-        def requests() -> Iterator[PredictionsRequest]:
-            yield request
-            ended.wait()  # returning half-closes, which before the last event breaks the model for everybody
-
+    ) -> GrpcCall:
+        session_id = session_id or command.session_id
+        request = self._builder.request(command, raw, session_id or NEW_SESSION)
+        # No None yet: a half-close before the last event breaks the model for all clients.
+        requests: Outgoing = queue.SimpleQueue()
+        requests.put(request)
         responses = (stub or self._stub).StreamPredictions2(
-            requests(),
+            iter(requests.get, None),
             timeout=timeout_s,
-            metadata=self._metadata_of(session_id or command.session_id),
+            metadata=self._builder.metadata(session_id),
         )
-        return Call(responses, ended.set, request.ByteSize())
-
-    def _metadata_of(self, session_id: str | None) -> tuple[tuple[str, str], ...]:
-        return (
-            (*self._metadata, (self._session_header, session_id)) if session_id else self._metadata
-        )
-
-    def _request(
-        self,
-        command: Command,
-        others: Mapping[str, bytes] | None = None,
-        sequence_id: str | None = None,
-    ) -> PredictionsRequest:
-        request = PredictionsRequest(
-            model_name=self._model,
-            input={"data": encode(command), **(others or {})},
-            sequence_id=sequence_id,
-        )
-        check_size(request.ByteSize(), self.max_body_bytes)
-        return request
+        return GrpcCall(responses, request.ByteSize(), requests)

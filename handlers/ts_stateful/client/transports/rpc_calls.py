@@ -1,18 +1,16 @@
-"""Reading a gRPC call of TorchServe: its messages with a deadline for each, and what its failures mean.
-
-Owns the thread that reads, and the translation of TorchServe's and gRPC's errors. Knows nothing of which call is made.
-"""
+"""gRPC calls of TorchServe: their requests, their messages with a deadline for each, and their errors."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
-from ts_stateful.client.documents import MAX_BODY_BYTES, is_last
+from ts_stateful.client.documents import MAX_BODY_BYTES, check_size, encode, is_last
 from ts_stateful.client.errors import (
     ClientError,
     DeadlineExceeded,
@@ -21,18 +19,31 @@ from ts_stateful.client.errors import (
     ServerUnreachable,
     StreamStalled,
 )
-from ts_stateful.client.transports.transport import Events
-from ts_stateful.pb.inference_pb2 import PredictionResponse
+from ts_stateful.client.transports.transport import Events, TransportOptions
+from ts_stateful.pb.inference_pb2 import PredictionResponse, PredictionsRequest
+from ts_stateful.protocol.requests import Command
 
-__all__ = ["GOODBYE_S", "Call", "Inbox", "error_of", "messages", "read"]
+__all__ = [
+    "GOODBYE_S",
+    "GrpcCall",
+    "Inbox",
+    "Outgoing",
+    "RequestBuilder",
+    "error_of",
+    "messages",
+    "read",
+]
 
 Inbox = queue.SimpleQueue["bytes | ClientError | None"]
 """Messages, at most one error, and None at the end of a call that has ended well."""
 
+Outgoing = queue.SimpleQueue["PredictionsRequest | None"]
+"""The requests of a call; None half-closes it."""
+
 GOODBYE_S = 2.0  # for the server to end a call after its last event
-_LARGE_BYTES = 1_000_000  # a refusal for lack of resources is about the request itself from here on
+_LARGE_BYTES = 1_000_000  # from here on RESOURCE_EXHAUSTED is about the size of the request
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED)
-# TorchServe reports nearly everything as INTERNAL and puts the Java class behind the message.
+# TorchServe reports nearly everything as INTERNAL, with the Java class after the message.
 _STATUS_OF_KIND = {
     "BadRequestException": 400,
     "ModelNotFoundException": 404,
@@ -48,16 +59,59 @@ _STATUS_OF_CODE = {
 }
 
 
-class Call(NamedTuple):
-    """A streaming call in progress; `half_close` ends the client's side of it."""
+class RequestBuilder:
+    """The requests to one model and their metadata.
+
+    A call about a session has its id in the metadata too, as `session_header`: a proxy reads no messages.
+    """
+
+    def __init__(self, options: TransportOptions) -> None:
+        self._model = options.model
+        self._max_body_bytes = options.max_body_bytes
+        self._session_header = options.session_header.lower()
+        self._metadata = tuple((name.lower(), value) for name, value in options.headers.items())
+
+    def request(
+        self,
+        command: Command,
+        others: Mapping[str, bytes] | None = None,
+        sequence_id: str | None = None,
+    ) -> PredictionsRequest:
+        """Build a request; `others` are inputs beside the document.
+
+        Raises:
+            RequestTooLarge: the server would not take it.
+        """
+        request = PredictionsRequest(
+            model_name=self._model,
+            input={"data": encode(command), **(others or {})},
+            sequence_id=sequence_id,
+        )
+        check_size(request.ByteSize(), self._max_body_bytes)
+        return request
+
+    def metadata(self, session_id: str | None) -> tuple[tuple[str, str], ...]:
+        """Return the metadata of a call."""
+        return (
+            (*self._metadata, (self._session_header, session_id)) if session_id else self._metadata
+        )
+
+
+@dataclass(frozen=True)
+class GrpcCall:
+    """A streaming call in progress; `num_bytes` is the size of its request."""
 
     responses: Any  # an iterator of PredictionResponse that can be cancelled
-    half_close: Callable[[], None]
-    num_bytes: int  # of the request
+    num_bytes: int = 0
+    requests: Outgoing = field(default_factory=queue.SimpleQueue)
+
+    def half_close(self) -> None:
+        """End the client's side of the call."""
+        self.requests.put(None)
 
 
-def messages(call: Call, stall_s: float) -> Events:
-    """The messages of a call, read by a thread of its own because gRPC has no wait with a timeout."""
+def messages(call: GrpcCall, stall_s: float) -> Events:
+    """Yield the messages of a call. A thread of its own reads them because gRPC has no wait with a timeout."""
     inbox: Inbox = queue.SimpleQueue()
     reader = threading.Thread(target=read, args=(call, inbox), daemon=True, name="grpc-reader")
     reader.start()
@@ -82,12 +136,13 @@ def messages(call: Call, stall_s: float) -> Events:
         call.half_close()
 
 
-def read(call: Call, inbox: Inbox) -> None:
+def read(call: GrpcCall, inbox: Inbox) -> None:
+    """Put the messages of a call into `inbox`, and its end."""
     try:
         for response in call.responses:
             if response.status.code:
                 inbox.put(_refusal_of(response))
-            elif response.prediction:  # an empty one keeps the stream alive and says nothing
+            elif response.prediction:  # an empty one keeps the stream alive
                 inbox.put(bytes(response.prediction))
     except grpc.RpcError as error:
         inbox.put(error_of(error, call.num_bytes))
@@ -96,16 +151,16 @@ def read(call: Call, inbox: Inbox) -> None:
 
 
 def _refusal_of(response: PredictionResponse) -> ServerRefused:
-    """What TorchServe says in a message of `StreamPredictions2`: it has no free sequence, most often."""
+    """Convert a status in a message of `StreamPredictions2`; most often TorchServe has no free sequence."""
     message = f"{response.status.message or 'no message'} (status code {response.status.code})"
     return ServerRefused(message, status=503)
 
 
 def error_of(error: grpc.RpcError, num_bytes: int) -> ClientError:
-    """What a failed call means; `num_bytes` is the size of its request."""
+    """Convert the error of a failed call; `num_bytes` is the size of its request."""
     code, details = error.code(), str(error.details() or "")[:500]
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineExceeded("no answer within the deadline")
+        return DeadlineExceeded("no answer within the deadline (timeout_s)")
     if code in _BROKEN:
         return ServerUnreachable(details or code.name)
     reset = code is grpc.StatusCode.INTERNAL and "RST_STREAM" in details

@@ -1,7 +1,6 @@
 """The transport over SageMaker's runtime API, by boto3: InvokeEndpoint, and InvokeEndpointWithResponseStream for streams.
 
-Owns boto3's clients, what the service has to be told of a session, and what its errors mean. The documents are those of every
-other transport; the service routes by `SessionId` and reads no document.
+The documents are those of every other transport. The service routes by `SessionId` and reads no document.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ts_stateful.client.errors import (
 )
 from ts_stateful.client.transports.rest import encode_form
 from ts_stateful.client.transports.sse import documents
-from ts_stateful.client.transports.transport import Events
+from ts_stateful.client.transports.transport import Events, TransportOptions
 from ts_stateful.protocol.errors import (
     InvalidRequest,
     SessionClosed,
@@ -49,19 +48,19 @@ try:
     from urllib3 import exceptions as sockets
 except ImportError as missing:
     raise ImportError(
-        "SageMaker is spoken to by boto3: pip install 'torchserve-stateful[sagemaker]'"
+        "SageMaker needs boto3: pip install 'torchserve-stateful[sagemaker]'"
     ) from missing
 
 __all__ = ["SageMakerAddress", "SageMakerTransport", "parse_sagemaker_url"]
 
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 64
-_NO_REGION = "us-east-1"  # where none is asked for, on the way to this machine
+_NO_REGION = "us-east-1"  # for this machine, if the URL and the environment name none
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException")
 
 
 class SageMakerAddress(NamedTuple):
-    """An endpoint; what is None is boto3's to find (https://boto3.amazonaws.com/v1/documentation/api/latest/guide/configuration.html)."""
+    """An endpoint; boto3 finds the values that are None (https://boto3.amazonaws.com/v1/documentation/api/latest/guide/configuration.html)."""
 
     endpoint: str
     region: str | None = None
@@ -70,7 +69,7 @@ class SageMakerAddress(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether this machine itself is spoken to: unsigned, and through no proxy."""
+        """Return True for this machine: requests to it are unsigned and use no proxy."""
         host = urlsplit(self.endpoint_url).hostname if self.endpoint_url else None
         try:
             return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
@@ -79,36 +78,36 @@ class SageMakerAddress(NamedTuple):
 
 
 def parse_sagemaker_url(url: str) -> SageMakerAddress:
-    """The endpoint in `sagemaker://<name>?region=...&profile=...&endpoint_url=...`.
+    """Parse `sagemaker://<name>?region=...&profile=...&endpoint_url=...`.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the URL is not of this form.
     """
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    # Not `hostname`, which is in lower case.
+    # `hostname` would be in lower case.
     if not is_endpoint_name(parts.netloc) or parts.path.strip("/") or parts.fragment:
         raise ValueError(f"{url!r} is not a URL like sagemaker://endpoint-name?region=us-east-1")
     unknown = options.keys() - set(SageMakerAddress._fields[1:])
     if unknown:
         known = ", ".join(SageMakerAddress._fields[1:])
-        raise ValueError(f"{url!r} says {', '.join(sorted(unknown))}; it may say {known}")
+        raise ValueError(
+            f"{url!r} has unknown options: {', '.join(sorted(unknown))}; known are {known}"
+        )
     return SageMakerAddress(parts.netloc, **options)
 
 
 class SageMakerTransport:
-    """Invokes one endpoint. `ca_file` holds the certificates to trust instead of boto3's.
+    """Calls of one endpoint; of the options it uses `max_body_bytes` and `ca_file`.
 
-    Timeouts belong to boto3's clients, so there is one for each power of two seconds that is asked for: a deadline may be
-    overrun by as much again.
+    A timeout belongs to a boto3 client, so there is one client for each power of two seconds. A deadline may be overrun by
+    its own length.
     """
 
-    def __init__(
-        self, address: SageMakerAddress, *, max_body_bytes: int, ca_file: str | None
-    ) -> None:
-        self.max_body_bytes = min(max_body_bytes, MAX_BODY_BYTES)
+    def __init__(self, address: SageMakerAddress, options: TransportOptions) -> None:
+        self.max_body_bytes = min(options.max_body_bytes, MAX_BODY_BYTES)
         self._address = address
-        self._ca_file = ca_file
+        self._ca_file = None if options.ca_file is None else str(options.ca_file)
         self._session: Any = None
         self._clients: dict[int, Any] = {}
         self._lock = threading.Lock()
@@ -116,17 +115,19 @@ class SageMakerTransport:
     def call(
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
     ) -> bytes:
-        """The answer's body; see `Transport.call`."""
+        """Return the answer's body; see `Transport.call`."""
         request = self._request(command, raw)
-        with self._errors(command, DeadlineExceeded(f"no answer within {timeout_s:g} s")):
+        with self._errors(
+            command, DeadlineExceeded(f"no answer within {timeout_s:g} s (timeout_s)")
+        ):
             answer = self._client(timeout_s).invoke_endpoint(**request)
             return bytes(answer["Body"].read())
 
     def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
-        """The documents in the payload's parts, which are cut anywhere; see `Transport.stream`."""
+        """Yield the documents in the payload's parts, which are cut anywhere; see `Transport.stream`."""
         silence: ClientError = StreamStalled(f"no event for {stall_s:g} s")
         if timeout_s <= stall_s:
-            silence = DeadlineExceeded(f"no event within {timeout_s:g} s")
+            silence = DeadlineExceeded(f"no event within {timeout_s:g} s (timeout_s)")
         request = self._request(command)
         with self._errors(command, silence):
             client = self._client(min(stall_s, timeout_s))
@@ -136,10 +137,10 @@ class SageMakerTransport:
             yield from documents(answer.get("ContentType", ""), chunks)
 
     def pipeline(self, session_id: str, timeout_s: float) -> None:
-        """There is none: the service has one answer for one request."""
+        """Return None: the service has one answer for one request."""
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         with self._lock:
             clients, self._clients = self._clients, {}
         for client in clients.values():
@@ -153,7 +154,7 @@ class SageMakerTransport:
             return self._clients[exponent]
 
     def _make_client(self, read_timeout_s: float) -> Any:
-        """A client that neither retries, which is done elsewhere, nor waits for longer than this."""
+        """Make a client that waits no longer than this. It does not retry: `Calls` does."""
         address = self._address
         if self._session is None:
             self._session = boto3.Session(region_name=address.region, profile_name=address.profile)
@@ -188,7 +189,7 @@ class SageMakerTransport:
 
     @contextlib.contextmanager
     def _errors(self, command: Command | None, silence: ClientError) -> Iterator[None]:
-        """boto3's errors as this package's; `silence` is what a service means that says nothing."""
+        """Raise boto3's errors as this package's, and `silence` if the service is silent for too long."""
         try:
             yield
         except (aws.EventStreamError, ParserError) as error:
@@ -212,8 +213,10 @@ class SageMakerTransport:
         if code == "ModelError":
             return _model_error(response)
         if status == 413:
-            return RequestTooLarge(f"SageMaker takes {MAX_BODY_BYTES:,} bytes: {message}")
-        # The endpoint's name may be made of any words.
+            return RequestTooLarge(
+                f"the request is too large: SageMaker takes {MAX_BODY_BYTES:,} bytes; send less: {message}"
+            )
+        # The endpoint's name may contain the word, too.
         about_session = "session" in message.replace(self._address.endpoint, "").lower()
         if (
             code == "ValidationError"
@@ -221,7 +224,7 @@ class SageMakerTransport:
             and command.session_id
             and about_session
         ):
-            # The service keeps no record of how a session ended; whoever closes one meant it to be gone.
+            # The service keeps no record of how a session ended. For `close`, ended is the aim.
             return (SessionClosed if isinstance(command, Close) else SessionNotFound)(message)
         refused = ServerRefused(
             f"{message} ({code})", status=429 if code in _THROTTLED else status, kind=code
@@ -231,7 +234,7 @@ class SageMakerTransport:
 
 
 def _session_of(command: Command) -> str | None:
-    """What the service is told to route by; a command that begins a session names it in its document alone.
+    """Return the id that the service routes by; a command that begins a session names it only in its document.
 
     Raises:
         InvalidRequest: the service would not take the id.
@@ -240,17 +243,18 @@ def _session_of(command: Command) -> str | None:
     for field, session_id in (("session_id", command.session_id), ("new_session_id", new_id)):
         if session_id is not None and not is_session_id(session_id):
             raise InvalidRequest(
-                "on SageMaker an id has letters and digits, and hyphens between them", field=field
+                f"{session_id!r} is not an id for SageMaker: use letters and digits, with hyphens between",
+                field=field,
             )
     opens = isinstance(command, Open) or (isinstance(command, Step) and command.start)
     return NEW_SESSION if opens else command.session_id
 
 
 def _model_error(response: Mapping[str, Any]) -> StatefulError | ClientError:
-    """What the container said; it said nothing in time where the status is 0, but works on, so the turn is asked for again."""
+    """Convert the container's error. Status 0 is a timeout; the container works on, so the turn is asked for again."""
     status, original = int(response["OriginalStatusCode"]), response["OriginalMessage"]
     if status == 0:
-        return StreamStalled(f"SageMaker waits no longer: {original}")
+        return StreamStalled(f"SageMaker's time limit passed: {original}")
     error = refusal(status, original.encode())
     if isinstance(error, ServerRefused):
         error.retryable = error.retryable or status >= 500

@@ -1,7 +1,6 @@
-"""Server-sent events, inbound: bytes to the data of events.
+"""Server-sent events: the data of events from bytes (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
-Owns the little of the format that the protocol uses (https://html.spec.whatwg.org/multipage/server-sent-events.html). Works on
-bytes: JSON text may hold characters that Python takes for ends of lines.
+Works on bytes: JSON text may hold characters that Python takes for ends of lines.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ __all__ = ["EventParser", "documents"]
 
 
 def documents(content_type: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The documents of a streamed answer as they come; an answer that is no event stream is one document."""
+    """Yield the documents of a streamed answer as they come; an answer that is no event stream is one document."""
     if content_type.partition(";")[0].strip().lower() != "text/event-stream":
         if body := b"".join(chunks):
             yield body
@@ -23,14 +22,14 @@ def documents(content_type: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class EventParser:
-    """Puts events together from chunks that are cut anywhere."""
+    """Parser of events whose chunks may be cut anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """The data of every event that `chunk` completes; comments and other fields are skipped."""
+        """Yield the data of every event that `chunk` completes; comments and other fields are skipped."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in (line.removesuffix(b"\r") for line in lines):
             if line.startswith(b"data:"):

@@ -1,33 +1,49 @@
-"""What a client needs of a transport: one document for an answer, or several.
+"""The interface of a transport: one document for an answer, or several.
 
-Owns the interface alone. A transport raises `ClientError` for what goes wrong on the way and the server's `StatefulError` where
-a status says so; errors inside answers are found by whoever reads these.
+A transport raises `ClientError` if the connection fails, and the server's `StatefulError` if an HTTP status carries one.
+Errors inside answers are left to the caller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from ts_stateful.client.documents import MAX_BODY_BYTES
+from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Command, Prompt
 
-__all__ = ["Events", "Pipeline", "Transport"]
+__all__ = ["Events", "Pipeline", "Transport", "TransportOptions"]
 
 Events = Generator[bytes, None, None]
-"""The documents of one stream. `close()` gives the stream up, whether or not it has ended; it may take a round trip."""
+"""The documents of one stream. `close()` gives the stream up, also before its end; it may take a round trip."""
+
+
+@dataclass(frozen=True)
+class TransportOptions:
+    """The settings of a connection, as `connect` takes them; `profile` None: find it out."""
+
+    model: str = "chat"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    session_header: str = "ts_request_sequence_id"
+    max_body_bytes: int = MAX_BODY_BYTES
+    ca_file: str | Path | None = None
+    profile: Profile | None = None
 
 
 class Pipeline(Protocol):
     """One sequence's stream: the answers come in the order of the requests."""
 
     def send(self, command: Command, raw: Mapping[str, bytes]) -> None:
-        """Sends a request; does not wait."""
+        """Send a request without waiting."""
 
     def receive(self, timeout_s: float) -> bytes:
-        """The next answer."""
+        """Return the next answer."""
 
     def close(self) -> None:
-        """Ends the stream, or gives it up where answers are missing."""
+        """End the stream, or give it up if answers are missing."""
 
 
 class Transport(Protocol):
@@ -38,17 +54,16 @@ class Transport(Protocol):
     def call(
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
     ) -> bytes:
-        """The first document of the answer, within `timeout_s`. `raw` are inputs of a step that are sent as they are."""
+        """Return the first document of the answer, within `timeout_s`. `raw` are inputs of a step that are sent unencoded."""
 
     def pipeline(self, session_id: str, timeout_s: float) -> Pipeline | None:
-        """A stream for the steps of one sequence, which need not wait for each other's answers; None where there is none."""
+        """Open a stream for the steps of one sequence, which need not wait for each other's answers; None without one."""
 
     def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
-        """The documents of the answer as they come; nothing is sent before the first is asked for.
+        """Yield the documents of the answer as they come; nothing is sent before the first is asked for.
 
-        Where the profile has no streams, the one document that comes says `more`. Raises `StreamStalled` when nothing comes
-        for `stall_s`.
+        If the profile has no streams, one document comes, with `more`. Raise `StreamStalled` if nothing comes for `stall_s`.
         """
 
     def close(self) -> None:
-        """Closes the connection; what is in progress fails, over HTTP when something comes or nothing has for too long."""
+        """Close the connection. Calls in progress fail; over HTTP at their next bytes or timeout."""
