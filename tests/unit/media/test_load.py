@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image as Pictures
 
+from tests.support.web import Names
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media import Fetcher, ImageFile, MediaLoader, UploadedImage
 from ts_stateful.protocol.errors import InvalidRequest, MediaForbidden, MediaInvalid, MediaTooLarge
@@ -34,7 +35,7 @@ def url(level: int) -> str:
 
 
 def levels(pictures: Sequence[Pictures.Image]) -> list[int]:
-    """The grey of each picture, which says which one it is."""
+    """Return the grey of each picture, which identifies it."""
     return [picture.getpixel((0, 0))[0] for picture in pictures]  # type: ignore[index]
 
 
@@ -140,17 +141,11 @@ def test_a_refused_image_leaves_the_loader_usable(make: Make) -> None:
 
 
 def test_images_are_loaded_at_the_same_time(make: Make) -> None:
-    """As many images as there are workers are in work at once: each waits here for the others."""
-    together = threading.Barrier(3)
-
-    def resolver(host: str, port: int) -> list[str]:
-        together.wait(timeout=60)
-        return []
-
+    """As many images as there are workers are loaded at once: each waits here for the others."""
+    together = threading.Barrier(3, timeout=60)
+    loader = make(Names([], before=together.wait), workers=3, timeout_sec=60)
     with pytest.raises(MediaInvalid, match="resolved"):
-        make(resolver, workers=3, timeout_sec=60).load(
-            [Image(url="https://example.com/")] * 3, [], DECODE
-        )
+        loader.load([Image(url="https://example.com/")] * 3, [], DECODE)
     assert not together.broken
 
 
