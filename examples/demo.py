@@ -1,4 +1,4 @@
-"""A dialogue about one picture, end to end: starts TorchServe, asks over gRPC and over HTTP in one session, stops it again.
+"""A dialogue about one picture, end to end: start TorchServe, ask over gRPC and over HTTP in one session, stop it.
 
 Exits with 1 when an answer is wrong. `make demo` packs the archive and runs this.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import httpx
 
-# What TorchServe does while the client finds out the profile, gRPC, which reads this when it is imported, would log.
+# Read by gRPC at import; otherwise it logs TorchServe's errors while the client finds out the profile.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from ts_stateful.client import Session, connect
@@ -25,7 +25,7 @@ SCENE = ROOT / "examples" / "shapes" / "scene.png"  # a red circle, a blue squar
 
 
 class Turn(NamedTuple):
-    """A question and the word that its answer has to be."""
+    """A question and the word that its answer must contain."""
 
     question: str
     expected: str
@@ -42,25 +42,25 @@ OVER_HTTP = Turn("How many questions have I asked?", "six")
 
 
 class Table:
-    """Prints a row per turn and remembers which answers were wrong."""
+    """A printed table with a row per turn, and the list of wrong answers."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
 
     def check(self, turn: Turn, text: str) -> None:
-        """Compares an answer with what the picture shows."""
+        """Compare an answer with the expected word."""
         if turn.expected not in text.lower():
             self.wrong.append(f"{turn.question} {text!r}, not {turn.expected!r}")
 
     def figures(self, first_ms: float, prompt_tokens: int, cached_tokens: int) -> None:
-        """Ends the line of an answer with what it cost."""
+        """End the line of an answer with its cost."""
         print(
             f"   [first token {first_ms:.0f} ms, {prompt_tokens} prompt tokens, {cached_tokens} cached]"
         )
 
 
 def ask_streaming(session: Session, turn: Turn, table: Table) -> None:
-    """One turn over a gRPC stream; the time to the first token is the client's own."""
+    """Ask over a gRPC stream; the time to the first token is the client's own."""
     print(f"grpc  {turn.question:34}", end=" ", flush=True)
     begin, first = time.monotonic(), 0.0
     text = ""
@@ -78,7 +78,7 @@ def ask_streaming(session: Session, turn: Turn, table: Table) -> None:
 
 
 def ask_over_http(server: TorchServe, session_id: str, turn: Turn, table: Table) -> None:
-    """One turn of the same session over HTTP: the header names the session."""
+    """Ask in the same session over HTTP: the header names the session."""
     answer = httpx.post(
         f"{server.http_url}/predictions/{server.name}",
         headers={"ts_request_sequence_id": session_id},
@@ -99,7 +99,7 @@ def ask_over_http(server: TorchServe, session_id: str, turn: Turn, table: Table)
 
 
 def main() -> int:
-    """Runs the dialogue; 0 when every answer is right."""
+    """Run the dialogue; return 0 if every answer is right."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("archive", type=Path, help="the archive with the shapes model")
     options = parser.parse_args()

@@ -1,7 +1,4 @@
-"""TorchServe's gRPC interface from the command line, with nothing between the caller and the calls.
-
-Owns one command per call, and what to say where TorchServe cannot serve it. `ts_stateful.client` is the client for programs.
-"""
+"""TorchServe's gRPC interface on the command line, one command per call. For programs there is `ts_stateful.client`."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from ts_stateful.pb.management_pb2_grpc import ManagementAPIsServiceStub
 SAMPLES = Path(__file__).resolve().parent / "counter"
 _START = {"ts_request_sequence_start": b"true"}
 _END = {"ts_request_sequence_end": b"true"}
-# Tells the server that this call may be sent several messages.
+# The marker of a call whose answer has several messages.
 _PUSHED = {"rpc": b"StreamPredictions"}
 _GOODBYE_S = 2.0  # for the server to end a stream after its last answer
 
@@ -39,7 +36,7 @@ example, with `make serve EXAMPLE=counter` in another terminal:
   python examples/grpc_client.py infer_stream2 counter seq_0 sample1.txt,sample2.txt,sample3.txt
 """
 _NOT_SEQUENCE = (
-    "this call needs a model that is served with sequenceBatching: use `infer` for this one, or serve"
+    "this call needs a model with sequenceBatching: use `infer` for this one, or serve"
     " it in the sequence profile"
 )
 _NO_PLACE = (
@@ -48,24 +45,24 @@ _NO_PLACE = (
 )
 _NO_UNARY_ANSWER = "with sequenceBatching TorchServe never answers this call, use `infer_stream2`; else raise --timeout"
 _NO_MODEL_API = (
-    "set `enable_model_api=true` in config.properties to allow this: whoever reaches the management"
+    "set `enable_model_api=true` in config.properties to allow this; every client of the management"
     " port can then run code"
 )
 
 
 class CallFailed(Exception):
-    """A call without the answer that was asked for; the message is for the user."""
+    """A call without a good answer; the message is for the user."""
 
 
 def infer(options: argparse.Namespace) -> None:
-    """`Predictions`: one message, one answer."""
+    """Call `Predictions`: one message, one answer."""
     request = _request(options, options.file)
     with _inference(options) as stub, _explained(options, _NO_UNARY_ANSWER):
         _show(stub.Predictions(request, timeout=options.timeout))
 
 
 def infer_stream(options: argparse.Namespace) -> None:
-    """`StreamPredictions`: one message, an answer in parts."""
+    """Call `StreamPredictions`: one message, an answer in parts."""
     request = _request(options, options.file, _PUSHED)
     with _inference(options) as stub, _explained(options, _NO_UNARY_ANSWER):
         for response in stub.StreamPredictions(request, timeout=options.timeout):
@@ -73,7 +70,7 @@ def infer_stream(options: argparse.Namespace) -> None:
 
 
 def infer_stream2(options: argparse.Namespace) -> None:
-    """`StreamPredictions2`: the steps of one sequence, each sent when the one before is answered."""
+    """Call `StreamPredictions2`: the steps of one sequence, each sent after the answer to the one before."""
     requests = [
         _request(options, path, sequence_id=options.sequence_id)
         for path in options.files.split(",")
@@ -99,7 +96,7 @@ def infer_stream2(options: argparse.Namespace) -> None:
 
 
 def register(options: argparse.Namespace) -> None:
-    """`RegisterModel`: each archive is a version of the model."""
+    """Call `RegisterModel`: each archive is a version of the model."""
     for url in options.urls or [f"{options.model}.mar"]:
         request = RegisterModelRequest(
             url=url, model_name=options.model, initial_workers=1, synchronous=True
@@ -109,7 +106,7 @@ def register(options: argparse.Namespace) -> None:
 
 
 def unregister(options: argparse.Namespace) -> None:
-    """`UnregisterModel`."""
+    """Call `UnregisterModel`."""
     request = UnregisterModelRequest(model_name=options.model, model_version=options.version)
     with _management(options) as stub, _explained(options, "workers take time to end"):
         print(stub.UnregisterModel(request, timeout=options.timeout).msg.strip())
@@ -137,16 +134,16 @@ def _read(path: str) -> bytes:
 
 def _next_answer(responses: Iterator[PredictionResponse]) -> PredictionResponse:
     for response in responses:
-        if response.prediction or response.status.code:  # what is empty keeps the stream alive
+        if response.prediction or response.status.code:  # an empty one keeps the stream alive
             return response
     raise CallFailed("the server ended the stream without an answer")
 
 
 def _show(response: PredictionResponse) -> None:
-    """Prints an answer.
+    """Print an answer.
 
     Raises:
-        CallFailed: it is an error, of TorchServe (a status) or of the model (a document).
+        CallFailed: the answer is an error of TorchServe (a status) or of the model (a document).
     """
     if response.status.code:
         message = response.status.message.partition("\n")[0]
@@ -188,19 +185,19 @@ def _management(options: argparse.Namespace) -> Iterator[ManagementAPIsServiceSt
 
 @contextmanager
 def _explained(options: argparse.Namespace, late: str) -> Iterator[None]:
-    """Turns what gRPC raises into what a user can do about it; `late` is why an answer may not come in time."""
+    """Turn gRPC's errors into advice; `late` explains a missing answer."""
     try:
         yield
     except grpc.RpcError as error:
         code = error.code()
-        details = str(error.details() or "").partition("\n")[0] or "TorchServe does not say why"
-        # Where the model is another one, TorchServe fails, and drops the connection before it can say so now and then.
+        details = str(error.details() or "").partition("\n")[0] or "TorchServe gives no reason"
+        # For a model of another profile TorchServe fails, and sometimes drops the connection before its error.
         failed = code is grpc.StatusCode.UNKNOWN or "GOAWAY" in details
         if failed and options.command is infer_stream2:
             raise CallFailed(_NOT_SEQUENCE) from None
         if code is grpc.StatusCode.UNAVAILABLE:
             raise CallFailed(
-                f"nobody answers at {options.host}: is TorchServe running? {details}"
+                f"no server answers at {options.host}: is TorchServe running? {details}"
             ) from None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise CallFailed(f"no answer within {options.timeout:g} s: {late}") from None
@@ -282,7 +279,7 @@ def _add_management(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 1 where it got no answer, or an error for one."""
+    """Run one command; return 1 if it got no answer, or an error."""
     options = _parser().parse_args(arguments)
     try:
         options.command(options)

@@ -1,4 +1,4 @@
-"""Plays recordings to the keyword spotter, one stream for each microphone, and prints words as they are recognized.
+"""A player of recordings to the keyword spotter, one stream for each microphone, that prints recognized words.
 
 `make serve EXAMPLE=keywords` first. Audio goes out in pieces of 100 ms, at the pace at which a microphone delivers them.
 """
@@ -28,24 +28,24 @@ FOLDER: Final = Path(__file__).resolve().parent
 WORDS: Final = (FOLDER / "model" / "keywords.txt").read_text().split()
 SAMPLE_RATE: Final = 16_000
 BYTES_PER_SAMPLE: Final = 2
-STEP_S: Final = 0.05  # for which the model says whether a word was recognized
+STEP_S: Final = 0.05  # for which the model reports a word or none
 PIECE_S: Final = 0.1
 PIECE_BYTES: Final = int(PIECE_S * SAMPLE_RATE) * BYTES_PER_SAMPLE
-# Behind a recording: a word is known a moment after its end.
+# After a recording: a word is recognized a moment after its end.
 SILENCE: Final = bytes(5 * PIECE_BYTES)
-AHEAD: Final = 8  # pieces that --fast sends before their answers are there
+AHEAD: Final = 8  # unanswered pieces with --fast
 
 
 @dataclass
 class Report:
-    """What one microphone got."""
+    """The answers to one microphone."""
 
     words: list[tuple[int, int]] = field(default_factory=list)  # step, and number from 1
     latencies_s: list[float] = field(default_factory=list)  # of each piece, from sending to answer
     num_steps: int = 0
 
     def add(self, microphone: int, words: Sequence[int], latency_s: float) -> None:
-        """Counts an answer and prints the words in it."""
+        """Count an answer and print the words in it."""
         self.latencies_s.append(latency_s)
         for word in words:
             self.num_steps += 1
@@ -57,10 +57,10 @@ class Report:
 
 
 def read_wav(path: Path) -> bytes:
-    """The samples of a recording and some silence, in whole pieces.
+    """Read the samples of a recording, with some silence, in whole pieces.
 
     Raises:
-        ValueError: it is no WAV file of one channel of 16-bit samples at 16 kHz.
+        ValueError: the file is not a WAV file of one channel of 16-bit samples at 16 kHz.
     """
     try:
         with wave.open(str(path)) as file:
@@ -78,13 +78,13 @@ def read_wav(path: Path) -> bytes:
 
 
 def in_turn(recordings: Sequence[bytes]) -> list[bytes]:
-    """All recordings one after the other, beginning with each of them."""
+    """Join all recordings one after the other, beginning with each of them."""
     numbers = range(len(recordings))
     return [b"".join([*recordings[first:], *recordings[:first]]) for first in numbers]
 
 
 def pieces(samples: bytes, begin_s: float | None) -> Iterator[bytes]:
-    """The pieces of a recording, each when a microphone that starts at `begin_s` would have it; at once if None."""
+    """Yield the pieces of a recording at the pace of a microphone that starts at `begin_s`; at once if None."""
     for number, offset in enumerate(range(0, len(samples), PIECE_BYTES), 1):
         if begin_s is not None:
             time.sleep(max(0.0, begin_s + number * PIECE_S - time.monotonic()))
@@ -92,13 +92,13 @@ def pieces(samples: bytes, begin_s: float | None) -> Iterator[bytes]:
 
 
 def live() -> Iterator[bytes]:
-    """Pieces of raw samples from standard input, as they come."""
+    """Yield pieces of raw samples from standard input."""
     while len(piece := sys.stdin.buffer.read(PIECE_BYTES)) == PIECE_BYTES:
         yield piece
 
 
 def listen(server: Server, microphone: int, audio: Iterator[bytes], ahead: int = 0) -> Report:
-    """Streams audio in one sequence and prints what is recognized; `ahead` answers may be missing when a piece is sent."""
+    """Stream audio in one sequence and print the words; up to `ahead` pieces may be unanswered."""
     report = Report()
     sent_s: deque[float] = deque()
     with server.steps() as steps:
@@ -118,7 +118,7 @@ def listen(server: Server, microphone: int, audio: Iterator[bytes], ahead: int =
 
 
 def play(server: Server, recordings: Sequence[bytes], microphones: int, fast: bool) -> list[Report]:
-    """Plays a recording to each microphone, all at once; returns their reports."""
+    """Play a recording to each microphone, all at once; return their reports."""
     together = threading.Barrier(microphones)
 
     def one(microphone: int) -> Report:
@@ -133,7 +133,7 @@ def play(server: Server, recordings: Sequence[bytes], microphones: int, fast: bo
 
 
 def whole(samples: bytes) -> list[tuple[int, int]]:
-    """What the model recognizes in a recording when it runs here, on the whole of it at once: steps and numbers."""
+    """Run the model here on a whole recording; return the steps and numbers of its words."""
     import torch  # noqa: PLC0415 - with the model, needed for --check alone
     from safetensors.torch import load_file  # noqa: PLC0415
 
@@ -148,7 +148,7 @@ def whole(samples: bytes) -> list[tuple[int, int]]:
 
 
 def check(recordings: Sequence[bytes], reports: Sequence[Report]) -> bool:
-    """Compares every microphone's words, and when they were recognized, with those of the whole recording."""
+    """Compare every microphone's words and their steps with those of the whole recording."""
     right = [whole(samples) for samples in recordings]
     same = [report.words == right[number % len(right)] for number, report in enumerate(reports)]
     print(f"as in the whole recording at once: {sum(same)} of {len(same)} microphones")
@@ -156,7 +156,7 @@ def check(recordings: Sequence[bytes], reports: Sequence[Report]) -> bool:
 
 
 def summary(reports: Sequence[Report], wall_s: float) -> str:
-    """Throughput and latency."""
+    """Write throughput and latency as text."""
     latencies_ms = [1000 * latency for report in reports for latency in report.latencies_s]
     audio_s = len(latencies_ms) * PIECE_S
     p50 = statistics.median(latencies_ms)
@@ -169,7 +169,7 @@ def summary(reports: Sequence[Report], wall_s: float) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "files",
@@ -191,7 +191,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Play, print; 1 if --check finds a difference."""
+    """Play and print; return 1 if --check finds a difference."""
     options = parse_arguments()
     files = options.files or sorted((FOLDER / "samples").glob("*.wav"))
     try:

@@ -1,4 +1,4 @@
-"""Sends a series value by value and compares the forecasts with what comes: with the state kept, and without.
+"""Forecasts of a series, sent value by value, with the state kept and without it.
 
 `make serve EXAMPLE=lstm` first.
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 from ts_stateful.client import Server, connect
 
 SERIES = Path(__file__).resolve().parent / "series.csv"
-FIRST = 20  # values that are known from the beginning
+FIRST = 20  # values before the first forecast
 SHOWN = 8
 
 
 def with_state(server: Server, values: Sequence[float]) -> list[float]:
-    """The forecast of each value behind the first ones, in one sequence: a step sends only what is new."""
+    """Forecast each value after the first ones, in one sequence: a step sends only new values."""
     forecasts = []
     with server.steps() as steps:
         known = list(values[:FIRST])
@@ -28,7 +28,7 @@ def with_state(server: Server, values: Sequence[float]) -> list[float]:
 
 
 def without_state(server: Server, values: Sequence[float]) -> list[float]:
-    """The same, each step in a sequence of its own: the model sees one value and nothing before it."""
+    """Forecast each step in a sequence of its own: the model sees one value and nothing before it."""
     forecasts = []
     for value in values[FIRST - 1 : -1]:
         with server.steps() as steps:
@@ -38,13 +38,13 @@ def without_state(server: Server, values: Sequence[float]) -> list[float]:
 
 
 def mean_error(forecasts: Sequence[float], values: Sequence[float]) -> float:
-    """The mean distance between what was forecast and what came."""
+    """Return the mean distance between forecasts and values."""
     pairs = list(zip(forecasts, values[FIRST:], strict=True))
     return sum(abs(forecast - value) for forecast, value in pairs) / len(pairs)
 
 
 def main() -> None:
-    """Prints a table and the two errors."""
+    """Print a table and the two errors."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="grpc://127.0.0.1:7070", help="default: %(default)s")
     parser.add_argument("--model", default="lstm", help="default: %(default)s")

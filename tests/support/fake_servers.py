@@ -1,4 +1,4 @@
-"""`FakeSessions` behind real gRPC and HTTP servers on loopback that behave as TorchServe does in each profile."""
+"""Real gRPC and HTTP servers of `FakeSessions` on loopback that behave as TorchServe does in each profile."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 20_000
 
 
 class _Broken(Exception):
-    """The connection has to break now."""
+    """A connection that has to break now."""
 
 
 class _Silent(Exception):
-    """Nothing more may be said until the client has gone."""
+    """A connection that has to stay silent until the client closes it."""
 
 
 class _Raw(Exception):
-    """Somebody else answers."""
+    """An answer of another program."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Raw(Exception):
 
 
 def _documents(fake: FakeSessions, request: dict[str, Any], *, pull: bool) -> Iterator[bytes]:
-    """The documents of an answer, with the fault that the request meets."""
+    """Yield the documents of an answer, with the fault of the request."""
     fault = fake.fault_for(request["type"])
     count = 0
     if fault is not None and fault.status is not None:
@@ -116,7 +116,7 @@ class _Servicer(InferenceAPIsServiceServicer):
         threading.Thread(target=watch, daemon=True).start()
         last: dict[str, Any] = {}
         for message in self._messages(request, context, pull=False):
-            # gRPC shows a call that its client cancels, which it may at any time, first as one that was half-closed.
+            # A cancelled call, which is always allowed, first looks half-closed to gRPC.
             if half_closed.is_set() and not cancelled.wait(_CANCEL_S):
                 self._fake.violations.append("half-closed before the last event")
             last = json.loads(message.prediction)
@@ -154,7 +154,7 @@ class _Servicer(InferenceAPIsServiceServicer):
 def grpc_server(
     fake: FakeSessions, credentials: grpc.ServerCredentials | None = None
 ) -> Iterator[int]:
-    """Serves over gRPC as the profile of `fake` does; gives the port."""
+    """Serve over gRPC as the profile of `fake` does; yield the port."""
     server = grpc.server(ThreadPoolExecutor(8), options=_OPTIONS)
     add_InferenceAPIsServiceServicer_to_server(_Servicer(fake), server)  # type: ignore[no-untyped-call]
     if credentials is None:
@@ -177,10 +177,10 @@ class _Handler(BaseHTTPRequestHandler):
     end_header = "ts_request_sequence_end"
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
     def handle(self) -> None:
-        """Serves a connection, which its client may break off."""
+        """Serve a connection, which its client may break off."""
         with contextlib.suppress(ConnectionError):
             super().handle()
 
@@ -206,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         except _Broken:
             self.close_connection = True
         except _Silent:
-            self.rfile.read(1)  # until the client has gone
+            self.rfile.read(1)  # until the client closes it
             self.close_connection = True
         except ConnectionError:
             self.close_connection = True
@@ -249,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
 def http_server(
     fake: FakeSessions, tls: Any = None, *, headers: tuple[str, str] | None = None
 ) -> Iterator[int]:
-    """Serves over HTTP; gives the port. `headers` are the names of the session headers, where TorchServe is told others."""
+    """Serve over HTTP; yield the port. `headers` are other names of the session headers."""
     names = {} if headers is None else dict(zip(("id_header", "end_header"), headers, strict=True))
     handler = type("Handler", (_Handler,), {"fake": fake, **names})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,4 +1,4 @@
-"""A session server without a model: follows the wire protocol, with replies that are known beforehand and faults on demand."""
+"""A session server without a model: it follows the wire protocol, with known replies and faults on demand."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from ts_stateful.protocol.requests import parse_request
 from ts_stateful.protocol.session_ids import resolve_session_id
 from ts_stateful.protocol.strict_json import parse_json
 
-# A separator that Python takes for the end of a line, and characters of two UTF-16 units and of several code points.
+# Separators that Python takes for ends of lines, and characters of two UTF-16 units and of several code points.
 SPECIAL = "a\u2028b\x85 \U0001d518\U0001d52b \U0001f469\u200d\U0001f52c e\u0301"
 STEP = 3  # characters that one step generates
 
 
 def reply_to(prompt: str) -> str:
-    """What the fake model says."""
+    """Return the reply of the fake model."""
     return f"You said {prompt!r}: {SPECIAL}."
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with one request of a type, once.
+    """A fault of one request of a type.
 
-    `error` is answered instead of the answer. Otherwise the connection breaks (or, with `stalls`, falls silent; with `ends`,
-    ends as if nothing were wrong) behind `events` documents; with `lost` the request is carried out before.
+    `error` replaces the answer. Otherwise the connection breaks after `events` documents; with `stalls` it falls silent, with
+    `ends` it ends as a good one does. With `lost` the request is applied before.
     """
 
     error: StatefulError | None = None
@@ -51,7 +51,7 @@ class Fault:
 
 @dataclass
 class Turn:
-    """One turn: `num_chars` of its text are generated; `finish_reason` says that it is committed."""
+    """One turn: `num_chars` of its text are generated; it is committed if it has a `finish_reason`."""
 
     number: int
     prompt: str
@@ -60,7 +60,7 @@ class Turn:
     finish_reason: str | None = None
 
     def step(self) -> str:
-        """Generates a little more; the new piece."""
+        """Generate a little more; return the new piece."""
         piece = self.text[self.num_chars : self.num_chars + STEP]
         self.num_chars += len(piece)
         if self.num_chars == len(self.text) and self.finish_reason is None:
@@ -68,7 +68,7 @@ class Turn:
         return piece
 
     def end(self, after: int) -> dict[str, Any]:
-        """The last event, with the text behind `after`."""
+        """Return the last event, with the text after `after`."""
         return {
             "text": self.text[: self.num_chars][after:],
             "turn": self.number,
@@ -84,7 +84,7 @@ class Turn:
 
 @dataclass
 class FakeSessions:
-    """The sessions. `requests` keeps every document that arrived, `violations` what no client may do."""
+    """The sessions. `requests` has every document that arrived, `violations` the broken rules."""
 
     profile: str = "continuous"
     quiet: int = 0  # `continue`s that find nothing new, before each that does
@@ -100,31 +100,31 @@ class FakeSessions:
     _silence: int = 0
 
     def fail(self, kind: str, *faults: Fault) -> None:
-        """The next requests of that type meet these faults, one each."""
+        """Give these faults to the next requests of a type, one each."""
         self.faults[kind].extend(faults)
 
     def fault_for(self, kind: str) -> Fault | None:
-        """The fault that a request meets."""
+        """Take the fault of a request."""
         with self.lock:
             return self.faults[kind].popleft() if self.faults[kind] else None
 
     def is_unregistered(self) -> bool:
-        """Whether there is no model for a request."""
+        """Return True if there is no model for a request."""
         with self.lock:
             missing = self.unregistered > 0
             self.unregistered -= missing
             return missing
 
     def kinds(self) -> list[str]:
-        """The types of the requests that arrived, in order."""
+        """Return the types of the requests that arrived, in order."""
         return [str(request["type"]) for request in self.requests]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """The requests of a type, in order."""
+        """Return the requests of a type, in order."""
         return [request for request in self.requests if request["type"] == kind]
 
     def read(self, body: bytes, header: str | None = None) -> dict[str, Any]:
-        """The document in a body, checked as the server checks it."""
+        """Parse the document in a body, checked as the server checks it."""
         document = parse_json(body)
         parse_request(document)
         document.setdefault("type", "prompt")
@@ -134,7 +134,7 @@ class FakeSessions:
         return document
 
     def answers(self, request: dict[str, Any], *, pull: bool) -> Iterator[dict[str, Any]]:
-        """The documents of the answer; of a streamed prompt one after the other, while it generates."""
+        """Yield the documents of the answer; for a streamed prompt one by one, while it generates."""
         if request["type"] == "prompt" and not pull:
             yield from self._pushed(request)
             return

@@ -20,13 +20,13 @@ from ts_stateful.sagemaker_local.server import Limits, make_app
 
 __all__ = ["ENDPOINT", "boto_client", "endpoint_of", "serving"]
 
-ENDPOINT = "Demo-session-1"  # of upper and lower case, and with a word that errors have too
+ENDPOINT = "Demo-session-1"  # of upper and lower case, with a word that errors have too
 _PATIENCE_S = 30.0
 
 
 @contextlib.contextmanager
 def serving(*apps: web.Application) -> Iterator[list[str]]:
-    """Serves applications on loopback; gives their URLs."""
+    """Serve applications on loopback; yield their URLs."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -57,7 +57,7 @@ def serving(*apps: web.Application) -> Iterator[list[str]]:
 
 
 async def _finish() -> None:
-    """Ends what is left, as `asyncio.run` does."""
+    """End the remaining tasks, as `asyncio.run` does."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -67,7 +67,7 @@ async def _finish() -> None:
 
 @contextlib.contextmanager
 def endpoint_of(*fakes: FakeSessions, limits: Limits | None = None) -> Iterator[str]:
-    """The URL of an endpoint with an instance for each of these."""
+    """Yield the URL of an endpoint with an instance for each of these."""
     with contextlib.ExitStack() as stack:
         names = (SESSION_ID, CLOSED_SESSION_ID)
         ports = [stack.enter_context(http_server(fake, headers=names)) for fake in fakes]
@@ -77,7 +77,7 @@ def endpoint_of(*fakes: FakeSessions, limits: Limits | None = None) -> Iterator[
 
 
 def boto_client(url: str, **config: Any) -> Any:
-    """boto3's own client of the runtime API, as anybody makes it; it is to be closed."""
+    """Make boto3's own client of the runtime API; the caller closes it."""
     return boto3.client(
         "sagemaker-runtime",
         endpoint_url=url,
@@ -89,5 +89,5 @@ def boto_client(url: str, **config: Any) -> Any:
 
 
 def parts_of(events: Sequence[dict[str, Any]]) -> bytes:
-    """What the payload parts of a stream join to."""
+    """Join the payload parts of a stream."""
     return b"".join(event["PayloadPart"]["Bytes"] for event in events)

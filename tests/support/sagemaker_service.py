@@ -1,4 +1,4 @@
-"""The local endpoint with two containers that do what they are told, as boto3 sees it."""
+"""The local endpoint with two scripted containers, for boto3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPIRES = "; Expires=2001-09-09T01:46:40Z"  # 1,000,000,000
 
 
 class Service:
-    """An endpoint with two containers, and boto3's client of it. Nobody hears what it says once `deaf` is set."""
+    """An endpoint with two containers, and boto3's client of it. With `deaf` its output is closed."""
 
     def __init__(self, limits: Limits) -> None:
         self.time = FakeTime()
@@ -34,20 +34,20 @@ class Service:
         self._stack.callback(self.boto.close)
 
     def close(self) -> None:
-        """Stops everything."""
+        """Stop everything."""
         self._stack.close()
 
     def invoke(self, session_id: str | None = None, body: Any = None, **options: Any) -> Any:
-        """InvokeEndpoint."""
+        """Call InvokeEndpoint."""
         return self._closed(self.boto.invoke_endpoint(**self._options(session_id, body, options)))
 
     def stream(self, session_id: str | None = None, body: Any = None, **options: Any) -> Any:
-        """InvokeEndpointWithResponseStream."""
+        """Call InvokeEndpointWithResponseStream."""
         options = self._options(session_id, body, options)
         return self._closed(self.boto.invoke_endpoint_with_response_stream(**options))
 
     def open(self, name: str) -> int:
-        """Opens a session; the number of the container that got it."""
+        """Open a session; return the number of its container."""
         before = [len(one.seen) for one in self.containers]
         self.invoke("NEW_SESSION", {"opens": name + EXPIRES})
         return next(i for i, one in enumerate(self.containers) if len(one.seen) > before[i])

@@ -1,4 +1,4 @@
-"""What a client makes of broken connections, full servers and silence."""
+"""Broken connections, full servers and silence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOST = Fault(lost=True)
 
 @pytest.fixture(params=PROFILES)
 def fake(request: pytest.FixtureRequest) -> FakeSessions:
-    """A server in each profile over gRPC, and one over HTTP."""
+    """Return a server in each profile over gRPC, one over HTTP, and one of SageMaker."""
     return FakeSessions(profile=request.param)
 
 
@@ -43,7 +43,7 @@ def fake(request: pytest.FixtureRequest) -> FakeSessions:
 @pytest.mark.parametrize("events", [1, 4])
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_broken_stream_is_resumed(profile: str, events: int, ends: bool) -> None:
-    """A stream that breaks, or ends before its last event, goes on behind the characters that have come."""
+    """A stream that breaks, or ends before its last event, goes on after the characters so far."""
     fake, time = FakeSessions(profile=profile), FakeTime()
     fake.fail("prompt", Fault(events=events, ends=ends))
     with connected(fake, time) as server, server.open() as session:
@@ -92,7 +92,7 @@ def test_a_prompt_is_repeated_as_the_same_turn(
 
 
 def _num_orphans(fake: FakeSessions, fault: Fault) -> int:
-    """SageMaker routes nobody to a session whose opening it has not seen, so that another one has to be opened."""
+    """Count the lost sessions: SageMaker routes to no session whose opening it has not seen, so another one is opened."""
     return int(fault.lost and fake.profile == "sagemaker")
 
 
@@ -134,7 +134,7 @@ def test_back_off_doubles_and_ends(server: Server, fake: FakeSessions, time: Fak
     """The delays between attempts double; after as many as the policy has, the error is raised."""
     with server.open() as session:
         fake.fail("info", *[BREAK] * 7)
-        with pytest.raises((ServerUnreachable, ServerRefused)):  # SageMaker says who is gone
+        with pytest.raises((ServerUnreachable, ServerRefused)):  # SageMaker names the container
             session.info()
         assert time.slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
 
@@ -175,12 +175,12 @@ def test_a_passed_deadline_is_an_error(fake: FakeSessions, time: FakeTime) -> No
 def test_a_request_without_an_answer_is_sent_again(
     fake: FakeSessions, time: FakeTime, lost: bool
 ) -> None:
-    """After the stall time, and as often as need be within the deadline; it is applied once."""
+    """It is sent again after the stall time, as often as needed within the deadline, and applied once."""
     silence = Fault(lost=lost, stalls=True)
     for kind in ("hello", "open", "prompt", "info", "rewind", "close"):
         fake.fail(kind, silence)
     fake.fail("prompt", silence)
-    with connected(fake, time, stall_s=0.6, profile=_told(fake)) as server:
+    with connected(fake, time, stall_s=0.6, profile=_profile(fake)) as server:
         assert server.hello().model == "fake"
         with server.open() as session:
             assert session.ask("Hello") == reply_to("Hello")
@@ -192,8 +192,8 @@ def test_a_request_without_an_answer_is_sent_again(
     assert time.slept == []
 
 
-def _told(fake: FakeSessions) -> str | None:
-    """The profile, where a client would ask for it first."""
+def _profile(fake: FakeSessions) -> str | None:
+    """Return the profile if a client would ask for it first."""
     return fake.profile if fake.profile in ("continuous", "async", "sequence") else None
 
 
@@ -201,11 +201,11 @@ def _told(fake: FakeSessions) -> str | None:
 def test_an_id_of_the_callers_choice_is_asked_for_once(
     fake: FakeSessions, time: FakeTime, kind: str
 ) -> None:
-    """Whether a repeated request would meet the first one's session or somebody else's, nobody could tell."""
+    """A repeated request could meet the first one's session or another client's."""
     with connected(fake, time) as server, server.open() as session:
         before = len(fake.of_kind(kind))
         fake.fail(kind, Fault(stalls=True))
-        # Nothing else is in such a hurry, or what was sent again on a busy machine would be counted.
+        # Only this call has a short stall time: on a busy machine others would be sent again and counted.
         calls = Calls(server._calls.transport, 60, time.policy(stall_s=0.05))
         hurried, known = Server(calls), Session(OpenSession(calls, session.session_id))
         begin = hurried.open if kind == "open" else known.fork
@@ -228,7 +228,7 @@ def test_a_silent_server_meets_the_deadline(fake: FakeSessions, time: FakeTime) 
 def test_an_error_that_is_final_is_raised_at_once(
     server: Server, fake: FakeSessions, time: FakeTime
 ) -> None:
-    """A defect of the server is not tried again, and the next prompt has the number of the failed one."""
+    """A defect of the server is not retried, and the next prompt has the number of the failed one."""
     with server.open() as session:
         fake.fail("prompt", Fault(error=InternalError("id 123")))
         reply = session.prompt("Hello")
@@ -241,7 +241,7 @@ def test_an_error_that_is_final_is_raised_at_once(
 
 @pytest.mark.parametrize("profile", PUSHED)
 def test_an_error_in_the_middle_of_a_stream_is_raised(profile: str) -> None:
-    """A turn that fails behind some text raises, and never mixes the text of two attempts."""
+    """A turn that fails after some text raises, and never mixes the text of two attempts."""
     fake = FakeSessions(profile=profile)
     fake.fail("prompt", Fault(events=2, error=OutOfMemory("none left")))
     fake.fail("continue", Fault(error=InternalError("gone")))
@@ -262,7 +262,7 @@ def test_an_engine_that_restarts_is_waited_for(server: Server, fake: FakeSession
 
 @pytest.mark.parametrize("fake", TORCHSERVE, indirect=True)
 def test_a_model_that_does_not_exist_is_named(fake: FakeSessions, time: FakeTime) -> None:
-    """TorchServe's own errors become one exception with message, status and kind."""
+    """TorchServe's error becomes an exception with message, status and kind."""
     with connected(fake, time, model="nope") as server, pytest.raises(ServerRefused) as caught:
         server.open()
     assert caught.value.status == 404
@@ -298,7 +298,7 @@ def test_the_token_is_sent(fake: FakeSessions, time: FakeTime) -> None:
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
 def test_a_server_that_is_not_there_is_unreachable(scheme: str) -> None:
-    """A refused connection is tried again for a while, and then named."""
+    """A refused connection is retried for a while and then raised."""
     time = FakeTime()
     url = f"{scheme}://127.0.0.1:1"
     policy = time.policy(max_retries=2)
@@ -346,7 +346,7 @@ def test_a_count_that_cannot_be_asked_for_is_an_error(
 
 
 def test_the_error_trees_are_apart() -> None:
-    """Errors of the way are no errors of the protocol, and each has one base."""
+    """Errors of the connection are no errors of the protocol, and each has one base."""
     classes = [DeadlineExceeded, ProtocolError, RequestTooLarge, ServerUnreachable, StreamStalled]
     assert all(issubclass(cls, ClientError) for cls in classes)
     assert ServerRefused("busy", status=503).retryable

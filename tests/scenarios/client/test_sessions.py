@@ -19,7 +19,7 @@ from ts_stateful.protocol.errors import (
 
 @pytest.fixture(params=PROFILES)
 def fake(request: pytest.FixtureRequest) -> FakeSessions:
-    """A server in each profile over gRPC, and one over HTTP."""
+    """Return a server in each profile over gRPC, one over HTTP, and one of SageMaker."""
     return FakeSessions(profile=request.param)
 
 
@@ -64,7 +64,7 @@ def test_turns_are_numbered(server: Server, fake: FakeSessions) -> None:
 
 
 def test_options_are_sent(server: Server, fake: FakeSessions) -> None:
-    """What the caller sets reaches the server; what is left out stays the server's choice."""
+    """Options of the caller reach the server; missing ones are not sent."""
     with server.open(system="Be brief.", ttl_s=60, metadata={"user": 7}) as session:
         session.ask("Hi", temperature=0.5, top_p=0.9, top_k=3, seed=11, stop="END")
         session.prompt("Hi", stop=["A", "B"]).result()  # type: ignore[arg-type]
@@ -82,12 +82,12 @@ def test_options_are_sent(server: Server, fake: FakeSessions) -> None:
 
 
 def test_leaving_the_block_closes_the_session(server: Server, fake: FakeSessions) -> None:
-    """A session is closed once when its block ends, and further requests say so."""
+    """A session is closed once when its block ends, and further requests raise an error."""
     with server.open() as session:
         session.close()
         session.close()
     assert fake.kinds().count("close") == 1
-    with pytest.raises((SessionClosed, SessionNotFound)):  # which it is SageMaker does not tell
+    with pytest.raises((SessionClosed, SessionNotFound)):  # SageMaker does not tell them apart
         session.ask("Hello")
 
 
@@ -106,7 +106,7 @@ def test_leaving_the_loop_cancels_the_turn(server: Server, fake: FakeSessions) -
 
 
 def test_closing_a_reply_that_never_began_sends_nothing(server: Server, fake: FakeSessions) -> None:
-    """A reply that nobody asked a piece of costs nothing."""
+    """A reply without a request for a piece costs nothing."""
     with server.open() as session:
         with session.prompt("Hello"):
             pass
@@ -115,7 +115,7 @@ def test_closing_a_reply_that_never_began_sends_nothing(server: Server, fake: Fa
 
 
 def test_hello_and_info_are_typed(server: Server, fake: FakeSessions) -> None:
-    """The server and a session tell about themselves in typed answers."""
+    """The server and a session describe themselves in typed answers."""
     assert server.hello().profile == fake.profile
     with server.open() as session:
         session.ask("Hello")
@@ -136,9 +136,9 @@ def test_attach_goes_on_with_a_session(server: Server) -> None:
 
 
 def test_errors_are_typed(server: Server) -> None:
-    """What the server refuses is raised as the class of its code."""
+    """An error of the server is raised as the class of its code."""
     with pytest.raises(SessionNotFound):
-        server.attach("nobody")
+        server.attach("missing")
     with server.open(session_id="mine") as session:
         with pytest.raises(SessionExists):
             server.open(session_id="mine")
@@ -157,7 +157,7 @@ def test_an_id_of_a_wrong_form_is_not_sent(server: Server, fake: FakeSessions) -
 
 
 def test_continue_asks_for_any_part_of_a_turn(server: Server) -> None:
-    """`continue_` gives the text of a turn behind some of its characters."""
+    """`continue_` returns the text of a turn after some of its characters."""
     with server.open() as session:
         text = session.ask("Hello")
         answer = session.continue_(1, after=10)
@@ -166,7 +166,7 @@ def test_continue_asks_for_any_part_of_a_turn(server: Server) -> None:
 
 
 def test_a_fork_goes_its_own_way(server: Server, fake: FakeSessions) -> None:
-    """It begins with the turns that there are; what is said in one of the two is unknown to the other."""
+    """A fork begins with the turns so far; later turns of the two are independent."""
     with server.open() as session:
         session.ask("one")
         with session.fork() as fork:
@@ -183,7 +183,7 @@ def test_a_fork_goes_its_own_way(server: Server, fake: FakeSessions) -> None:
 
 
 def test_a_fork_may_begin_earlier_and_be_named(server: Server, fake: FakeSessions) -> None:
-    """`at_turn` says behind which turn; id, lifetime and metadata are as in `open`."""
+    """The fork begins after `at_turn`; id, lifetime and metadata are as in `open`."""
     with server.open() as session:
         for text in ("one", "two"):
             session.ask(text)
@@ -203,7 +203,7 @@ def test_a_fork_may_begin_earlier_and_be_named(server: Server, fake: FakeSession
 
 
 def test_a_rewound_session_goes_on_from_there(server: Server, fake: FakeSessions) -> None:
-    """The next turn has the number behind the one that was gone back to; a rewind may be repeated."""
+    """The next turn has the number after the one of the rewind; a rewind may be repeated."""
     with server.open() as session:
         for text in ("one", "two", "three"):
             session.ask(text)
@@ -233,7 +233,7 @@ def test_cancel_ends_the_turn_and_the_loop_ends_by_itself(fake: FakeSessions) ->
 
 
 def test_cancel_has_the_time_that_every_call_has() -> None:
-    """Where it is not said, that of the connection: an engine that is started again for half a minute is waited for."""
+    """By default it has the connection's timeout: an engine that restarts for half a minute is waited for."""
     fake, time = FakeSessions(profile="continuous"), FakeTime()
     with connected(fake, time) as server, server.open() as session:
         reply = session.prompt("Hello")
@@ -248,10 +248,10 @@ def test_cancel_has_the_time_that_every_call_has() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_session_that_is_gone_is_opened_again_if_asked(
+def test_a_lost_session_is_opened_again_if_asked(
     server: Server, fake: FakeSessions, stream: bool
 ) -> None:
-    """Under another id, with the same system prompt; the prompt is its first turn."""
+    """It has another id and the same system prompt; the prompt is its first turn."""
     session = server.open(system="Be brief.", reopen=True)
     session.ask("one")
     first = session.session_id
@@ -266,7 +266,7 @@ def test_a_session_that_is_gone_is_opened_again_if_asked(
 
 
 def test_a_session_is_opened_again_once_in_a_turn(server: Server, fake: FakeSessions) -> None:
-    """A second loss is told, and so is the first where nobody asked for more."""
+    """A second loss raises its error, and so does the first without `reopen`."""
     session = server.open(reopen=True)
     gone = Fault(error=SessionNotFound("gone"))
     fake.fail("prompt", gone, gone)
@@ -282,7 +282,7 @@ def test_a_session_is_opened_again_once_in_a_turn(server: Server, fake: FakeSess
 
 
 def test_replies_to_a_lost_session_share_the_new_one(server: Server, fake: FakeSessions) -> None:
-    """Also those that were made before it was opened again."""
+    """Replies that were made before the loss share it, too."""
     session = server.open(reopen=True)
     first, second = session.prompt("Hello"), session.prompt("Next")
     fake.sessions.clear()

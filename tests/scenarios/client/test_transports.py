@@ -1,4 +1,4 @@
-"""What is particular to one transport: profiles over gRPC, statuses over HTTP, addresses and TLS."""
+"""Particulars of each transport: profiles over gRPC, statuses over HTTP, addresses and TLS."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ts_stateful.protocol.errors import SessionNotFound
 
 @pytest.mark.parametrize("profile", ["continuous", "async", "sequence"])
 def test_the_profile_is_found_out_once(profile: str) -> None:
-    """A gRPC client asks one `hello` in all to learn how to talk, and takes no further place in a sequence batch."""
+    """A gRPC client sends one `hello` in all to find its call, and takes no further place in a sequence batch."""
     fake = FakeSessions(profile=profile)
     with connected(fake, FakeTime()) as server:
         with server.open() as session:
@@ -50,7 +50,7 @@ def test_the_profile_is_found_out_once(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", ["continuous", "async", "sequence"])
 def test_a_known_profile_is_not_asked_for(profile: str) -> None:
-    """A client that is told the profile sends nothing to find it out."""
+    """A client with a given profile sends nothing to find it out."""
     fake = FakeSessions(profile=profile)
     with connected(fake, FakeTime(), profile=profile) as server, server.open() as session:
         assert "".join(session.prompt("Hello")) == reply_to("Hello")
@@ -89,7 +89,7 @@ def test_a_failure_while_the_profile_is_found_out_is_no_finding() -> None:
 
 
 def test_a_server_that_is_slow_to_connect_has_the_whole_deadline() -> None:
-    """One that accepts and says nothing yet is busy, or far away; it is not given up before the time is over."""
+    """A server that accepts and is still silent is busy or far away; the client waits until the deadline."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
         policy = FakeTime().policy(max_retries=0)
@@ -111,7 +111,7 @@ def test_pulling_pauses_while_nothing_is_new() -> None:
 
 
 def test_pulling_does_not_pause_while_text_comes() -> None:
-    """A turn that has something new is asked for again at once, behind what has come."""
+    """A turn with new text is asked for again at once, after the text so far."""
     fake, time = FakeSessions(), FakeTime()
     with connected(fake, time) as server, server.open() as session:
         session.ask("Hello")
@@ -168,7 +168,7 @@ def test_a_smaller_limit_of_the_server_is_named(profile: str) -> None:
 
 
 def test_an_end_without_a_reason_is_no_end() -> None:
-    """An answer that has no more to say but not how the turn ended is not one of the protocol."""
+    """A last answer without the turn's end is not of the protocol."""
     fake = FakeSessions(profile="http")
     with connected(fake, FakeTime()) as server, server.open() as session:
         fake.fail("prompt", Fault(status=200, body=b'{"text": "a", "more": false}'))
@@ -239,14 +239,14 @@ def test_a_path_comes_before_the_model() -> None:
         "grpc://host/path",
     ],
 )
-def test_an_address_that_cannot_be_meant_is_refused(url: str) -> None:
+def test_an_address_that_is_not_valid_is_refused(url: str) -> None:
     """A wrong URL fails when the connection is made, not when it is used."""
     with pytest.raises(ValueError, match=r"URL|[Pp]ort"):
         connect(url)
 
 
 def test_other_settings_are_checked_at_once() -> None:
-    """A timeout that is none and a profile that does not exist are refused."""
+    """A timeout of zero and an unknown profile are refused."""
     with pytest.raises(ValueError, match="timeout_s"):
         connect(timeout_s=0)
     with pytest.raises(ValueError, match="fast"):
@@ -268,7 +268,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return pem, key
 
 
-def test_https_is_spoken_and_checked(certificate: tuple[Path, Path]) -> None:
+def test_https_is_used_and_checked(certificate: tuple[Path, Path]) -> None:
     """`https://` works with the right certificate authority and refuses every other server."""
     pem, key = certificate
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -284,7 +284,7 @@ def test_https_is_spoken_and_checked(certificate: tuple[Path, Path]) -> None:
             server.hello()
 
 
-def test_grpcs_is_spoken(certificate: tuple[Path, Path]) -> None:
+def test_grpcs_is_used(certificate: tuple[Path, Path]) -> None:
     """`grpcs://` works with the right certificate authority."""
     pem, key = certificate
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), pem.read_bytes())])
@@ -306,12 +306,12 @@ def test_a_refusal_inside_a_stream_is_read() -> None:
 
 class _Responses(list[inference_pb2.PredictionResponse]):
     def cancel(self) -> None:
-        """Of no effect on a call that has ended."""
+        """Do nothing: the call has ended."""
 
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
 def test_a_server_that_drips_is_left_at_the_deadline(kind: str) -> None:
-    """What comes all the time and says nothing, as a proxy's comments do, does not make a request last."""
+    """Bytes without data, such as a proxy's comments, do not extend a request beyond its deadline."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def drip() -> None:
@@ -330,5 +330,5 @@ def test_a_server_that_drips_is_left_at_the_deadline(kind: str) -> None:
             stream = kind.startswith("text")
             with pytest.raises(DeadlineExceeded):
                 session.prompt("Hello", stream=stream, timeout_s=0.3).result()
-        listener.shutdown(socket.SHUT_RDWR)  # where the time was over before there was a connection
+        listener.shutdown(socket.SHUT_RDWR)  # if the time was over before there was a connection
         thread.join()

@@ -1,4 +1,4 @@
-"""Images that do not fit into a request, over every transport: they go up in parts, and nobody has to know."""
+"""Images that do not fit into a request, over every transport: they are uploaded in parts, unnoticed by the caller."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ REFERENCE = {"upload": hashlib.sha256(LARGE).hexdigest()}
 
 @pytest.fixture(params=PROFILES)
 def fake(request: pytest.FixtureRequest) -> FakeSessions:
-    """A server in each profile over gRPC, one over HTTP, and an endpoint of SageMaker."""
+    """Return a server in each profile over gRPC, one over HTTP, and an endpoint of SageMaker."""
     return FakeSessions(profile=request.param)
 
 
 @pytest.fixture
 def http() -> FakeSessions:
-    """One server, where the transport is of no matter."""
+    """Return one server, for tests that do not depend on the transport."""
     return FakeSessions(profile="http")
 
 
@@ -45,7 +45,7 @@ def images_of(request: dict[str, Any]) -> Any:
 
 
 def test_a_large_image_goes_ahead_of_its_prompt(fake: FakeSessions, time: FakeTime) -> None:
-    """In parts that fit, into its session; the second prompt that shows it finds it there."""
+    """It is uploaded into its session in parts that fit; a second prompt finds it there."""
     with connected(fake, time, max_body_bytes=LIMIT) as server, server.open() as session:
         assert session.ask("Hello", images=[LARGE]) == reply_to("Hello")
         assert "".join(session.prompt("Again", images=[LARGE])) == reply_to("Again")
@@ -57,7 +57,7 @@ def test_a_large_image_goes_ahead_of_its_prompt(fake: FakeSessions, time: FakeTi
 
 
 def test_parts_are_small_whatever_fits(http: FakeSessions, time: FakeTime) -> None:
-    """A server that takes them in does nothing else."""
+    """A server generates nothing while it reads a part."""
     with connected(http, time) as server, server.open() as session:
         session.ask("Hello", images=[bytes(5_000_000)])
     sizes = [len(part["base64"]) for part in http.of_kind("upload")]
@@ -90,7 +90,7 @@ def test_images_that_fit_one_by_one_go_ahead_where_all_do_not(
 
 
 def test_the_first_prompt_carries_what_open_could_not(fake: FakeSessions, time: FakeTime) -> None:
-    """In front of its own images, and only the first one does; the rest of `open` is as it was."""
+    """Only the first prompt has them, before its own images; the rest of `open` is unchanged."""
     with connected(fake, time, max_body_bytes=LIMIT) as server:
         session = server.open(system="Be short.", images=[LARGE])
         session.ask("Hello", images=[b"own"])
@@ -103,7 +103,7 @@ def test_the_first_prompt_carries_what_open_could_not(fake: FakeSessions, time: 
 
 
 def test_every_first_prompt_carries_them(http: FakeSessions, time: FakeTime) -> None:
-    """Behind a rewind to the opening, and in a fork of it, it is the first one once more; not in a later fork."""
+    """After a rewind to the opening, and in a fork of it, the next prompt is a first one; not in a later fork."""
     with connected(http, time, max_body_bytes=LIMIT) as server:
         session = server.open(images=[LARGE])
         early = session.fork()
@@ -112,9 +112,9 @@ def test_every_first_prompt_carries_them(http: FakeSessions, time: FakeTime) -> 
         early.ask("Early")
         late.ask("Late")
         session.rewind(0)
-        session.ask("Anew")
+        session.ask("Over")
     shown = {prompt["prompt"]: images_of(prompt) for prompt in http.of_kind("prompt")}
-    assert shown == {"Hello": [REFERENCE], "Early": [REFERENCE], "Late": None, "Anew": [REFERENCE]}
+    assert shown == {"Hello": [REFERENCE], "Early": [REFERENCE], "Late": None, "Over": [REFERENCE]}
     assert {part["session_id"] for part in http.of_kind("upload")} == {
         session.session_id,
         early.session_id,
@@ -122,7 +122,7 @@ def test_every_first_prompt_carries_them(http: FakeSessions, time: FakeTime) -> 
 
 
 def test_a_session_that_is_opened_again_gets_them_again(http: FakeSessions, time: FakeTime) -> None:
-    """With its own uploads, under its new id."""
+    """It has its own uploads, under its new id."""
     with connected(http, time, max_body_bytes=LIMIT) as server:
         session = server.open(images=[LARGE], reopen=True)
         session.ask("Hello")
@@ -134,7 +134,7 @@ def test_a_session_that_is_opened_again_gets_them_again(http: FakeSessions, time
 
 
 def test_an_upload_that_is_lost_is_repeated(http: FakeSessions, time: FakeTime) -> None:
-    """The server may forget one at any time; the prompt goes again when it is there again."""
+    """The server may drop an upload at any time; the prompt is sent again after the next upload."""
     with connected(http, time, max_body_bytes=LIMIT) as server, server.open() as session:
         session.ask("Hello", images=[LARGE])
         http.uploads.clear()
@@ -144,7 +144,7 @@ def test_an_upload_that_is_lost_is_repeated(http: FakeSessions, time: FakeTime) 
 
 
 def test_a_server_that_loses_every_upload_is_given_up(http: FakeSessions, time: FakeTime) -> None:
-    """After as many attempts as any other failure has."""
+    """It has as many attempts as other failures."""
     lost = Fault(error=InvalidRequest("no such upload", field="images[0].upload"))
     http.fail("prompt", *[lost] * 10)
     with (
@@ -157,7 +157,7 @@ def test_a_server_that_loses_every_upload_is_given_up(http: FakeSessions, time: 
 
 
 def test_parts_that_fail_on_the_way_are_repeated(fake: FakeSessions, time: FakeTime) -> None:
-    """One alone, whether or not it had arrived."""
+    """Only the failed part is sent again, also if it had arrived."""
     faults = (Fault(lost=True), Fault(), Fault(error=EngineUnavailable("later")))
     fake.fail("upload", *faults)
     with connected(fake, time, max_body_bytes=LIMIT) as server, server.open() as session:
@@ -166,7 +166,7 @@ def test_parts_that_fail_on_the_way_are_repeated(fake: FakeSessions, time: FakeT
 
 
 def test_parts_that_the_server_has_dropped_are_repeated(http: FakeSessions, time: FakeTime) -> None:
-    """Its last answer names them."""
+    """The server's last answer names them."""
     with connected(http, time, max_body_bytes=LIMIT) as server, server.open() as session:
         place = (session.session_id, REFERENCE["upload"])
         http.uploads[place] = {}
@@ -184,7 +184,7 @@ def test_parts_that_the_server_has_dropped_are_repeated(http: FakeSessions, time
 
 
 def test_what_the_server_refuses_is_raised(http: FakeSessions, time: FakeTime) -> None:
-    """By the reply, and nothing is sent again."""
+    """The reply raises the error, and nothing is sent again."""
     http.fail("upload", Fault(error=MediaTooLarge("too large", field="base64")))
     with connected(http, time, max_body_bytes=LIMIT) as server:
         session = server.open(images=[LARGE])
@@ -197,7 +197,7 @@ def test_what_the_server_refuses_is_raised(http: FakeSessions, time: FakeTime) -
 def test_a_server_that_goes_away_between_parts_is_unreachable(
     http: FakeSessions, time: FakeTime
 ) -> None:
-    """In the end."""
+    """The error comes after the last attempt."""
     http.fail("upload", *[Fault()] * 100)
     with connected(http, time, max_body_bytes=LIMIT, timeout_s=20.0) as server:
         session = server.open()

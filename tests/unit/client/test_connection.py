@@ -1,4 +1,4 @@
-"""What becomes of calls on a connection that its owner closes, and of those to a model that is registered anew."""
+"""Calls on a closed connection, and calls to a model that is registered again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ts_stateful.client import ConnectionClosed, ServerRefused
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_closed_connection_says_so(profile: str) -> None:
-    """Whatever is asked of it, and whatever its library would raise; nothing is tried again."""
+    """Every call raises the same error, whatever its library would raise, and none is retried."""
     fake, time = FakeSessions(profile=profile), FakeTime()
     with connected(fake, time) as server:
         session = server.open()
@@ -46,8 +46,8 @@ def test_a_call_in_progress_ends_with_the_connection(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", TORCHSERVE)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_model_that_is_registered_anew_is_waited_for(profile: str, stream: bool) -> None:
-    """As it was there before; also in the middle of a reply."""
+def test_a_model_that_is_registered_again_is_waited_for(profile: str, stream: bool) -> None:
+    """A model that has answered is waited for, also in the middle of a reply."""
     fake = FakeSessions(profile=profile)
     with connected(fake, FakeTime()) as server, server.open() as session:
         fake.unregistered = 3
@@ -60,8 +60,8 @@ def test_a_model_that_is_registered_anew_is_waited_for(profile: str, stream: boo
 
 
 @pytest.mark.parametrize("profile", TORCHSERVE)
-def test_a_model_that_does_not_come_back_is_told(profile: str) -> None:
-    """After as many attempts as for everything else."""
+def test_a_model_that_does_not_come_back_is_an_error(profile: str) -> None:
+    """It has as many attempts as other failures."""
     fake, time = FakeSessions(profile=profile), FakeTime()
     with connected(fake, time) as server:
         session = server.open()

@@ -1,4 +1,4 @@
-"""Documents, images and events: what goes out and how it is read when it comes back."""
+"""Documents, images and events in both directions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_answer_is_typed() -> None:
 
 
 def test_an_error_in_an_answer_is_raised() -> None:
-    """The server's error is raised as the class of its code, with everything that it says."""
+    """The server's error is raised as the class of its code, with all its fields."""
     body = b'{"error": {"code": "queue_full", "message": "full", "retry_after_s": 2.5}}'
     with pytest.raises(QueueFull, match="full") as caught:
         parse(body, TurnAnswer)
@@ -48,12 +48,12 @@ def test_an_unknown_error_keeps_its_code() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"\xff", b"{}", b'{"text": 1}'])
 def test_anything_else_is_no_answer(body: bytes) -> None:
-    """What is neither an answer nor an error is named as such."""
+    """A body that is neither an answer nor an error is a protocol error."""
     with pytest.raises(ProtocolError):
         parse(body, TurnAnswer)
 
 
-def test_a_refusal_is_read_whoever_wrote_it() -> None:
+def test_a_refusal_of_any_program_is_read() -> None:
     """This protocol's error, TorchServe's own and a proxy's page each become a clear exception."""
     ours = refusal(404, b'{"error": {"code": "session_not_found", "message": "no"}}')
     assert isinstance(ours, SessionNotFound)
@@ -72,7 +72,7 @@ def test_a_refusal_is_read_whoever_wrote_it() -> None:
     assert "no message" in str(refusal(500, b""))
 
 
-def test_the_last_event_says_more_than_text() -> None:
+def test_the_last_event_has_more_than_text() -> None:
     """An event of nothing but text is followed by others."""
     assert not is_last(b'{"text": "a"}')
     assert is_last(b'{"text": "a", "finish_reason": "stop"}')
@@ -103,7 +103,7 @@ def test_one_image_instead_of_a_list_is_refused() -> None:
 
 
 def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """A server might take it in parts, but not of such a size."""
+    """No server takes a file of such a size, not even in parts."""
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(1 << 40)

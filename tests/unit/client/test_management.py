@@ -1,4 +1,4 @@
-"""TorchServe's management API over HTTP: what is sent, and what answers mean."""
+"""TorchServe's management API over HTTP: requests and answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DESCRIBED = [
 
 
 class Api:
-    """Answers everything with `answer`; `asked` has the requests."""
+    """An API that gives `answer` to every request; `asked` has the requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []
@@ -42,17 +42,17 @@ class Api:
 
 @pytest.fixture
 def api() -> Api:
-    """The API."""
+    """Return the API."""
     return Api()
 
 
 @pytest.fixture
 def management(api: Api) -> Iterator[Management]:
-    """Its client."""
+    """Yield its client."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
         def _answer(self) -> None:
             api.asked.append((f"{self.command} {self.path}", self.headers["Authorization"]))
@@ -79,7 +79,7 @@ def management(api: Api) -> Iterator[Management]:
 
 
 def test_a_model_is_described(management: Management, api: Api) -> None:
-    """By its default version, and never customized."""
+    """The description is of its default version, and never customized."""
     api.answer = DESCRIBED
     description = management.describe("chat")
     assert (description.model_url, description.batch_size) == ("chat.mar", 65)
@@ -88,7 +88,7 @@ def test_a_model_is_described(management: Management, api: Api) -> None:
     assert api.asked == [("GET /models/chat", "Bearer key")]
 
 
-def test_what_is_done_is_waited_for(management: Management, api: Api) -> None:
+def test_changes_are_waited_for(management: Management, api: Api) -> None:
     """Scaling and registering return when the worker is ready."""
     management.scale("chat", 0, 5)
     management.unregister("chat")
@@ -100,8 +100,8 @@ def test_what_is_done_is_waited_for(management: Management, api: Api) -> None:
     ]
 
 
-def test_what_goes_wrong_is_typed(management: Management, api: Api) -> None:
-    """TorchServe's own refusals by their kind; what is another server; nobody."""
+def test_errors_are_typed(management: Management, api: Api) -> None:
+    """TorchServe's refusals, answers of another server and refused connections have classes of their own."""
     answers: list[Any] = [{}, [], [{"modelName": "chat"}]]
     for answer in answers:
         api.answer = answer
@@ -116,17 +116,17 @@ def test_what_goes_wrong_is_typed(management: Management, api: Api) -> None:
     with pytest.raises(ServerRefused) as refused:
         management.describe("x")
     assert refused.value.kind == "ModelNotFoundException"
-    nobody = Management("http://127.0.0.1:1")
+    missing = Management("http://127.0.0.1:1")
     with pytest.raises(ServerUnreachable):
-        nobody.describe("chat")
-    nobody.close()
+        missing.describe("chat")
+    missing.close()
     with pytest.raises(ValueError, match="HTTP"):
         Management("grpc://127.0.0.1:7071")
 
 
 @pytest.mark.parametrize(("answer", "encoding"), [(b'["\xff"]', ""), (b"no gzip", "gzip")])
 def test_garbage_is_typed(management: Management, api: Api, answer: bytes, encoding: str) -> None:
-    """Of whoever answers at that port."""
+    """Bytes of another program at that port are a protocol error."""
     api.answer, api.encoding = answer, encoding
     with pytest.raises(ProtocolError):
         management.models()

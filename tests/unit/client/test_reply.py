@@ -1,4 +1,4 @@
-"""A reply that has to be begun anew, because nobody knew its turn any more."""
+"""Replies whose turn the server has lost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ts_stateful.protocol.errors import TurnGap
 
 
 @pytest.mark.parametrize("num_pulled", [0, 2])
-def test_a_pulled_turn_that_is_gone_is_begun_anew(num_pulled: int) -> None:
-    """Whether or not anything of it has come."""
+def test_a_pulled_turn_that_is_lost_is_begun_again(num_pulled: int) -> None:
+    """With some text of it, and without any."""
     fake, time = FakeSessions(profile="continuous"), FakeTime()
     with connected(fake, time) as server, server.open() as session:
         reply = session.prompt("Hello")
@@ -25,7 +25,7 @@ def test_a_pulled_turn_that_is_gone_is_begun_anew(num_pulled: int) -> None:
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name != "continuous"])
 def test_a_repetition_that_breaks_off_is_resumed(profile: str) -> None:
-    """Where that breaks too, within what has come already, nothing behind it is skipped."""
+    """If the repetition breaks within the known text, no later text is skipped."""
     fake, time = FakeSessions(profile=profile), FakeTime()
     fake.fail("prompt", Fault(events=4), Fault())
     fake.fail("continue", Fault(error=TurnGap("gone")))
@@ -35,8 +35,8 @@ def test_a_repetition_that_breaks_off_is_resumed(profile: str) -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_turn_that_is_given_up_is_not_begun_anew(profile: str) -> None:
-    """After a Ctrl-C before it has arrived: the server knows of no such turn, and is not asked for it once more."""
+def test_a_turn_that_is_given_up_is_not_begun_again(profile: str) -> None:
+    """After a Ctrl-C before its prompt has arrived, the server has no such turn and is not asked for it again."""
     fake, time = FakeSessions(profile=profile), FakeTime()
     with connected(fake, time) as server, server.open() as session:
         fake.fail("prompt", Fault())
@@ -49,7 +49,7 @@ def test_a_turn_that_is_given_up_is_not_begun_anew(profile: str) -> None:
 
 
 def test_a_second_interrupt_leaves_the_session_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does not wait for the cancelling either has given the turn up: the next one is not numbered behind it."""
+    """A second Ctrl-C gives the turn up without waiting: the next turn has its number."""
     fake, time = FakeSessions(profile="http"), FakeTime()
     with connected(fake, time) as server, server.open() as session:
         fake.fail("prompt", Fault())

@@ -25,7 +25,7 @@ def test_delays_are_bounded_and_spread() -> None:
 
 
 def test_a_deadline_passes() -> None:
-    """What is left shrinks with the clock; nothing left is an error that names the timeout."""
+    """The time left shrinks with the clock; at zero there is an error that names the timeout."""
     time = FakeTime()
     deadline = Deadline(2.0, time)
     assert deadline.remaining_s() == 2.0
@@ -39,7 +39,7 @@ def test_a_deadline_passes() -> None:
     "error", [InvalidRequest("no"), ProtocolError("no"), DeadlineExceeded("late"), OSError()]
 )
 def test_final_errors_are_raised_at_once(error: Exception) -> None:
-    """What would fail again is not tried again."""
+    """An error that would come again is not retried."""
     time = FakeTime()
     with pytest.raises(type(error)):
         Attempts(time.policy(), 60).wait_after(error)

@@ -1,4 +1,4 @@
-"""client.steps: the number of the next step, and the sequence's end, where a step or an answer was lost."""
+"""The number of the next step and the sequence's end after a lost step or answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ts_stateful.protocol.requests import Command, Prompt
 
 
 class Line(Transport):
-    """A transport, and its pipeline, to a server that has one sequence. `fails` are what comes instead of the next answers."""
+    """A transport and its pipeline to a server with one sequence. `fails` replace the next answers."""
 
     max_body_bytes = 1000
 
@@ -80,13 +80,13 @@ class Line(Transport):
 
 @pytest.fixture
 def line() -> Line:
-    """The server."""
+    """Return the server."""
     return Line()
 
 
 @pytest.fixture
 def steps(line: Line) -> Steps:
-    """A sequence that has not begun."""
+    """Return a sequence that has not begun."""
     return Steps(Calls(line, 5.0, FakeTime().policy(max_retries=0)), "s", num_steps=0)
 
 
@@ -94,7 +94,7 @@ def steps(line: Line) -> Steps:
 def test_a_sequence_whose_first_answer_was_lost_is_ended(
     line: Line, steps: Steps, lost: Exception | type[BaseException]
 ) -> None:
-    """The server has it, and would keep it until it is idle for long enough."""
+    """The server has the sequence and would keep it until it is idle for long enough."""
     line.fails.append(lost)
     with pytest.raises((DeadlineExceeded, KeyboardInterrupt)), steps:
         steps.step({})
@@ -102,7 +102,7 @@ def test_a_sequence_whose_first_answer_was_lost_is_ended(
 
 
 def test_a_sequence_of_which_nothing_has_arrived_is_closed_enough(line: Line, steps: Steps) -> None:
-    """Nobody knows whether there is one before it is to be ended; one that was refused is not asked about."""
+    """After a lost first step `close` asks for an end; after a refused one it sends nothing."""
     line.fails.append(InvalidRequest("no such input"))
     with pytest.raises(InvalidRequest):
         steps.step({})
@@ -117,7 +117,7 @@ def test_a_sequence_of_which_nothing_has_arrived_is_closed_enough(line: Line, st
 
 
 def test_a_close_that_failed_can_be_repeated(line: Line, steps: Steps) -> None:
-    """It has not ended the sequence."""
+    """A failed close has not ended the sequence."""
     steps.step({})
     line.fails.append(ServerUnreachable("broken"))
     with pytest.raises(ServerUnreachable):
@@ -128,8 +128,8 @@ def test_a_close_that_failed_can_be_repeated(line: Line, steps: Steps) -> None:
     assert line.kinds == ["step", "close", "close"]
 
 
-def test_steps_go_on_behind_one_that_was_refused(line: Line, steps: Steps) -> None:
-    """When all answers are there, the next step is the one that was refused."""
+def test_steps_go_on_after_a_refused_one(line: Line, steps: Steps) -> None:
+    """After all answers the next step has the number of the refused one."""
     line.fails.extend([None, InvalidRequest("no such input")])
     for _ in range(3):
         steps.send({})

@@ -1,4 +1,4 @@
-"""client.sticky: sessions by their ids, over any transport."""
+"""Sessions by their ids, over any transport."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ts_stateful.protocol.errors import SessionError, SessionNotFound
 
 @pytest.fixture(params=["http", "sagemaker"])
 def fake(request: pytest.FixtureRequest) -> FakeSessions:
-    """A server spoken to directly, and one behind SageMaker."""
+    """A server without and with SageMaker between."""
     return FakeSessions(profile=request.param)
 
 
 def test_a_session_is_started_invoked_and_ended(server: Server, fake: FakeSessions) -> None:
-    """By an id of the caller's choice, and by one that is made."""
+    """A session works by an id of the caller's choice and by a new id."""
     client = StickySessions(server)
     for session_id in ("conversation-1", None):
         name = client.start_session(session_id, system="Be brief.")
@@ -32,17 +32,17 @@ def test_a_session_is_started_invoked_and_ended(server: Server, fake: FakeSessio
 
 
 def test_a_session_of_an_earlier_process_goes_on(server: Server) -> None:
-    """An id that was not started here is asked about once."""
+    """The server is asked once about an id that was not started here."""
     name = StickySessions(server).start_session()
     client = StickySessions(server)
     assert client.invoke("Hello", session_id=name) == reply_to("Hello")
     client.end_session(name)
     with pytest.raises(SessionNotFound):
-        client.end_session("nobody")
+        client.end_session("missing")
 
 
-def test_a_session_that_is_gone_keeps_its_name(fake: FakeSessions, time: FakeTime) -> None:
-    """If it is to be opened again, the caller goes on with the id that it has."""
+def test_a_lost_session_keeps_its_name(fake: FakeSessions, time: FakeTime) -> None:
+    """With `reopen` the caller goes on with its id."""
     with connected(fake, time) as server:
         client = StickySessions(server, reopen=True)
         name = client.start_session()
@@ -56,7 +56,7 @@ def test_a_session_that_is_gone_keeps_its_name(fake: FakeSessions, time: FakeTim
 def test_a_session_that_has_ended_by_itself_is_forgotten(
     server: Server, fake: FakeSessions
 ) -> None:
-    """A program that runs for long would keep it, and its images, for ever; its id may be open again by then."""
+    """Otherwise a program would keep it and its images for ever; its id may be open again later."""
     client = StickySessions(server)
     name = client.start_session("conversation-1")
     del fake.sessions[name]

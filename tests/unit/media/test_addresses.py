@@ -129,5 +129,5 @@ def test_any_text_gets_an_answer(text: str) -> None:
     ],
 )
 def test_local_names_are_known(host: str, local: bool) -> None:
-    """Names that by convention mean this machine, network or cloud are told from public ones."""
+    """Names that by convention mean this machine, network or cloud are not public."""
     assert is_local_name(host) is local

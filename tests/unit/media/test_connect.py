@@ -33,7 +33,7 @@ from ts_stateful.protocol.errors import MediaInvalid
 
 
 def test_addresses_are_tried_in_turn(site: Site, make_fetcher: MakeFetcher) -> None:
-    """Where one address of a name does not answer the next is tried, each within its share of time."""
+    """If one address of a name does not answer, the next is tried, each within its share of time."""
     connector = Connector(site, dead=[OTHER_PUBLIC])
     seams = {"backend": connector, "resolver": Names([OTHER_PUBLIC, PUBLIC])}
     assert (
@@ -43,7 +43,7 @@ def test_addresses_are_tried_in_turn(site: Site, make_fetcher: MakeFetcher) -> N
 
 
 def test_the_systems_resolver_gives_each_address_once() -> None:
-    """The system's answers hold no address twice, and a name without sense fails as an unknown one."""
+    """No address comes twice, and a name that is not valid fails as an unknown one."""
     addresses = Resolver().resolve("localhost", 80)
     assert set(addresses) <= {"127.0.0.1", "::1"}
     assert len(addresses) == len(set(addresses)) > 0
@@ -70,7 +70,7 @@ TIMED_OUT = "the image could not be fetched within 20 s"
 def test_a_server_that_drips_is_cut_off(
     site: Site, make_fetcher: MakeFetcher, route: Route
 ) -> None:
-    """However little a server sends at a time, all of it has one deadline."""
+    """All bytes share one deadline, also if the server sends few at a time."""
     fetcher = make_fetcher(timeout_sec=20, max_bytes=2**40, seams={"clock": StepClock(step_s=4)})
     site.routes["/"] = route
     assert (
@@ -83,7 +83,7 @@ def test_a_server_that_drips_is_cut_off(
 
 
 def test_a_silent_server_is_cut_off(site: Site, make_fetcher: MakeFetcher) -> None:
-    """A server that accepts and says nothing does not hold the fetch."""
+    """A server that accepts and sends nothing does not hold the fetch."""
 
     def silent(handler: BaseHTTPRequestHandler) -> None:
         site.released.wait()
@@ -136,7 +136,7 @@ def test_a_silent_name_server_is_cut_off(make_fetcher: MakeFetcher) -> None:
 
 
 def test_a_dead_address_leaves_time_for_the_others(make_fetcher: MakeFetcher) -> None:
-    """Each address of a name gets an equal share of what is left."""
+    """Each address of a name gets an equal share of the time left."""
     shares: list[float | None] = []
 
     class Dead(httpcore.NetworkBackend):
@@ -179,7 +179,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def tls(site: Site, certificate: tuple[Path, Path]) -> tuple[ssl.SSLContext, list[str | None]]:
-    """Turns the server into an https one: the client's context, and the names of SNI as they come."""
+    """Turn the server into an https one; return the client's context, and the names of SNI as they come."""
     key, chain = certificate
     seen: list[str | None] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -214,7 +214,7 @@ def test_a_certificate_is_checked(
     host: str,
     trusted: bool,
 ) -> None:
-    """A certificate for another name, or of nobody we know, is invalid in our own words."""
+    """A certificate for another name or of an unknown authority is invalid, without the library's words."""
     seams: dict[str, Any] = {"backend": Connector(site), "resolver": Names([PUBLIC])}
     if trusted:
         seams["ssl_context"] = tls[0]
@@ -226,7 +226,7 @@ def test_a_certificate_is_checked(
 def test_a_server_that_drips_over_tls_is_cut_off(
     site: Site, make_fetcher: MakeFetcher, tls: tuple[ssl.SSLContext, list[str | None]]
 ) -> None:
-    """The deadline holds for what comes through TLS as well."""
+    """The deadline holds for bytes through TLS as well."""
     site.routes["/"] = endless(b"\r\n", b"x" * 1000)
     fetcher = make_fetcher(
         timeout_sec=20,
@@ -242,7 +242,7 @@ def test_a_server_that_drips_over_tls_is_cut_off(
 
 
 def test_a_connection_that_took_all_the_time_is_closed(site: Site) -> None:
-    """Before TLS has begun nobody else knows of its socket."""
+    """Before TLS has begun no other object has its socket."""
     plain = httpcore.SyncBackend().connect_tcp("127.0.0.1", site.server_port)
     stream = DeadlineStream(plain, TimeLimit(StepClock(step_s=4), 3))
     with pytest.raises(httpcore.TimeoutException):

@@ -24,7 +24,7 @@ def decode(data: bytes, config: MediaConfig = CONFIG) -> Image.Image:
 
 
 def is_red(pixel: Any) -> bool:
-    """Whether a pixel is red but for the losses of JPEG and WebP."""
+    """Return True if a pixel is red but for the losses of JPEG and WebP."""
     return all(abs(value - wanted) <= 5 for value, wanted in zip(pixel, RED, strict=True))
 
 
@@ -160,7 +160,7 @@ def test_the_first_frame_of_an_animation_is_taken(kind: str) -> None:
     assert decode(data).getpixel((0, 0)) == RED
 
 
-def test_frames_behind_the_first_are_not_decoded() -> None:
+def test_frames_after_the_first_are_not_decoded() -> None:
     """A GIF of 10,000 frames of which all but the first are damaged is an image."""
     still = encoded(Image.new("RGB", (8, 8), RED), "GIF")
     broken_frame = b"\x2c\0\0\0\0\x08\0\x08\0\0\xff\x01\xff\0"
@@ -177,7 +177,7 @@ def test_what_follows_an_image_is_dropped(kind: str, tail: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_a_profile_is_dropped(kind: str) -> None:
-    """A colour profile of 500 kB, even one that is none, changes no pixel and is not kept."""
+    """A colour profile of 500 kB, valid or not, changes no pixel and is not kept."""
     plain = Image.effect_noise((32, 32), 50).convert("RGB")
     image = decode(encoded(plain, kind, icc_profile=bytes(500_000)))
     assert image.tobytes() == decode(encoded(plain, kind)).tobytes()
@@ -186,7 +186,7 @@ def test_a_profile_is_dropped(kind: str) -> None:
 
 @given(st.integers(1, 9), st.integers(1, 9), st.data())
 def test_lossless_pixels_come_back(width: int, height: int, data: st.DataObject) -> None:
-    """What a lossless file stores is what is decoded, byte for byte."""
+    """The pixels of a lossless file are decoded byte for byte."""
     pixels = data.draw(st.binary(min_size=3 * width * height, max_size=3 * width * height))
     image = Image.frombytes("RGB", (width, height), pixels)
     for kind in ("PNG", "BMP"):

@@ -63,7 +63,7 @@ def test_too_many_pixels_are_refused_from_the_header(data: bytes) -> None:
 
 
 def test_a_warning_that_is_made_an_error_is_too_large() -> None:
-    """Where warnings are errors, Pillow's warning of many pixels is still the client's error."""
+    """If warnings are errors, Pillow's warning of many pixels is still the client's error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(MediaTooLarge):
@@ -99,8 +99,8 @@ NOISE = encoded(Image.effect_noise((64, 64), 50).convert("RGB"))
         pytest.param(b"not an image", id="text"),
         pytest.param(b"<html><img src=x></html>", id="HTML"),
         pytest.param(SVG, id="SVG"),
-        pytest.param(b"%PDF-1.7\n" + NOISE, id="an image behind a PDF's head"),
-        pytest.param(b"PK\x03\x04" + NOISE, id="an image behind an archive's head"),
+        pytest.param(b"%PDF-1.7\n" + NOISE, id="an image after a PDF's head"),
+        pytest.param(b"PK\x03\x04" + NOISE, id="an image after an archive's head"),
         pytest.param(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", id="PostScript"),
         pytest.param(NOISE[:8], id="signature only"),
         pytest.param(NOISE[:40], id="header only"),
@@ -136,7 +136,7 @@ NOISE = encoded(Image.effect_noise((64, 64), 50).convert("RGB"))
     ],
 )
 def test_what_is_no_image_is_invalid(data: bytes) -> None:
-    """What is empty, truncated, damaged, unknown or a bomb is invalid, in our own words."""
+    """Empty, truncated, damaged and unknown bytes and bombs are invalid, without the library's words."""
     with pytest.raises(MediaInvalid) as caught:
         decode(data)
     error = caught.value

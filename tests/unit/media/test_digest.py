@@ -70,7 +70,7 @@ def test_a_file_is_named_by_its_bytes(
 
 
 def test_no_file_passes_for_one_with_salts() -> None:
-    """Not even one that begins as salts are hashed: tenants choose their files."""
+    """Not even a file that begins with the bytes of hashed salts: tenants choose their files."""
     salt = "tenant"
     hashed = len(salt).to_bytes(8, "big") + salt.encode()
     for forged in (hashed + b"file", (1).to_bytes(8, "big") + hashed + b"file"):

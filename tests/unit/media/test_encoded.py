@@ -17,7 +17,7 @@ FIELD = "images[0].base64"
 
 @given(st.binary(min_size=1, max_size=200))
 def test_base64_gives_the_bytes_back(data: bytes) -> None:
-    """What base64 encodes is decoded to the same bytes, in a field and in a data URL."""
+    """Bytes in base64 are decoded to the same bytes, in a field and in a data URL."""
     text = base64.b64encode(data).decode()
     assert decode_base64(text, 200, FIELD) == data
     assert decode_data_url(f"data:image/png;base64,{text}", 200, FIELD) == data

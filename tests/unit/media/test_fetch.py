@@ -1,4 +1,4 @@
-"""Images behind URLs: what is fetched, redirects, and the bytes of an answer; real sockets on loopback."""
+"""Fetches of images by URL, redirects, and the bytes of an answer; real sockets on loopback."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from ts_stateful.protocol.errors import MediaForbidden, MediaInvalid, MediaTooLa
     ],
 )
 def test_a_body_is_fetched(site: Site, make_fetcher: MakeFetcher, route: Route) -> None:
-    """The body is what the server sends, at most as long as it says, whatever type it claims."""
+    """The body has the bytes that the server sends, up to the declared length, with any declared type."""
     site.routes["/"] = route
     assert make_fetcher().fetch(site.url, FIELD) == BODY
 
 
-def test_a_request_says_little(
+def test_a_request_has_few_headers(
     site: Site, make_fetcher: MakeFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of the environment is sent or used: no proxy, no credentials, no cookie, no referrer."""
@@ -59,7 +59,7 @@ def test_a_request_says_little(
 
 
 def test_data_urls_need_no_connection(make_fetcher: MakeFetcher) -> None:
-    """A data URL is decoded within the limit of bytes; one that is malformed is invalid."""
+    """A data URL is decoded within the limit of bytes; a malformed one is invalid."""
     fetcher = make_fetcher(max_bytes=5, seams={"backend": Connector()})
     assert fetcher.fetch("data:image/png;base64,aGVsbG8=", FIELD) == b"hello"
     refusal(fetcher, "data:image/png;base64,aGVsbG8h", MediaTooLarge)
@@ -70,7 +70,7 @@ def test_data_urls_need_no_connection(make_fetcher: MakeFetcher) -> None:
 
 
 def test_plain_http_is_forbidden_by_default(make_fetcher: MakeFetcher) -> None:
-    """Unless the configuration says otherwise only https and data URLs are taken."""
+    """By default only https and data URLs are accepted."""
     fetcher = make_fetcher(allowed_schemes=MediaConfig().allowed_schemes)
     assert refusal(fetcher, "http://example.com/", MediaForbidden).endswith("https:, data:")
 
@@ -178,7 +178,7 @@ def test_a_compressed_body_is_refused(site: Site, make_fetcher: MakeFetcher, enc
 
 @pytest.mark.parametrize("status", [201, 204, 206, 304, 401, 404, 500, 503, 999])
 def test_another_status_is_named(site: Site, make_fetcher: MakeFetcher, status: int) -> None:
-    """An answer of another status is invalid; of what the server says only the number is passed on."""
+    """An answer of another status is invalid; the message has only the number of it."""
     site.routes["/"] = answer(b"secret", status=status, X_Reason="secret")
     message = refusal(make_fetcher(), site.url, MediaInvalid)
     assert message == f"the image's server answered with status {status}"
@@ -201,7 +201,7 @@ def test_another_status_is_named(site: Site, make_fetcher: MakeFetcher, status: 
     ],
 )
 def test_a_broken_answer_is_invalid(site: Site, make_fetcher: MakeFetcher, route: Route) -> None:
-    """What is no HTTP, truncated or endless in its headers is invalid, without the library's words."""
+    """An answer that is no HTTP, or has truncated or endless headers, is invalid, without the library's words."""
     site.routes["/"] = route
     message = refusal(make_fetcher(), site.url, MediaInvalid)
     assert message == "the image could not be fetched from its server; check the URL"

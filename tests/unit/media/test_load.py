@@ -58,7 +58,7 @@ def make() -> Iterator[Make]:
 
 
 def test_an_upload_is_a_file_like_any_other(make: Make) -> None:
-    """In its place among the others."""
+    """It keeps its place among the other images."""
     images = [Image(url=url(1)), UploadedImage(upload="0" * 64, data=png(2))]
     files = make().load(images, [png(3)], lambda file: (file.data, file.field))
     assert files[1] == (png(2), "images[1].upload")
@@ -74,7 +74,7 @@ def test_images_come_in_order(make: Make, workers: int) -> None:
 
 
 def test_a_file_that_is_recognized_need_not_be_decoded(make: Make) -> None:
-    """What is made of it is the caller's business; what the caller raises comes out."""
+    """The caller's function decides the result, and its errors are raised."""
     images = [Image(url=url(1)), Image(base64="aGVsbG8=")]
     files = make().load(images, [b"text"], lambda file: (file.data, file.field))
     assert files == [

@@ -44,7 +44,7 @@ def client() -> Iterator[Any]:
 def test_an_object_of_an_allowed_bucket_is_read(
     client: Any, make_fetcher: MakeFetcher, pattern: str
 ) -> None:
-    """Its key is all behind the bucket, as it is."""
+    """Its key is all text after the bucket, unchanged."""
     fetcher = make_fetcher(allowed_buckets=("else", pattern))
     for key in ("cat.png", "a/b c?versionId=%41#d.png"):
         assert fetcher.fetch(f"s3://{BUCKET}/{key}", FIELD) == key.encode()
@@ -90,14 +90,14 @@ def test_an_object_that_is_too_large_is_not_read(client: Any, make_fetcher: Make
 
 
 def test_an_object_that_is_not_there_is_named(client: Any, make_fetcher: MakeFetcher) -> None:
-    """Neither the object nor the bucket; the message does not repeat what S3 says."""
+    """A missing object and a missing bucket are invalid; the message does not repeat S3's."""
     fetcher = make_fetcher(allowed_buckets=(BUCKET, "nowhere"))
     for url in (f"s3://{BUCKET}/dog.png", "s3://nowhere/cat.png"):
         assert refusal(fetcher, url, MediaInvalid) == "there is no such object in S3; check the URL"
 
 
-class Told:
-    """A client that fails, or has a body that is longer than it says."""
+class Scripted:
+    """A client that fails, or has a body longer than its declared length."""
 
     def __init__(self, error: Exception | None = None, body: Any = None, **length: int) -> None:
         self.error = error
@@ -111,7 +111,7 @@ class Told:
 
 
 def test_an_object_that_takes_too_long_is_given_up(client: Any, make_fetcher: MakeFetcher) -> None:
-    """However slowly it comes; whoever asked waits no longer."""
+    """A slow object does not hold the caller for longer."""
     goes_on = threading.Event()
 
     class Slow:
@@ -129,26 +129,26 @@ def test_an_object_that_takes_too_long_is_given_up(client: Any, make_fetcher: Ma
     assert "within 0.01 s" in refusal(fetcher, f"s3://{BUCKET}/cat.png", MediaInvalid)
 
 
-def reading(told: Told) -> ObjectReader:
+def reading(client: Scripted) -> ObjectReader:
     """A reader of at most 10 bytes with that client."""
     reader = ObjectReader(10, 5.0)
     reader.close()
-    reader._client = told
+    reader._client = client
     return reader
 
 
 @pytest.mark.parametrize(
     ("code", "expected"), [("AccessDenied", MediaForbidden), ("SlowDown", MediaInvalid)]
 )
-def test_what_s3_refuses_is_told(client: Any, code: str, expected: type[Exception]) -> None:
-    """What the server may not read is forbidden to its clients."""
+def test_what_s3_refuses_is_raised(client: Any, code: str, expected: type[Exception]) -> None:
+    """An object that the server may not read is forbidden to its clients."""
     error = client.exceptions.ClientError({"Error": {"Code": code}}, "GetObject")
     with pytest.raises(expected):
-        reading(Told(error)).read(Object(BUCKET, "cat.png"), FIELD)
+        reading(Scripted(error)).read(Object(BUCKET, "cat.png"), FIELD)
 
 
-def test_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
-    """Without what the server's environment says."""
+def test_a_missing_server_is_an_error(monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
+    """The message has nothing of the server's environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
     reader = ObjectReader(10, 5.0)
     with pytest.raises(MediaInvalid, match=r"could not be read from S3$"):
@@ -158,7 +158,7 @@ def test_a_server_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, cli
 
 @pytest.mark.parametrize("length", [{"ContentLength": 1}, {}], ids=["announced", "in chunks"])
 def test_more_than_was_announced_is_not_read(client: Any, length: dict[str, Any]) -> None:
-    """Reading stops behind the limit, also of what comes without a length."""
+    """Reading stops after the limit, also without a declared length."""
 
     class Body:
         asked = 0
@@ -175,7 +175,7 @@ def test_more_than_was_announced_is_not_read(client: Any, length: dict[str, Any]
 
     body = Body()
     with pytest.raises(MediaTooLarge):
-        reading(Told(body=body, **length)).read(Object(BUCKET, "cat.png"), FIELD)
+        reading(Scripted(body=body, **length)).read(Object(BUCKET, "cat.png"), FIELD)
     assert body.asked == 11
 
 

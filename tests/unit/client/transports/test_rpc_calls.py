@@ -1,4 +1,4 @@
-"""client.calls_grpc: what the status of a call that has ended means."""
+"""The errors of gRPC calls that have ended."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Ended(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
         self._code, self._details = code, details
 
     def code(self) -> grpc.StatusCode:
-        """As gRPC has it."""
+        """See `grpc.Call`."""
         return self._code
 
     def details(self) -> str:
-        """As gRPC has it."""
+        """See `grpc.Call`."""
         return self._details
 
 
@@ -34,14 +34,14 @@ class Ended(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
     ],
 )
 def test_an_answer_that_breaks_off_may_be_asked_for_again(end: Ended) -> None:
-    """As where HAProxy, which has passed a part of it on, loses the node, and ends the stream without a status."""
+    """For example, HAProxy loses the node in the middle of an answer and ends the stream without a status."""
     error = error_of(end, 100)
     assert isinstance(error, ServerUnreachable)
     assert is_retryable(error)
 
 
 def test_an_unknown_error_of_the_server_is_final() -> None:
-    """Asked for again it would come again."""
+    """It is not retried, as it would come again."""
     error = error_of(Ended(grpc.StatusCode.UNKNOWN, "Application error"), 100)
     assert isinstance(error, ServerRefused)
     assert not is_retryable(error)

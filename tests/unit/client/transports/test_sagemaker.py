@@ -1,4 +1,4 @@
-"""client.sagemaker: what boto3 is told, and what is made of what it says. Sessions over it are in test_client_sessions."""
+"""Requests to SageMaker's runtime API and its errors. Sessions over it are in `tests/scenarios/client`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ts_stateful.sagemaker_local.server import Limits
 
 @pytest.fixture
 def fake() -> FakeSessions:
-    """The sessions behind an endpoint."""
+    """The sessions of an endpoint."""
     return FakeSessions(profile="sagemaker")
 
 
 class Service:
-    """Answers requests one after the other with what a test says; `seen` are their paths, headers and bodies."""
+    """A service with scripted answers, one per request; `seen` are the requests' paths, headers and bodies."""
 
     def __init__(self) -> None:
         self.answers: list[web.Response] = []
@@ -33,8 +33,8 @@ class Service:
         self.app = web.Application(client_max_size=10_000_000)
         self.app.router.add_post("/{path:.*}", self._answer)
 
-    def says(self, status: int, document: Any, error: str | None = None) -> None:
-        """The next request gets this."""
+    def answer(self, status: int, document: Any, error: str | None = None) -> None:
+        """Give this answer to the next request."""
         headers = {} if error is None else {"x-amzn-ErrorType": error}
         self.answers.append(web.json_response(document, status=status, headers=headers))
 
@@ -64,8 +64,8 @@ def server(url: str, time: FakeTime) -> Iterator[Server]:
         yield server
 
 
-def test_the_service_is_told_of_sessions(fake: FakeSessions, time: FakeTime) -> None:
-    """NEW_SESSION opens one, whose id everything later is routed by; a fork is routed to its source."""
+def test_the_service_gets_session_ids(fake: FakeSessions, time: FakeTime) -> None:
+    """NEW_SESSION opens a session, later requests are routed by its id, and a fork goes to its source."""
     with connected(fake, time) as server:
         server.hello()
         with server.open() as session, session.fork() as fork:
@@ -80,7 +80,7 @@ def test_steps_open_a_session(service: Service, server: Server) -> None:
     """The first step of a sequence opens it, the next ones find it."""
     for turn in (1, 2):
         outputs: list[object] = []
-        service.says(
+        service.answer(
             200, {"model_name": "m", "session_id": "seq-0", "turn": turn, "outputs": outputs}
         )
     steps = server.steps("seq-0")
@@ -96,7 +96,7 @@ def test_steps_open_a_session(service: Service, server: Server) -> None:
 def test_an_id_that_the_service_refuses_is_not_sent(
     service: Service, server: Server, session_id: str
 ) -> None:
-    """Other transports take it; here it is named before anything leaves."""
+    """Other transports accept it; here the error comes before anything is sent."""
     for call in (server.attach, lambda name: server.open(session_id=name)):
         with pytest.raises(InvalidRequest, match="hyphens") as caught:
             call(session_id)
@@ -133,8 +133,8 @@ def test_a_final_error_is_typed(
     document: dict[str, Any],
     expected: type[Exception],
 ) -> None:
-    """And not tried again."""
-    service.says(status, document, error)
+    """It is not retried."""
+    service.answer(status, document, error)
     with pytest.raises(expected):
         server.attach("abc")
     assert time.slept == []
@@ -162,15 +162,15 @@ def test_an_error_that_passes_is_waited_out(
     document: dict[str, Any],
 ) -> None:
     """Throttling, and what fails inside service or container, is tried again after a delay."""
-    service.says(status, document, error)
-    service.says(400, {"Message": "Session abc not found."}, "ValidationError")
+    service.answer(status, document, error)
+    service.answer(400, {"Message": "Session abc not found."}, "ValidationError")
     with pytest.raises(SessionNotFound):
         server.attach("abc")
     assert time.slept == pytest.approx([0.1])
 
 
 def test_a_turn_that_outlives_the_time_limit_is_joined(fake: FakeSessions, time: FakeTime) -> None:
-    """The service waits for a minute; the same turn is asked for again, and happens once."""
+    """The service waits for a minute; the client then sends the same turn again, and it happens once."""
     fake.fail("prompt", Fault(lost=True, stalls=True))
     with (
         endpoint_of(fake, limits=Limits(model_s=1.5)) as url,
@@ -198,7 +198,7 @@ LAST = {"text": "\u00e4", "session_id": "abc", "turn": 1, "finish_reason": "stop
 def test_events_are_cut_anywhere(service: Service, server: Server, cut: int) -> None:
     """A payload part holds a piece of an event, or several."""
     data = _events({"text": "one "}, {"text": "two "}, LAST).replace(b"\\u00e4", "\u00e4".encode())
-    service.says(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
+    service.answer(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
     _streams(service, *(payload_part(data[at : at + cut]) for at in range(0, len(data), cut)))
     pieces = list(server.open(session_id="abc").prompt("Hello"))
     assert pieces == ["one ", "two ", "\u00e4"]
@@ -209,23 +209,23 @@ def test_events_are_cut_anywhere(service: Service, server: Server, cut: int) -> 
 
 @pytest.mark.parametrize("kind", ["ModelStreamError", "InternalStreamFailure"])
 def test_a_failed_stream_is_resumed(service: Service, server: Server, kind: str) -> None:
-    """An error event is a broken connection: the turn goes on behind what has come."""
-    service.says(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
+    """An error event is a broken connection: the turn goes on after the text so far."""
+    service.answer(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
     failure = stream_error(kind, {"Message": "gone", "ErrorCode": "StreamBroken"})
     _streams(service, payload_part(_events({"text": "one "})), failure)
-    service.says(200, {**LAST, "next": 5, "more": False})
+    service.answer(200, {**LAST, "next": 5, "more": False})
     assert server.open(session_id="abc").prompt("Hello").result() == "one \u00e4"
     assert json.loads(service.seen[2][2])["after"] == 4
 
 
 @pytest.mark.parametrize("at", [0, 20, -1])
 def test_a_damaged_stream_is_resumed(service: Service, server: Server, at: int) -> None:
-    """Its checksums say so: in its head, in what it carries, or in the checksum itself."""
-    service.says(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
+    """Its checksums show damage in its head, its payload or the checksum itself."""
+    service.answer(200, {"session_id": "abc", "expires_at": "x", "usage": {}})
     damaged = bytearray(payload_part(_events({"text": "two "})))
     damaged[at] ^= 1
     _streams(service, payload_part(_events({"text": "one "})), bytes(damaged))
-    service.says(200, {**LAST, "next": 5, "more": False})
+    service.answer(200, {**LAST, "next": 5, "more": False})
     assert server.open(session_id="abc").prompt("Hello").result() == "one \u00e4"
     assert json.loads(service.seen[2][2])["after"] == 4
 
@@ -233,7 +233,7 @@ def test_a_damaged_stream_is_resumed(service: Service, server: Server, at: int) 
 def test_the_limit_of_the_service_holds_whatever_the_server_takes(
     fake: FakeSessions, time: FakeTime
 ) -> None:
-    """A larger `max_body_bytes` does not raise it."""
+    """A larger `max_body_bytes` does not raise the limit."""
     with (
         connected(fake, time, max_body_bytes=20_000_000) as server,
         pytest.raises(RequestTooLarge, match="6,291,456"),
@@ -243,7 +243,7 @@ def test_the_limit_of_the_service_holds_whatever_the_server_takes(
 
 
 def test_an_endpoint_that_is_not_there_is_unreachable(time: FakeTime) -> None:
-    """A refused connection is tried again for a while, and then named."""
+    """A refused connection is retried for a while and then raised."""
     url = f"sagemaker://{ENDPOINT}?endpoint_url=http://127.0.0.1:1"
     with (
         connect(url, policy=time.policy(max_retries=2)) as server,

@@ -1,4 +1,4 @@
-"""client.sagemaker: which endpoint a URL names, and what is missing to speak to it."""
+"""URLs of SageMaker's endpoints, and missing credentials, regions and packages."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from ts_stateful.client.transports.sagemaker import SageMakerAddress, parse_sage
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "named"),
     [
         ("?region=eu-west-1", "credentials"),
-        ("?region=eu-west-1&profile=nobody", "nobody"),
+        ("?region=eu-west-1&profile=missing", "missing"),
         ("", "region"),
     ],
 )
-def test_what_boto3_misses_is_named(monkeypatch: pytest.MonkeyPatch, query: str, told: str) -> None:
-    """No credentials, no such profile, no region: before anything is sent, and not tried again."""
+def test_what_boto3_misses_is_named(
+    monkeypatch: pytest.MonkeyPatch, query: str, named: str
+) -> None:
+    """Missing credentials, profiles and regions are named before anything is sent, without a retry."""
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/nonexistent")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with connect(f"sagemaker://demo{query}") as server, pytest.raises(ClientError, match=told):
+    with connect(f"sagemaker://demo{query}") as server, pytest.raises(ClientError, match=named):
         server.hello()
 
 
@@ -40,7 +42,7 @@ def test_what_boto3_misses_is_named(monkeypatch: pytest.MonkeyPatch, query: str,
     ],
 )
 def test_urls_name_endpoints(url: str, address: tuple[str | None, ...]) -> None:
-    """In the case in which they are written; the rest is boto3's to find."""
+    """An endpoint's name keeps its case; boto3 finds the rest."""
     assert parse_sagemaker_url(url) == address
 
 
@@ -58,14 +60,14 @@ def test_urls_name_endpoints(url: str, address: tuple[str | None, ...]) -> None:
     ],
 )
 def test_what_is_no_endpoint_is_refused(url: str) -> None:
-    """A wrong name, and what nobody would read."""
+    """A wrong name and parts that have no meaning are refused."""
     with pytest.raises(ValueError, match="sagemaker:"):
         connect(url)
 
 
 @pytest.mark.parametrize("options", [{"token": "a"}, {"headers": {"a": "b"}}, {"profile": "async"}])
 def test_what_is_torchserves_is_refused(options: dict[str, Any]) -> None:
-    """Nothing is ignored silently."""
+    """Options that only TorchServe has are not ignored silently."""
     with pytest.raises(ValueError, match="not for SageMaker"):
         connect("sagemaker://demo", **options)
 
@@ -80,13 +82,15 @@ def test_what_is_torchserves_is_refused(options: dict[str, Any]) -> None:
         (None, False),
     ],
 )
-def test_only_this_machine_is_spoken_to_unsigned(endpoint_url: str | None, is_local: bool) -> None:
-    """Everything else gets a signature."""
+def test_only_requests_to_this_machine_are_unsigned(
+    endpoint_url: str | None, is_local: bool
+) -> None:
+    """Requests to all other hosts are signed."""
     assert SageMakerAddress("demo", endpoint_url=endpoint_url).is_local is is_local
 
 
 def test_boto3_is_asked_for_by_name() -> None:
-    """Without boto3 the other transports work, and this one says what to install."""
+    """Without boto3 the other transports work, and this one names the package to install."""
     code = (
         "import sys; sys.modules['boto3'] = None\n"
         "from ts_stateful.client import ClientError, connect\n"
