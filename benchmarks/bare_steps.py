@@ -14,6 +14,7 @@ import torch
 from benchmarks.pace import Pace
 from benchmarks.recurrent import HANDLER, THREADS, frames, initial, load
 from ts_stateful.config.schema import load_config
+from ts_stateful.engine.services import Placement, Services, WorkQueue
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.requests import Step
 from ts_stateful.recurrent.engine import load_engine
@@ -59,8 +60,8 @@ class _Driven:
 
     def __init__(self, folder: Path, num_open: int) -> None:
         config = load_config({"maxNumSequence": num_open, "handler": HANDLER})
-        device = torch.device("cpu")
-        self._engine = load_engine(config, folder, device, name="steps", emit=self._take)
+        placement = Placement(str(folder), "steps", "cpu")
+        self._engine = load_engine(config, placement, Services(self, WorkQueue()))
         self._requests = [
             Submit(
                 f"request-{number}",
@@ -85,7 +86,8 @@ class _Driven:
             self._engine.step()
         return [at - begin for at in self._arrivals]
 
-    def _take(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
+        """Note when an answer came."""
         if event.status != 200:
             raise RuntimeError(event.body.decode())
         self._arrivals.append(time.perf_counter())

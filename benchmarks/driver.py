@@ -5,7 +5,6 @@ Owns the loop, and when what was asked has been answered. Knows nothing of what 
 
 from __future__ import annotations
 
-import queue
 import secrets
 import time
 from collections.abc import Callable
@@ -15,17 +14,21 @@ from typing import Any
 import msgspec
 
 from ts_stateful.config.schema import Config
-from ts_stateful.language.engine import Engine
+from ts_stateful.engine.services import Services, WorkQueue
+from ts_stateful.language.engine import build_engine
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.vision.loader import ImageLoader
 from ts_stateful.media.fetch import Fetcher
 from ts_stateful.media.load import MediaLoader
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Request
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store
+from ts_stateful.store.ordered_calls import StoreCalls
 
 __all__ = ["Driver"]
 
+_PATIENCE_S = 1.0
 _THREADS = 4  # that load images, and ask the store
 
 
@@ -39,18 +42,14 @@ class Driver:
         self.begun_at: dict[str, float] = {}
         self.answers: dict[str, dict[str, Any]] = {}
         self._refusal = ""  # the last one that nobody was told of
-        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._queue = WorkQueue()
         self._threads = ThreadPoolExecutor(_THREADS)
         media = config.handler.media
-        self.engine = Engine(
-            model,
-            config,
-            emit=self._take,
-            load_images=MediaLoader(media, Fetcher(media)).load,
-            executor=self._threads,
-            results=self._posted,
-            store=None if store is None else StoreAccess(store, "required", self._threads),
-        )
+        access = None if store is None else StoreAccess(store, "required", self._threads)
+        calls = None if access is None else StoreCalls(access, self._queue)
+        images = ImageLoader(MediaLoader(media, Fetcher(media)), self._threads, self._queue)
+        services = Services(self, self._queue, store=calls)
+        self.engine = build_engine(model, config, services, images)
 
     def submit(self, command: Request, **fields: Any) -> str:
         """The id of the request, which is random, as engines may share a store. `fields` are those of `Submit`."""
@@ -77,12 +76,13 @@ class Driver:
             if self._refusal:
                 refusal, self._refusal = self._refusal, ""
                 raise RuntimeError(refusal)
-            if self.engine.busy and self._posted.empty():
+            self._queue.run(patience_s=0.0 if self.engine.busy else _PATIENCE_S)
+            self.engine.settle()
+            if self.engine.busy:
                 self.engine.step()
-            else:
-                self._posted.get()()
 
-    def _take(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
+        """Take an event of the engine."""
         if event.num_chars:
             self.begun_at.setdefault(event.request_id, time.perf_counter())
         if event.kind is EventKind.LAST:

@@ -11,17 +11,21 @@ from typing import Any, Literal
 import PIL.Image
 import torch
 
+from tests.support.clock import FakeClock
 from tests.support.pictures import png
 from ts_stateful.config.schema import Config, MediaConfig, load_config
-from ts_stateful.language.engine import Engine
+from ts_stateful.engine.services import Services, WorkQueue
+from ts_stateful.language.engine import LanguageKind, build_engine
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.turns.lifecycle import ReadImage
 from ts_stateful.language.vision.encoder import ImageInput
+from ts_stateful.language.vision.loader import ImageLoader, ReadImage
 from ts_stateful.media import ImageFile
+from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Close, Image, Open, Prompt, Request
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store
+from ts_stateful.store.ordered_calls import StoreCalls
 
 CONFIG: dict[str, Any] = {
     "continuousBatching": True,
@@ -32,24 +36,6 @@ CONFIG: dict[str, Any] = {
     "sequenceTimeoutMSec": 600_000,
     "handler": {"reattachSec": 10.0, "prefillChunk": 7, "streamIntervalSec": 0},
 }
-
-
-class Posted(list[Callable[[], None]]):
-    """Actions for the engine's thread."""
-
-    def put(self, action: Callable[[], None], /) -> None:
-        """Add an action."""
-        self.append(action)
-
-
-class Clock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class LaterExecutor(Executor):
@@ -84,29 +70,34 @@ class Harness:
         if not isinstance(config, Config):
             overrides = config or {}
             handler = {**CONFIG["handler"], **overrides.pop("handler", {})}
+            handler["store"] = {"content": content, **handler.get("store", {})}
             config = load_config({**CONFIG, **overrides, "handler": handler})
         self.model = model
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.executor = LaterExecutor()
         self.pictures: dict[str, PIL.Image.Image] = {}
         self.events: dict[str, list[Event]] = {}
-        self._posted = Posted()
+        self.refuse_image: StatefulError | None = None
+        self._queue = WorkQueue()
         self._ids = itertools.count(first_id)
-        self.engine = Engine(
-            model,
-            config,
-            emit=lambda event: self.events.setdefault(event.request_id, []).append(event),
-            load_images=self._load,
-            executor=self.executor,
-            results=self._posted,
-            clock=self.clock,
-            utc=lambda: 1_699_999_000.0 + self.clock.now,
-            store=StoreAccess(store, policy, self.executor, content) if store else None,
+        access = StoreAccess(store, policy, self.executor) if store else None
+        calls = StoreCalls(access, self._queue) if access else None
+        images = ImageLoader(self, self.executor, self._queue)
+        self.engine = build_engine(
+            model, config, Services(self, self._queue, self.clock, calls), images
         )
+        assert isinstance(self.engine.kind, LanguageKind)
+        self.kind = self.engine.kind
 
-    def _load(
+    def emit(self, event: Event) -> None:
+        """Keep an event."""
+        self.events.setdefault(event.request_id, []).append(event)
+
+    def load(
         self, images: Sequence[Image], files: Sequence[bytes], read: ReadImage
     ) -> list[ImageInput]:
+        if self.refuse_image is not None:
+            raise self.refuse_image
         pictures = [self.pictures[image.url or ""] for image in images]
         return [read(ImageFile(png(picture), MediaConfig(), "images")) for picture in pictures]
 
@@ -127,15 +118,14 @@ class Harness:
 
     def hear(self) -> None:
         """The engine's thread hears what another one has done, if there is something."""
-        if self._posted:
-            self._posted.pop(0)()
+        self._queue.run_next()
+        self.engine.settle()
 
     def pump(self) -> None:
         """Runs what other threads would have done, without a step."""
-        while self._posted or self.executor.jobs:
+        while self.executor.jobs or self._queue.run_next():
+            self.engine.settle()
             self.executor.run()
-            while self._posted:
-                self._posted.pop(0)()
 
     def run(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is left to do."""

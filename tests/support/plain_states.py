@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.support.harness import Clock
+from tests.support.clock import FakeClock
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import Limits, SessionTable
@@ -50,12 +50,12 @@ class State:
 
 
 def table(
-    clock: Clock | None = None, shared: SharedCache[Picture] | None = None, **limits: object
+    clock: FakeClock | None = None, shared: SharedCache[Picture] | None = None, **limits: object
 ) -> SessionTable[State]:
     made = Limits(**{"max_sessions": 4, "idle_s": 60.0, "lifetime_s": 600.0, **limits})  # type: ignore[arg-type]
     return SessionTable(
         made,
         SharedCache(0) if shared is None else shared,
-        clock or Clock(),
-        recompute_cost=lambda state: state.cost,
+        clock or FakeClock(),
+        lambda state: state.cost,
     )

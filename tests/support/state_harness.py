@@ -11,17 +11,19 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from tests.support.harness import Clock, LaterExecutor, Posted
+from tests.support.clock import FakeClock
+from tests.support.harness import LaterExecutor
 from ts_stateful.config.schema import Config, FrontendConfig, StateConfig, load_config
+from ts_stateful.engine.services import Services, WorkQueue
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.requests import Request, Step
 from ts_stateful.protocol.tensors import Elements, read_inputs
-from ts_stateful.recurrent.engine import StateEngine
-from ts_stateful.recurrent.persistence import Backing
+from ts_stateful.recurrent.engine import build_engine
 from ts_stateful.recurrent.program import Program
 from ts_stateful.recurrent.slots import SlotPool
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store
+from ts_stateful.store.ordered_calls import StoreCalls
 
 __all__ = ["StateHarness", "state_settings"]
 
@@ -50,11 +52,11 @@ class StateHarness:
         max_slots: int = 64,
         store: Store | None = None,
         scope: str = "states-model",
-        clock: Clock | None = None,
+        clock: FakeClock | None = None,
         numbers: Iterator[int] | None = None,
         **frontend: Any,
     ) -> None:
-        self.clock = clock or Clock()
+        self.clock = clock or FakeClock()
         self._numbers = numbers or count(1)  # of requests
         self.events: dict[str, Event] = {}
         self.num_calls = 0
@@ -76,18 +78,11 @@ class StateHarness:
         num_parameters = sum(weight.numel() for weight in parameters)
         program = Program(counted, settings, name="model", num_parameters=num_parameters)
         self.executor = LaterExecutor()
-        self._posted = Posted()
+        self._queue = WorkQueue()
         access = StoreAccess(store, settings.store.policy, self.executor) if store else None
-        self.engine = StateEngine(
-            program,
-            config,
-            pool,
-            CPU,
-            emit=self._take,
-            clock=self.clock,
-            utc=lambda: 1_700_000_000.0 + self.clock(),
-            backing=Backing(access, scope, self._posted) if access else None,
-        )
+        calls = StoreCalls(access, self._queue) if access else None
+        services = Services(self, self._queue, self.clock, calls)
+        self.engine = build_engine(program, config, pool, services, scope=scope)
 
     def submit(
         self,
@@ -131,12 +126,16 @@ class StateHarness:
             self.pump()
             self.engine.check_integrity()
 
+    def hear(self) -> None:
+        """Let the engine's thread take what one of the store's threads has for it."""
+        self._queue.run_next()
+        self.engine.settle()
+
     def pump(self) -> None:
         """Does what the store's threads would do, and the engine's thread behind it."""
-        while self.executor.jobs or self._posted:
+        while self.executor.jobs or self._queue.run_next():
+            self.engine.settle()
             self.executor.run()
-            while self._posted:
-                self._posted.pop(0)()
 
     def ask(self, command: Request, **options: Any) -> dict[str, Any]:
         """The answer to a request."""
@@ -153,6 +152,7 @@ class StateHarness:
         """The code of the error that a request was answered with."""
         return str(self.answer(request_id)["error"]["code"])
 
-    def _take(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
+        """Keep an answer; there is one for each request."""
         assert event.request_id not in self.events, "answered twice"
         self.events[event.request_id] = event

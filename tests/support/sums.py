@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.harness import Clock
+from tests.support.clock import FakeClock
 from tests.support.state_harness import StateHarness, state_settings
 from ts_stateful.protocol.requests import InputTensor, Step
 from ts_stateful.store.backends.memory import MemoryStore
@@ -105,7 +105,7 @@ Start = Callable[..., StateHarness]
 
 def starter(store: MortalStore) -> Start:
     """Starts engines that share the store, a clock, and the names of requests."""
-    shared: dict[str, Any] = {"store": store, "clock": Clock(), "numbers": count(1)}
+    shared: dict[str, Any] = {"store": store, "clock": FakeClock(), "numbers": count(1)}
 
     def engine(every: int = 1, **options: Any) -> StateHarness:
         initial = [

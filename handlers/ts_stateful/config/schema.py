@@ -213,6 +213,13 @@ class Config(Struct, frozen=True, kw_only=True):
         """Return `handler` for any model."""
         return self.state or self.handler
 
+    @property
+    def store(self) -> StoreConfig | None:
+        """The settings of the store; None if nothing is written."""
+        if self.state is None:
+            return self.handler.store
+        return self.state.store if self.state.commit_every else None
+
 
 def load_config(document: Mapping[str, Any] | None) -> Config:
     """Load a parsed `model-config.yaml`.

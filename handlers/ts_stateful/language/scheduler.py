@@ -1,8 +1,4 @@
-"""Which of the running turns does what in the next step.
-
-Owns the order of work: decode first, chunks of prompts beside it under a budget of tokens. Knows only how many tokens a
-sequence still has to prefill; it is tested on plain integers.
-"""
+"""The work of the next step: decode first, chunks of prompts beside it under a budget of tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Chunk", "Schedulable", "Scheduler"]
 
-_ALONE = 2  # budgets that prompts may take while nobody's stream has to wait for them
+_IDLE_BUDGETS = 2  # budgets that prompts may take while no stream has to wait for them
 
 
 class Schedulable(Protocol):
@@ -40,24 +36,24 @@ class Scheduler(Generic[SequenceT]):
         return len(self._prefilling) + len(self._decoding)
 
     def add(self, sequence: SequenceT) -> None:
-        """Takes a turn that is ready to run."""
+        """Take a turn that is ready to run."""
         self._prefilling.append(sequence)
 
     def remove(self, sequence: SequenceT) -> None:
-        """Lets go of a turn, wherever it stands; one that is not here is no error."""
+        """Remove a turn, if it is here."""
         for group in (self._prefilling, self._decoding):
             if sequence in group:
                 group.remove(sequence)
 
     def schedule(self) -> list[Chunk[SequenceT]]:
-        """The next step: a token for every turn that decodes, then chunks of prompts.
+        """Return the next step: a token for every turn that decodes, then chunks of prompts.
 
         Half of the budget belongs to the oldest prompt, so that none starves. The rest goes to the shortest ones first: a
-        short prompt does not wait behind a long one, and as many as fit are prefilled together.
+        short prompt does not wait for a long one, and as many as fit are prefilled together.
         """
         step = [(sequence, 1) for sequence in self._decoding]
         if self._prefilling:
-            step += self._share(self._budget if step else _ALONE * self._budget)
+            step += self._share(self._budget if step else _IDLE_BUDGETS * self._budget)
         return step
 
     def _share(self, budget: int) -> list[Chunk[SequenceT]]:
@@ -77,7 +73,7 @@ class Scheduler(Generic[SequenceT]):
         return [(sequence, count) for sequence, count in chunks if count]
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between any two steps."""
+        """Assert what must hold between any two steps."""
         assert not set(map(id, self._prefilling)) & set(map(id, self._decoding))
         assert all(sequence.num_to_prefill > 0 for sequence in self._prefilling)
         assert all(sequence.num_to_prefill == 0 for sequence in self._decoding)

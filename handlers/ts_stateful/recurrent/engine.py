@@ -1,188 +1,128 @@
-"""The engine of models with recurrent state: takes requests, steps all sequences together, answers.
-
-Owns the step and the order of requests. Knows nothing of processes, sockets or TorchServe: it is driven by calls of one thread,
-as the engine of language models is.
-"""
+"""Models with recurrent state as a kind of model for the engine."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import clear_frames
+from typing import Any
 
 import torch
 
 from ts_stateful.config.schema import Config, StateConfig
+from ts_stateful.engine.core import EngineCore
+from ts_stateful.engine.engine import SessionEngine
+from ts_stateful.engine.services import Placement, Services
+from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.protocol.defects import defect
-from ts_stateful.protocol.errors import OutOfMemory, StatefulError
-from ts_stateful.protocol.events import Event, Submit
+from ts_stateful.protocol.errors import OutOfMemory
+from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
-from ts_stateful.recurrent.lifecycle import Steps
+from ts_stateful.recurrent.lifecycle import StepLifecycle
 from ts_stateful.recurrent.lookup import Sequences
 from ts_stateful.recurrent.outbox import StepOutbox
 from ts_stateful.recurrent.passes import Passes
-from ts_stateful.recurrent.persistence import Backing, StepPersistence
+from ts_stateful.recurrent.persistence import StepPersistence
 from ts_stateful.recurrent.program import Program, load_program
 from ts_stateful.recurrent.requests import RecurrentRequests
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.slots import SlotPool, initial_states, slot_bytes
 from ts_stateful.recurrent.step import PendingStep
-from ts_stateful.recurrent.step_records import scope_of
+from ts_stateful.recurrent.step_records import Found, scope_of
 from ts_stateful.recurrent.verify import verify_program
 from ts_stateful.sessions.session import Session
-from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.sessions.table import Limits, SessionTable
-from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.ordered_calls import ResultQueue
+from ts_stateful.sessions.table import Limits
 
-__all__ = ["StateEngine", "load_engine"]
+__all__ = ["RecurrentKind", "build_engine", "load_engine"]
 
-_EXPIRY_S = 1.0
 _FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need the rest
 
 
-class StateEngine:
-    """Runs one program on one device for the sequences of one table; `emit` takes every event.
-
-    `max_sessions` is this engine's share of those that the configuration allows; None: all. Sequences outlive the engine in
-    `backing`.
-    """
+class RecurrentKind:
+    """Implements `ModelKind` for a model whose states are kept between steps; `scope` is its place in the store."""
 
     def __init__(
-        self,
-        program: Program,
-        config: Config,
-        pool: SlotPool,
-        device: torch.device,
-        *,
-        emit: Callable[[Event], None],
-        clock: Callable[[], float] = time.monotonic,
-        utc: Callable[[], float] = time.time,
-        max_sessions: int | None = None,
-        backing: Backing | None = None,
+        self, core: EngineCore[SequenceState], program: Program, pool: SlotPool, scope: str
     ) -> None:
-        assert config.state is not None
+        settings = core.config.state
+        assert settings is not None
         self.num_parameters = program.num_parameters
+        self._core = core
         self._pool = pool
-        self._clock = clock
-        self._expire_at = clock()
         self._num_steps = 0
-        self.table: SessionTable[SequenceState] = SessionTable(
-            _limits(config, max_sessions), SharedCache(0), clock, on_expired=self._expired
-        )
-        self._outbox = StepOutbox(config.state, program.name, emit, clock, utc)
-        self._passes = Passes(program, config.state, pool, device)
-        self._persistence = StepPersistence(
-            backing,
-            config,
-            self.table,
-            pool,
-            clock=clock,
-            utc=utc,
-            deliver=self._deliver,
-            adopt=self._adopt,
-        )
-        self._steps, self._requests = self._assemble(config, config.state, program.name)
+        self._passes = Passes(program, settings, pool, pool.device)
+        outbox = StepOutbox(settings, program.name, core.outbox.events, core.clock)
+        self.persistence = StepPersistence(core, pool, scope)
+        sequences = Sequences(core, settings, pool, self.persistence)
+        self._steps = StepLifecycle(core, settings, sequences, outbox, self.persistence)
+        self._requests = RecurrentRequests(core, sequences, self._steps, outbox, self.persistence)
 
-    def _assemble(
-        self, config: Config, settings: StateConfig, model_name: str
-    ) -> tuple[Steps, RecurrentRequests]:
-        """What takes requests, on top of everything else that is here."""
-        parts = self._outbox, self._persistence
-        sequences = Sequences(settings, self.table, self._pool, self._persistence)
-        steps = Steps(settings, self.table, self._pool, sequences, *parts)
-        requests = RecurrentRequests(
-            config,
-            model_name,
-            self.table,
-            sequences,
-            steps,
-            *parts,
-            self._clock,
-            self.submit,
-        )
-        return steps, requests
+    def admit(self, request: PendingRequest) -> None:
+        """See `ModelKind`."""
+        self._requests.handle(request)
 
-    def submit(self, message: Submit) -> None:
-        """Takes a request; every request gets exactly one terminal event, now or later."""
-        try:
-            self._requests.handle(message)
-        except StatefulError as error:
-            self._outbox.refuse(message.request_id, error, message.command.session_id)
-        except Exception as error:  # the boundary: a defect fails the request that met it
-            kind = type(message.command).__name__
-            self._outbox.refuse(message.request_id, defect(error, f"taking {kind}"))
+    def searches_first(self, message: Submit, session_id: str) -> bool:
+        """Return True: the store decides if a step begins a sequence."""
+        return True
+
+    def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
+        """See `ModelKind`."""
+        return self.persistence.search(session_id)
+
+    def adopt(self, session_id: str, found: Found, *, in_use: bool) -> Missing | None:
+        """See `ModelKind`."""
+        session = self.persistence.restored(session_id, found)
+        if session is not None and self._steps.adopt(session, in_use=in_use):
+            return None
+        return Missing(position=found.place)
+
+    def ended(self, session: Session[SequenceState]) -> None:
+        """See `ModelKind`."""
+        self.persistence.removed(session, expired=True)
 
     def drop(self, request_id: str) -> None:
-        """The client of this request is gone. Its step runs all the same: the next ones of its sequence build on it."""
+        """Do nothing: the step runs all the same, since the next ones of its sequence build on it."""
 
     def set_away(self, away: bool) -> None:
-        """Says whether the worker is away, which makes no difference to steps."""
+        """Do nothing: steps do not wait for clients."""
 
     def tick(self) -> None:
-        """Expires what is due by the clock."""
-        now = self._clock()
-        if now >= self._expire_at:
-            self.table.expire()
-            due = self.table.next_deadline()
-            self._expire_at = now + _EXPIRY_S if due is None else min(due, now + _EXPIRY_S)
+        """Do nothing: nothing is due by the clock but expiry."""
 
-    def next_deadline(self) -> float:
-        """The clock's time at which `tick` has something to do."""
-        return self._expire_at
+    def next_deadline(self) -> float | None:
+        """See `ModelKind`."""
+        return None
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has something to do."""
+        """See `ModelKind`."""
         return len(self._steps) > 0
 
     def step(self) -> None:
-        """One pass for all sequences whose next steps can run together, the longest waiting one among them."""
+        """Run the steps that have waited longest, and those that can run beside them."""
         jobs = self._steps.next_jobs()
         if jobs:
             self._run(jobs)
 
     def stats(self) -> Stats:
-        """What this engine holds and has done."""
-        return Stats(
-            sessions_open=len(self.table),
-            turns_in_progress=len(self._steps),
-            device_bytes=self.table.device_bytes,
-            host_bytes=self.table.host_bytes,
-            steps_done=self._num_steps,
-            store_failures=self._persistence.num_failed,
-        )
+        """See `ModelKind`."""
+        return Stats(turns_in_progress=len(self._steps), steps_done=self._num_steps)
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between any two calls."""
-        self.table.check_integrity()
+        """See `ModelKind`."""
         self._pool.check_integrity()
-        held = [session.state.slot for session in self.table if session.state.has_slot]
+        held = [session.state.slot for session in self._core.table if session.state.has_slot]
         assert len(set(held)) == len(held)
         assert len(held) + self._pool.num_free == self._pool.max_slots
 
-    def _expired(self, session: Session[SequenceState]) -> None:
-        self._persistence.removed(session, expired=True)
-
-    def _adopt(self, session: Session[SequenceState], in_use: bool) -> None:
-        self._steps.adopt(session, in_use=in_use)
-
-    def _deliver(self, message: Submit, error: StatefulError | None) -> None:
-        """A request has waited for its sequence."""
-        if error is None:
-            self.submit(message)
-        else:
-            self._outbox.refuse(message.request_id, error, message.command.session_id)
-
     def _run(self, jobs: Sequence[PendingStep]) -> None:
-        """A pass. A job that makes it fail is refused, and the others run without it."""
+        """Run a pass. A step that makes it fail is refused, and the others run without it."""
         rows, slots = [job.row for job in jobs], [job.session.state.slot for job in jobs]
         try:
             stepped = self._passes.run(rows, slots)
         except torch.AcceleratorError:
             raise  # the device is poisoned: the process must die, and its supervisor starts another
-        except Exception as error:
+        except Exception as error:  # a model may raise anything
             clear_frames(error.__traceback__)  # or they would keep what the pass has computed
             if len(jobs) > 1:
                 for job in jobs:
@@ -197,37 +137,38 @@ class StateEngine:
         self._steps.finish(jobs, stepped)
 
 
-def load_engine(
+def build_engine(
+    program: Program,
     config: Config,
-    model_dir: Path,
-    device: torch.device,
+    pool: SlotPool,
+    services: Services,
     *,
-    name: str,
-    emit: Callable[[Event], None],
     max_sessions: int | None = None,
-    store: StoreAccess | None = None,
-    results: ResultQueue | None = None,
-) -> StateEngine:
-    """The engine for a configuration, its program proved; `name` is the model's in answers.
+    scope: str = "",
+) -> SessionEngine[SequenceState]:
+    """Return an engine for a loaded program; `max_sessions` is its share of the configuration's, None: all."""
+    core: EngineCore[SequenceState] = EngineCore(config, _limits(config, max_sessions), services)
+    return SessionEngine(core, RecurrentKind(core, program, pool, scope))
 
-    `results` takes the outcomes of the `store`'s calls for the engine's thread.
+
+def load_engine(
+    config: Config, placement: Placement, services: Services
+) -> SessionEngine[SequenceState]:
+    """Load a program, verify it and return its engine.
 
     Raises:
         ConfigError: the program or a file cannot be loaded, or does not do what is declared.
     """
-    settings = config.state
+    settings, folder = config.state, Path(placement.model_dir)
     assert settings is not None
-    program = load_program(settings, model_dir, device, name)
-    initial = initial_states(settings.states, model_dir)
+    device = torch.device(placement.device)
+    program = load_program(settings, folder, device, placement.model_name)
+    initial = initial_states(settings.states, folder)
     verify_program(program, settings, initial, device)
-    most = max_sessions or config.frontend.max_sessions
+    most = placement.max_sessions or config.frontend.max_sessions
     pool = SlotPool(settings.states, initial, device, _max_slots(settings, device, most))
-    backing = (
-        Backing(store, scope_of(settings, model_dir, name), results) if store and results else None
-    )
-    return StateEngine(
-        program, config, pool, device, emit=emit, max_sessions=max_sessions, backing=backing
-    )
+    scope = scope_of(settings, folder, placement.model_name) if services.store else ""
+    return build_engine(program, config, pool, services, max_sessions=most, scope=scope)
 
 
 def _limits(config: Config, max_sessions: int | None) -> Limits:
@@ -242,7 +183,7 @@ def _limits(config: Config, max_sessions: int | None) -> Limits:
 
 
 def _max_slots(settings: StateConfig, device: torch.device, max_sessions: int) -> int:
-    """Slots that fit the device's budget, at least one; no more than there may be sessions."""
+    """Return the slots that fit the device's budget: at least one, no more than there may be sessions."""
     budget = settings.device_cache_bytes
     if budget is None and device.type == "cuda":
         budget = int(_FREE_SHARE * torch.cuda.mem_get_info(device)[0])

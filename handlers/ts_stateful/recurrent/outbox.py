@@ -1,19 +1,17 @@
-"""From outputs of steps to the events that a worker gets.
-
-Owns the documents of steps and which request gets which. Knows nothing of when a step runs.
-"""
+"""The answers to steps, as events for the worker."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import torch
 from torch import Tensor
 
+from ts_stateful.clock import Clock
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.engine.outbox import Outbox
+from ts_stateful.engine.services import EventSink
 from ts_stateful.protocol.answers import StepAnswer, encode
 from ts_stateful.protocol.declarations import Output, Raw
 from ts_stateful.protocol.events import Event, EventKind
@@ -43,32 +41,31 @@ class StepOutbox(Outbox):
         self,
         settings: StateConfig,
         model_name: str,
-        emit: Callable[[Event], None],
-        clock: Callable[[], float],
-        utc: Callable[[], float] = time.time,
+        events: EventSink,
+        clock: Clock,
     ) -> None:
-        super().__init__(emit, clock, utc)
+        super().__init__(events, clock)
         self._settings = settings
-        self._model_name = model_name
+        self.model_name = model_name
         self._raw = next((index for index, o in enumerate(settings.outputs) if o.raw), None)
         self._shown = [index for index, o in enumerate(settings.outputs) if not o.hidden]
 
     def answers(
         self, done: Sequence[tuple[int, PendingStep]], outputs: Sequence[OutputRows]
     ) -> list[Answered]:
-        """What is said of steps that were these rows of a pass: their outputs, and that they are done."""
+        """Return the answers to steps that were these rows of a pass."""
         answers = []
         for row, job in done:
             step, session = job.step, job.session
             until = content_type = None
             if job.creates_session and not step.end:
-                until = self.unix_time(session.expires_at)
+                until = self.until(session.expires_at)
             if job.raw and self._raw is not None:
                 body, content_type = self._raw_body(outputs[self._raw].tensor(row))
             else:
                 shown = self._asked(step) if step.outputs else self._shown
                 document = StepAnswer(
-                    model_name=self._model_name,
+                    model_name=self.model_name,
                     session_id=session.session_id,
                     turn=session.state.num_steps,
                     outputs=[outputs[number].answers[row] for number in shown],
@@ -80,7 +77,7 @@ class StepOutbox(Outbox):
         return answers
 
     def send(self, request_ids: Iterable[str], session_id: str, answered: Answered) -> None:
-        """To all who wait."""
+        """Send an answer to all requests that wait for it."""
         for request_id in request_ids:
             event = Event(
                 request_id,
@@ -91,10 +88,10 @@ class StepOutbox(Outbox):
                 closed=answered.closed,
                 content_type=answered.content_type,
             )
-            self._emit(event)
+            self.events.emit(event)
 
     def replay(self, request_id: str, session: Session[SequenceState], body: bytes) -> None:
-        """The answer of the last step once more."""
+        """Send the answer of the last step again."""
         document = msgspec.json.decode(body) | {"replayed": True}
         self.answer(request_id, document, session_id=session.session_id)
 
@@ -105,7 +102,7 @@ class StepOutbox(Outbox):
         return _elements(declared, tensor), _CONTENT_TYPES[declared.raw]
 
     def _asked(self, step: Step) -> Sequence[int]:
-        """The numbers of the outputs that it names."""
+        """Return the numbers of the outputs that a step names."""
         names = {output.name for output in step.outputs}
         return [index for index, o in enumerate(self._settings.outputs) if o.name in names]
 

@@ -1,33 +1,21 @@
-"""Sequences that outlive their engine: steps are written before they are answered, and found again where they are missing.
-
-Owns when something is written, and the search for sequences that are not here: requests for one wait for it. No pass waits for
-a store. Without one everything counts as written at once, and nothing is found.
-"""
+"""Sequences in a store: steps are written before they are answered, and no pass waits for that."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from lru import LRU
 from msgspec import structs
 from torch import Tensor
 
-from ts_stateful.config.schema import Config
-from ts_stateful.protocol.defects import defect
-from ts_stateful.protocol.errors import (
-    InvalidRequest,
-    SessionError,
-    SessionExpired,
-    StatefulError,
-    StoreFailed,
-)
-from ts_stateful.protocol.events import Submit
+from ts_stateful.engine.core import EngineCore
+from ts_stateful.engine.waiting import Missing, PendingRequest
+from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 from ts_stateful.protocol.requests import Step
 from ts_stateful.recurrent.batch import InputRow
 from ts_stateful.recurrent.sequence import SequenceState
@@ -44,12 +32,9 @@ from ts_stateful.recurrent.step_records import (
     remove,
 )
 from ts_stateful.sessions.session import Session
-from ts_stateful.sessions.table import SessionTable
-from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.base import Store, StoreError
-from ts_stateful.store.ordered_calls import ResultQueue, StoreCalls
+from ts_stateful.store.base import Store
 
-__all__ = ["Backing", "StepPersistence"]
+__all__ = ["StepPersistence"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,94 +43,59 @@ _Session = Session[SequenceState]
 _WRITER = uuid.uuid4().hex  # of this process
 
 
-class Backing(NamedTuple):
-    """A store, where in it the sequences of one model are, and how what came of a call gets to the engine's thread."""
-
-    access: StoreAccess
-    scope: str
-    results: ResultQueue
-
-
 class StepPersistence:
-    """The sequences of one engine in a store, or in none; all methods are for the engine's thread.
+    """The sequences of one engine in its store, below `scope`; all methods are for the engine's thread.
 
-    `deliver` gets the requests that have waited, or why they cannot be served. `adopt` takes in a sequence that was found, and
-    whether it was in use; it stands where it was last committed, and the steps since then are its work.
+    Without a store everything counts as written at once, and nothing is found.
     """
 
-    def __init__(
-        self,
-        backing: Backing | None,
-        config: Config,
-        table: SessionTable[SequenceState],
-        pool: SlotPool,
-        *,
-        clock: Callable[[], float],
-        utc: Callable[[], float],
-        deliver: Callable[[Submit, StatefulError | None], None],
-        adopt: Callable[[_Session, bool], None],
-    ) -> None:
-        assert config.state is not None
-        self._backing = backing
-        self._calls = StoreCalls(backing.access, backing.results) if backing else None
-        self._commit_every = config.state.commit_every
-        self._num_recent = config.frontend.max_sequence_job_queue_size + 2  # more are not in flight
-        self._table = table
+    def __init__(self, core: EngineCore[SequenceState], pool: SlotPool, scope: str) -> None:
+        settings, frontend = core.config.state, core.config.frontend
+        assert settings is not None
+        self._core = core
+        self._calls = core.store
+        self._clock = core.clock
+        self._scope = scope
+        self._commit_every = settings.commit_every
+        self._num_recent = frontend.max_sequence_job_queue_size + 2  # more are not in flight
         self._pool = pool
-        self._clock = clock
-        self._utc = utc
-        self._deliver = deliver
-        self._adopt = adopt
-        self._wanted: dict[str, list[Submit]] = {}  # what waits for a sequence to be here, or gone
-        self._known: dict[str, LogPosition] = {}  # of ids that were looked for and have no sequence
-        self._doubtful: LRU[str, Value] = LRU(config.frontend.max_sessions)  # perhaps written
+        self._doubtful: LRU[str, Value] = LRU(frontend.max_sessions)  # perhaps written
 
-    @property
-    def num_failed(self) -> int:
-        """Writes that failed."""
-        return self._calls.num_failed if self._calls else 0
+    def search(self, session_id: str) -> Callable[[], Found]:
+        """See `ModelKind`.
 
-    def holds(self, message: Submit) -> bool:
-        """Whether the request has to wait: its sequence is not here and is looked for, or is on its way here or away."""
-        if self._calls is None:
-            return False
-        for session_id in message.session_ids:
-            is_here = self._is_here(session_id)
-            if session_id in self._wanted:
-                self._wanted[session_id].append(message)
-                return True
-            if is_here:
-                continue
-            if session_id in self._known:
-                return False  # it is nowhere
-            if session_id in (".", ".."):
-                raise InvalidRequest(
-                    "a sequence that is stored cannot be called . or ..", field="session_id"
-                )
-            self._wanted[session_id] = [message]
-            doubtful = self._doubtful.pop(session_id, None)
-            job = partial(find, *self._at(session_id), self._num_recent, doubtful)
-            self._calls.run(job, partial(self._found, session_id))
-            return True
-        return False
+        Raises:
+            InvalidRequest: no stored sequence can have this id.
+        """
+        if session_id in (".", ".."):
+            raise InvalidRequest(
+                "a sequence that is stored cannot be called . or ..", field="session_id"
+            )
+        doubtful = self._doubtful.pop(session_id, None)
+        return partial(find, *self._at(session_id), self._num_recent, doubtful)
 
-    def answered(self, message: Submit) -> Answered | None:
-        """How a request that an engine had before (`is_retry`) was answered, if it was."""
-        if self._calls is None:
+    def answered(self, request: PendingRequest) -> Answered | None:
+        """Return the answer that an engine that died gave to this request, if it did."""
+        message = request.message
+        if self._calls is None or not message.is_retry:
             return None
         for session_id in message.session_ids[-1:]:
-            here = session_id in self._table
-            place = self._table.get(session_id).state.place if here else self._known.get(session_id)
+            if session_id in self._core.table:
+                place = self._core.table.get(session_id).state.place
+            else:
+                missing = request.missing.get(session_id)
+                place = missing.position if missing else None
             for one in place.recent if place else ():
                 if message.request_id in one.request_ids:
                     return one
         return None
 
-    def place(self, session_id: str) -> LogPosition | None:
-        """Where a sequence that begins now is written; None where there is no store."""
+    def place(self, missing: Missing | None) -> LogPosition | None:
+        """Return where a sequence that begins now is written; None if there is no store."""
         if self._calls is None:
             return None
-        return self._known.pop(session_id, None) or LogPosition(deque(maxlen=self._num_recent))
+        found = missing.position if missing else None
+        return found or LogPosition(deque(maxlen=self._num_recent))
 
     def write(
         self, session: _Session, answered: Answered, then: Done, step: InputRow | None = None
@@ -192,41 +142,30 @@ class StepPersistence:
             if isinstance(outcome, Exception):
                 logger.warning("a sequence could not be removed from the store: %s", outcome)
             then()
-            self.release(session_id)
+            self._core.waiting.release(session_id)
 
-        self._wanted[session_id] = []
+        self._core.waiting.block(session_id)
         self._calls.in_order(
             place.line, partial(remove, *self._at(session_id), place if expired else None), done
         )
 
-    def release(self, session_id: str, error: StatefulError | None = None) -> None:
-        """What waits for a sequence gets its turn, or is refused."""
-        for message in self._wanted.pop(session_id, ()):
-            self._deliver(message, error)
-        self._known.pop(session_id, None)
-
-    def behind(self, session: _Session, then: Callable[[], None]) -> bool:
-        """Calls `then` when what is being written of a sequence has been; False if nothing is."""
+    def when_written(self, session: _Session, then: Callable[[], None]) -> bool:
+        """Call `then` after the writes of a sequence that are under way; return False if there are none."""
         place = session.state.place
         if self._calls is None or place is None or not place.line.is_busy:
             return False
         self._calls.in_order(place.line, lambda: None, lambda outcome: then())
         return True
 
-    def _is_here(self, session_id: str) -> bool:
-        with contextlib.suppress(SessionError):
-            self._table.get(session_id)  # which ends it if its time is up
-        return session_id in self._table
-
     def _at(self, session_id: str) -> tuple[Store, str]:
-        assert self._backing is not None
-        return self._backing.access.store, f"{self._backing.scope}/{session_id}"
+        assert self._calls is not None
+        return self._calls.store, f"{self._scope}/{session_id}"
 
     def _entry(
         self, session: _Session, place: LogPosition, answered: Answered, step: InputRow | None
     ) -> tuple[Entry, Sequence[Tensor] | None]:
         """What is written, and the states if they have to be."""
-        state, now = session.state, self._utc()
+        state = session.state
         start, end = (step.start, step.end) if step else (False, False)
         is_behind = place.has_hole or place.num_since >= self._commit_every
         # A beginning stands alone without states too: it can be run again.
@@ -236,9 +175,9 @@ class StepPersistence:
         entry = Entry(
             number=state.num_steps,
             answered=answered,
-            opened_at=now + session.opened_at - self._clock(),
-            expires_at=now + session.expires_at - self._clock(),
-            at=now,
+            opened_at=self._clock.unix_of(session.opened_at),
+            expires_at=self._clock.unix_of(session.expires_at),
+            at=self._clock.unix(),
             writer=_WRITER,
             start=start,
             end=end,
@@ -253,31 +192,11 @@ class StepPersistence:
         place.num_since += 1
         return entry, state.copied() if commits else None
 
-    def _found(self, session_id: str, outcome: Any) -> None:
-        try:
-            if isinstance(outcome, StoreError):
-                logger.error("a sequence could not be read from the store: %s", outcome)
-                raise StoreFailed("the store of sequences does not answer", retry_after_s=1.0)
-            if isinstance(outcome, Exception):
-                raise defect(outcome, "reading a sequence from the store")
-            session = self._restored(session_id, outcome)
-            if session is not None:
-                self._adopt(session, any(m.is_retry for m in self._wanted[session_id]))
-            else:
-                self._known[session_id] = outcome.place
-        except SessionExpired:  # it was forgotten to be removed: there is none
-            session, self._known[session_id] = None, outcome.place
-        except StatefulError as error:
-            self.release(session_id, error)
-            return
-        if session is None or not session.work:
-            self.release(session_id)
-
-    def _restored(self, session_id: str, found: Found) -> _Session | None:
-        """A sequence from what was found of it, if it goes on."""
+    def restored(self, session_id: str, found: Found) -> _Session | None:
+        """Return the sequence that was found, with the steps to replay as its work; None if it ended."""
         if not found.entries or found.entries[-1].end:
             return None
-        first, last, now = found.entries[0], found.entries[-1], self._utc()
+        first, last = found.entries[0], found.entries[-1]
         state = SequenceState(self._pool)
         steps = found.entries[1:] if first.states or not first.number else found.entries
         if first.states is not None:
@@ -287,10 +206,10 @@ class StepPersistence:
         session = Session(
             session_id=session_id,
             state=state,
-            opened_at=self._clock() + first.opened_at - now,
-            expires_at=self._clock() + first.expires_at - now,
+            opened_at=self._clock.monotonic_of(first.opened_at),
+            expires_at=self._clock.monotonic_of(first.expires_at),
             idle_s=0.0,
-            last_used=self._clock() + last.at - now,
+            last_used=self._clock.monotonic_of(last.at),
             metadata=first.metadata,
         )
         for one in steps:

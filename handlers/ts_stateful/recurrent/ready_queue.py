@@ -1,8 +1,4 @@
-"""Which steps run next, and in which slots.
-
-Owns the order among sequences: a pass takes the step that has waited longest, and those that can run beside it. Knows nothing
-of requests or answers.
-"""
+"""The order among sequences: a pass takes the step that has waited longest, and those that can run beside it."""
 
 from __future__ import annotations
 
@@ -36,21 +32,21 @@ class ReadyQueue:
         self._jobs: dict[str, PendingStep] = {}
 
     def __len__(self) -> int:
-        """Sequences with a step that waits."""
+        """Return the number of sequences with a step that waits."""
         return len(self._jobs)
 
     def add(self, job: PendingStep) -> None:
-        """Takes the next step of a sequence that has none here."""
+        """Add the next step of a sequence that has none here."""
         session_id = job.session.session_id
         assert session_id not in self._jobs
         self._jobs[session_id] = job
 
     def remove(self, session: Session[SequenceState]) -> None:
-        """Lets go of a sequence's step, if it has one here."""
+        """Remove a sequence's step, if it has one here."""
         self._jobs.pop(session.session_id, None)
 
     def next_jobs(self) -> list[PendingStep]:
-        """The jobs of the next pass; they stay in line until they are removed. Without memory some have no slot."""
+        """Return the steps of the next pass; they stay here until they are removed. Without memory some have no slot."""
         most = min(self._max_rows, self._pool.max_slots)
         jobs = list(islice(self._alike(), most))
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
@@ -58,7 +54,7 @@ class ReadyQueue:
         return jobs
 
     def _alike(self) -> Iterable[PendingStep]:
-        """Those that can run together with the one that has waited longest, in their order."""
+        """Return the steps that can run together with the one that has waited longest, in their order."""
         jobs, key = self._jobs.values(), self._grouping.key
         if not jobs or self._grouping.is_trivial:
             return jobs
@@ -66,7 +62,7 @@ class ReadyQueue:
         return (job for job in jobs if key(job.row) == wanted)
 
     def _give_slots(self, jobs: list[PendingStep]) -> None:
-        """Slots for all of these: free ones, else those of idle sessions, else of others, least recently used first."""
+        """Give all of these slots: free ones, else those of idle sessions, else of others, least recently used first."""
         missing = [job.session.state for job in jobs if not job.session.state.has_slot]
         excess = len(missing) - self._pool.num_free
         if excess > 0:

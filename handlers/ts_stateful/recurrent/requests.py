@@ -5,10 +5,10 @@ Owns the rules of step numbers and queues, and how sequences are opened, forked 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from ts_stateful.config.schema import Config
+from ts_stateful.engine.core import EngineCore
+from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.protocol.answers import Closed, Forked, Opened, Usage, encode
 from ts_stateful.protocol.errors import (
     InvalidRequest,
@@ -20,7 +20,7 @@ from ts_stateful.protocol.errors import (
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Step
 from ts_stateful.recurrent.batch import InputRow
-from ts_stateful.recurrent.lifecycle import Steps
+from ts_stateful.recurrent.lifecycle import StepLifecycle
 from ts_stateful.recurrent.lookup import Sequences, gap
 from ts_stateful.recurrent.outbox import StepOutbox
 from ts_stateful.recurrent.persistence import StepPersistence
@@ -29,7 +29,6 @@ from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import Answered
 from ts_stateful.sessions.session import Session
-from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["RecurrentRequests"]
 
@@ -37,51 +36,42 @@ _Session = Session[SequenceState]
 
 
 class RecurrentRequests:
-    """Takes the requests of one engine; raises a `StatefulError` where one is refused."""
+    """Takes the requests of one engine; raises a `StatefulError` if one is refused."""
 
     def __init__(
         self,
-        config: Config,
-        model_name: str,
-        table: SessionTable[SequenceState],
+        core: EngineCore[SequenceState],
         sequences: Sequences,
-        steps: Steps,
+        steps: StepLifecycle,
         outbox: StepOutbox,
         persistence: StepPersistence,
-        clock: Callable[[], float],
-        resubmit: Callable[[Submit], None],
     ) -> None:
-        self._config = config
-        self._max_waiting = config.frontend.max_sequence_job_queue_size
-        self._model_name = model_name
-        self._table = table
+        self._core = core
+        self._max_waiting = core.config.frontend.max_sequence_job_queue_size
+        self._table = core.table
         self._sequences = sequences
         self._steps = steps
         self._outbox = outbox
         self._persistence = persistence
-        self._clock = clock
-        self._resubmit = resubmit
 
-    def handle(self, message: Submit) -> None:
-        """Takes a request of a client."""
-        command = message.command
-        if self._persistence.holds(message):
-            return
-        answered = self._persistence.answered(message) if message.is_retry else None
+    def handle(self, request: PendingRequest) -> None:
+        """Take a request."""
+        message, command = request.message, request.message.command
+        answered = self._persistence.answered(request)
         if answered is not None:
             self._outbox.send([message.request_id], command.session_id or "", answered)
         elif isinstance(command, Step):
-            self._step(message, command)
+            self._step(request, command)
         elif isinstance(command, Open):
-            self._open(message, command)
+            self._open(request, command)
         elif isinstance(command, Close):
             self._close(message, command.session_id)
         elif isinstance(command, Info):
             self._info(message.request_id, self._sequences.get(command.session_id))
         elif isinstance(command, Fork):
-            self._fork(message, command)
+            self._fork(request, command)
         elif isinstance(command, Hello):
-            greeting = hello(self._config, self._model_name, message.profile)
+            greeting = hello(self._core.config, self._outbox.model_name, message.profile)
             self._outbox.answer(message.request_id, greeting)
         else:
             raise InvalidRequest(
@@ -89,14 +79,15 @@ class RecurrentRequests:
                 field="type",
             )
 
-    def _step(self, message: Submit, command: Step) -> None:
-        session, creates_session = self._sequences.of_step(message, command)
+    def _step(self, request: PendingRequest, command: Step) -> None:
+        message = request.message
+        session, creates_session = self._sequences.of_step(request, command)
         if command.turn is not None and self._attached(session, command, message.request_id):
             return
         if len(session.work) > self._max_waiting:
             raise QueueFull(
-                f"{len(session.work) - 1} steps of this session are waiting, as many as"
-                " maxSequenceJobQueueSize allows",
+                f"this session's queue is full ({len(session.work) - 1} steps, maxSequenceJobQueueSize);"
+                " wait for an answer first",
                 retry_after_s=0.1,
             )
         row = InputRow(message.attachments, message.shapes, end=command.end)
@@ -105,7 +96,7 @@ class RecurrentRequests:
         )
 
     def _attached(self, session: _Session, command: Step, request_id: str) -> bool:
-        """Whether a step of this number is there already, waiting or done; its answer then goes to this request too."""
+        """Return True if a step of this number waits or is done; its answer goes to this request too."""
         assert command.turn is not None
         for job in session.work:
             if job.step.turn == command.turn and job.step.start == command.start:
@@ -119,23 +110,31 @@ class RecurrentRequests:
             return True
         raise gap(command.turn, state.num_steps + 1)
 
-    def _open(self, message: Submit, command: Open) -> None:
+    def _open(self, request: PendingRequest, command: Open) -> None:
+        message = request.message
         if command.system is not None or command.images or message.attachments:
             field = "system" if command.system is not None else "images"
             raise InvalidRequest("a model with recurrent states takes none", field=field)
         assert command.session_id is not None
-        session = self._sequences.begin(command.session_id, command.ttl_s, dict(command.metadata))
-        answer = Opened(session.session_id, self._outbox.rfc3339(session.expires_at), Usage())
+        session = self._sequences.begin(
+            command.session_id,
+            request.missing.get(command.session_id),
+            ttl_s=command.ttl_s,
+            metadata=dict(command.metadata),
+        )
+        answer = Opened(session.session_id, self._core.clock.rfc3339(session.expires_at), Usage())
         self._answer_opened(message.request_id, session, answer)
 
-    def _fork(self, message: Submit, command: Fork) -> None:
+    def _fork(self, request: PendingRequest, command: Fork) -> None:
+        message = request.message
         source = self._sequences.get(command.session_id)
-        if self._persistence.behind(source, partial(self._resubmit, message)):
-            return  # its last step may have to be taken back
-        session = self._sequences.fork(source, command)
+        resume = partial(self._core.waiting.resume, message)
+        if self._persistence.when_written(source, resume):
+            return  # the last step may have to be undone
+        session = self._sequences.fork(request, source, command)
         answer = Forked(
             session.session_id,
-            self._outbox.rfc3339(session.expires_at),
+            self._core.clock.rfc3339(session.expires_at),
             Usage(),
             forked_from=source.session_id,
             turn=session.state.num_steps,
@@ -143,7 +142,7 @@ class RecurrentRequests:
         self._answer_opened(message.request_id, session, answer)
 
     def _answer_opened(self, request_id: str, session: _Session, answer: Opened) -> None:
-        until = self._outbox.unix_time(session.expires_at)
+        until = self._outbox.until(session.expires_at)
         answered = Answered((request_id,), encode(answer), opened_until=until)
 
         def written(error: StatefulError | None) -> None:
@@ -162,7 +161,7 @@ class RecurrentRequests:
         try:
             session = self._sequences.get(session_id)
         except SessionNotFound:
-            if not message.is_retry:  # else it was closed by the engine that is gone
+            if not message.is_retry:  # else the engine that died closed it
                 raise
             self._closed(message.request_id, session_id)
             return
@@ -175,5 +174,5 @@ class RecurrentRequests:
         self._outbox.answer(request_id, answer, session_id=session_id, closed=True)
 
     def _info(self, request_id: str, session: _Session) -> None:
-        answer = info(session, self._outbox, self._clock())
+        answer = info(session, self._core.clock)
         self._outbox.answer(request_id, answer, session_id=session.session_id)

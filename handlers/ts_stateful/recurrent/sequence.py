@@ -1,7 +1,4 @@
-"""What is kept of a sequence between its steps.
-
-Owns where its states are: not yet anywhere, in a slot, or in host memory. Knows nothing of requests.
-"""
+"""A sequence between its steps, with its states in a slot or in host memory."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ __all__ = ["SequenceState"]
 
 
 class SequenceState:
-    """A `SessionState`. Nothing computes recurrent states again, so the last place they can go is host memory.
+    """A `SessionState`. Nothing computes recurrent states again, so the lowest tier is host memory.
 
     `num_steps` counts the steps since the beginning; `lengths` are those of the states, None for one that does not grow.
     """
 
-    # One is touched for every row of a pass, behind a model that has filled the processor's caches.
+    # One is touched for every row of a pass, after a model that has filled the processor's caches.
     __slots__ = ("_kept", "_pool", "_slot", "last_answer", "lengths", "num_steps", "place")
 
     def __init__(self, pool: SlotPool) -> None:
@@ -57,17 +54,17 @@ class SequenceState:
 
     @property
     def has_slot(self) -> bool:
-        """Whether the next step can run where the states are."""
+        """Return True if the next step can run where the states are."""
         return self._slot is not None
 
     @property
     def slot(self) -> int:
-        """Its slot; it must have one."""
+        """Return its slot; it must have one."""
         assert self._slot is not None
         return self._slot
 
     def to_device(self) -> None:
-        """Takes a slot, of which there must be one, and puts the states there; if that fails, they stay where they are."""
+        """Take a slot, of which one must be free, and put the states there. If that fails, they stay where they are."""
         assert self._slot is None
         self._slot = self._pool.take()
         if self._kept is not None:
@@ -86,18 +83,18 @@ class SequenceState:
             self._leave_slot()
 
     def to_record(self) -> None:
-        """See `SessionState`: there is no record that they could be computed from."""
+        """Move the states to host memory: they cannot be computed from a record."""
         self.to_host()
 
-    def begin_anew(self) -> None:
-        """Forgets all steps."""
+    def reset(self) -> None:
+        """Forget all steps."""
         self._kept = None
         self.last_answer = None
         self.num_steps = 0
         self.lengths = self._pool.initial_lengths()
 
     def fork(self) -> SequenceState:
-        """Another sequence that stands where this one does; its states are in host memory until its first step."""
+        """Return another sequence that stands where this one does; its states are in host memory until its first step."""
         made = SequenceState(self._pool)
         made.num_steps, made.lengths = self.num_steps, list(self.lengths)
         made.last_answer = self.last_answer
@@ -108,7 +105,7 @@ class SequenceState:
         return made
 
     def copied(self) -> Sequence[Tensor]:
-        """The states as `restore` takes them, in host memory, where nothing changes them; there must have been a step."""
+        """Return the states as `restore` takes them, in host memory. There must have been a step."""
         if self._slot is not None:
             return self._pool.keep(self._slot, self.lengths).tensors
         assert self._kept is not None
@@ -117,7 +114,7 @@ class SequenceState:
     def restore(
         self, states: Sequence[Tensor], num_steps: int, lengths: Sequence[int | None]
     ) -> None:
-        """Goes on from what was `copied` behind a step."""
+        """Continue from the states that were `copied` after a step."""
         self._kept = Kept(list(states))
         self.num_steps, self.lengths = num_steps, lengths
 

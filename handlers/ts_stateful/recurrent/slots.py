@@ -91,7 +91,7 @@ class SlotPool:
     ) -> None:
         self._states = states
         self._initial = [tensor.to(device) for tensor in initial]
-        self._device = device
+        self.device = device
         self.max_slots = max_slots
         self._free: list[int] = []  # a heap
         self._num_slots = 0
@@ -122,7 +122,7 @@ class SlotPool:
     def index(self, slots: Sequence[int]) -> Tensor:
         """These slots as `gather` and `scatter` take them."""
         # torch.tensor reads a list element by element, ten times as slowly.
-        return torch.frombuffer(array("q", slots), dtype=torch.int64).to(self._device)
+        return torch.frombuffer(array("q", slots), dtype=torch.int64).to(self.device)
 
     def gather(self, index: Tensor, lengths: Sequence[int | None]) -> list[Tensor]:
         """Copies of the states in these slots as the model takes them; of a growing state the first `lengths[i]`."""
@@ -162,7 +162,7 @@ class SlotPool:
 
     def restore(self, slot: int, kept: Kept) -> None:
         """Writes what `keep` gave into a slot."""
-        self.scatter(self.index([slot]), [tensor.to(self._device) for tensor in kept.tensors])
+        self.scatter(self.index([slot]), [tensor.to(self.device) for tensor in kept.tensors])
 
     def check_integrity(self) -> None:
         """Asserts what must hold between any two calls."""
@@ -186,7 +186,7 @@ class SlotPool:
     def _room(self, state: State, num_slots: int) -> Tensor:
         shape = [(state.max or 0) if size < 0 else size for size in state.shape]
         shape.insert(state.rows_dim, num_slots)
-        return torch.empty(shape, dtype=torch_dtype(state.datatype), device=self._device)
+        return torch.empty(shape, dtype=torch_dtype(state.datatype), device=self.device)
 
 
 def slot_bytes(states: Sequence[State]) -> int:

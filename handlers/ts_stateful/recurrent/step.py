@@ -1,4 +1,4 @@
-"""A step of a sequence on its way."""
+"""A step of a sequence from its request to its answer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["PendingStep"]
 
 
 class PendingStep(Struct, eq=False):
-    """One step that was asked for; `request_ids` are all who wait for it.
+    """A step, and the requests that wait for it.
 
-    One that is `recorded` was answered so by an engine that is gone, and runs for its states alone.
+    A `recorded` one was answered so by an engine that died; it runs again only for its states.
     """
 
     session: Session[SequenceState]
@@ -28,7 +28,7 @@ class PendingStep(Struct, eq=False):
     recorded: Answered | None = None
 
     def come_next(self) -> None:
-        """It is the next step of its sequence; one without a step begins with it."""
+        """Prepare the row for the next pass; the first step of a sequence begins it."""
         state = self.session.state
         self.row.start = self.step.start or not state.num_steps
         self.row.lengths = state.lengths

@@ -42,7 +42,7 @@ def test_sessions_join_and_leave_at_every_step(model: Model) -> None:
         harness.submit(ask(index, NEW_TOKENS + index % 7))
         harness.pump()
         harness.engine.step()
-        largest = max(largest, len(harness.engine._scheduler))
+        largest = max(largest, len(harness.kind.turns.scheduler))
     harness.run()
     assert largest > 4
     for index in range(ROWS):
@@ -56,11 +56,11 @@ def test_thirty_two_rows_take_one_pass_a_step() -> None:
     for index in range(ROWS):
         harness.submit(ask(index, 40))
     harness.pump()
-    while any(sequence.num_to_prefill for sequence in harness.engine._scheduler._prefilling):
+    while any(sequence.num_to_prefill for sequence in harness.kind.turns.scheduler._prefilling):
         harness.engine.step()
     passes = []
     hook = model.network.register_forward_hook(lambda *_: passes.append(1))
     harness.engine.step()
     hook.remove()
     assert len(passes) == 1
-    assert len(harness.engine._scheduler) == ROWS
+    assert len(harness.kind.turns.scheduler) == ROWS

@@ -63,7 +63,7 @@ def test_a_store_that_takes_nothing_costs_time_alone(store: LateStore) -> None:
 def test_only_what_is_new_is_written_again(store: LateStore) -> None:
     """Pieces that are whole stay; the last one is replaced by a longer one."""
     harness = make(store, sessions=4.0)
-    harness.engine._persistence.spill._stored._grain = 16  # type: ignore[union-attr]
+    harness.kind.persistence.offload._stored._grain = 16  # type: ignore[union-attr]
     crowd(harness)
     first = pieces(store, "a")
     ask(harness, "a", TEXT)
@@ -83,7 +83,7 @@ def test_what_was_gone_back_behind_while_it_was_written_is_not_there(store: Late
         ask(harness, "s", text)
     assert context.is_stored
     context.stored = Stored()
-    harness.engine._persistence.parked()
+    harness.kind.persistence.parked()
     harness.executor.run()
     context.rewind(session.turns[:1])
     del session.turns[1:]
@@ -128,7 +128,7 @@ def test_of_a_session_that_has_ended_nothing_is_written(store: LateStore) -> Non
 def test_what_changes_while_it_is_written_is_not_written(store: LateStore) -> None:
     """A turn that goes back behind some states does not wait for the store."""
     harness = make(store, sessions=1.5)
-    harness.engine._persistence.spill._stored._grain = 16  # type: ignore[union-attr]
+    harness.kind.persistence.offload._stored._grain = 16  # type: ignore[union-attr]
     harness.open("s")
     kv = harness.engine.table.get("s").state.kv
     store.on_create = lambda: kv.truncate(20)
@@ -187,8 +187,7 @@ def test_nothing_is_left_of_what_has_ended(store: LateStore) -> None:
 
 def test_what_must_not_be_in_the_store_is_not(store: LateStore) -> None:
     """What was said can be told from the states, so they stay out as well."""
-    harness = make(store)
-    harness.engine._persistence._session_records._content = "none"  # type: ignore[union-attr]
+    harness = make(store, content="none")
     crowd(harness)
     assert not store.list("kv")
 

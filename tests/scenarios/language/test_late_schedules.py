@@ -313,8 +313,8 @@ class LateSchedules(RuleBasedStateMachine):
             stats = harness.engine.stats()
             assert (stats.sessions_open, stats.turns_in_progress) == (0, 0)
             assert (stats.device_bytes, stats.host_bytes) == (stats.shared_bytes, 0)
-            spill = harness.engine._persistence.spill
-            assert not harness.engine._persistence._wanted
+            spill = harness.kind.persistence.offload
+            assert not harness.kind._core.waiting._queues
             if spill is not None:
                 assert (spill._num_reading, spill._is_writing, len(spill._waiting)) == (0, False, 0)
         for harness in self.engines:

@@ -37,7 +37,7 @@ def test_what_a_failed_pass_has_computed_is_not_kept_for_the_next_one(
             raise torch.OutOfMemoryError
         return work(*args)
 
-    monkeypatch.setattr(f"ts_stateful.language.engine.{name}", exhausted)
+    monkeypatch.setattr(f"ts_stateful.language.decoding.{name}", exhausted)
     assert harness.prompt("other", "Hi", max_new_tokens=1)["turn"] == 1
     assert held == [False]
 
@@ -52,7 +52,7 @@ def test_tokens_are_chosen_one_by_one_where_there_is_no_memory_for_all(
             raise torch.OutOfMemoryError
         return sample(logits, rows)
 
-    monkeypatch.setattr("ts_stateful.language.engine.sample", exhausted)
+    monkeypatch.setattr("ts_stateful.language.decoding.sample", exhausted)
     harness.open("other")
     requests = [
         harness.submit(Prompt(session_id=name, prompt="Hi", max_new_tokens=3))

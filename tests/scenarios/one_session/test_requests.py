@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.support.asking import ask, busy, code
@@ -153,11 +151,7 @@ def test_a_prompt_without_a_session_opens_one(model: Model) -> None:
 def test_an_open_that_fails_was_never_there() -> None:
     """A session whose image could not be had does not exist, and what waited for it learns that."""
     harness = Harness(llava())
-
-    def refuse(*_: object) -> Any:
-        raise MediaInvalid("not an image", field="images[0].url")
-
-    harness.engine._turns._load_images = refuse
+    harness.refuse_image = MediaInvalid("not an image", field="images[0].url")
     request = harness.submit(Open(session_id="s", images=(Image(url="x"),)), creates_session=True)
     waiting = harness.submit(ask())
     harness.run()

@@ -210,20 +210,20 @@ def test_a_stop_string_ends_the_reply_before_it(harness: Harness) -> None:
 def test_a_failing_row_fails_alone(harness: Harness, model: Model) -> None:
     """An exception in one turn's forward pass rolls that turn back and disturbs no other."""
     harness.open("other")
-    run = harness.engine._runner.run
+    run = harness.kind.decoding.runner.run
 
     def fail(chunks: list[Chunk[Sequence]]) -> Logits:
         if any(sequence.session.session_id == "s" for sequence, _ in chunks):
             raise RuntimeError("secret text of a library")
         return run(chunks)
 
-    harness.engine._runner.run = fail  # type: ignore[method-assign, assignment]
+    harness.kind.decoding.runner.run = fail  # type: ignore[method-assign, assignment]
     bad, good = harness.submit(ask()), harness.submit(Prompt(session_id="other", prompt="Hi"))
     harness.run()
     assert code(harness.last(bad)) == "internal"
     assert "secret" not in str(harness.last(bad))
     assert "error" not in harness.last(good)
-    harness.engine._runner.run = run  # type: ignore[method-assign]
+    harness.kind.decoding.runner.run = run  # type: ignore[method-assign]
     assert harness.ask(ask())["turn"] == 1
 
 
@@ -237,7 +237,7 @@ def test_out_of_memory_evicts_first_and_fails_alone(harness: Harness) -> None:
         attempts.append(harness.engine.table.get("s").state.kv.length)
         raise torch.OutOfMemoryError("no")
 
-    harness.engine._runner.run = exhausted  # type: ignore[method-assign, assignment]
+    harness.kind.decoding.runner.run = exhausted  # type: ignore[method-assign, assignment]
     answer = harness.prompt("other", "Hi")
     assert code(answer) == "out_of_memory"
     assert attempts[0] > 0
@@ -258,7 +258,7 @@ def test_the_choice_of_tokens_gets_memory_from_idle_sessions(
             raise torch.OutOfMemoryError("no")
         return sample(*args)
 
-    monkeypatch.setattr("ts_stateful.language.engine.sample", exhausted)
+    monkeypatch.setattr("ts_stateful.language.decoding.sample", exhausted)
     answer = harness.prompt("other", "Hi", max_new_tokens=3)
     assert answer["turn"] == 1
     assert attempts[0] > 0

@@ -155,7 +155,7 @@ def test_a_step_behind_a_beginning_that_could_not_be_written_is_not_written(
     harness = start(every)
     opening = harness.submit(Open(session_id="a"), creates_session=True)
     harness.executor.run()
-    harness._posted.pop()()  # it was looked for
+    harness.hear()  # it was looked for
     step = harness.submit(add(1), creates_session=False)
     harness.engine.step()
     store.fails = True

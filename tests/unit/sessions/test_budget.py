@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.harness import Clock
+from tests.support.clock import FakeClock
 from tests.support.plain_states import Picture, State, table
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import SharedCache
@@ -63,7 +63,7 @@ def test_the_ladder_has_a_step_in_host_memory() -> None:
 
 def test_what_costs_more_to_rebuild_stays_longer() -> None:
     """Twice as much for a byte: twice as long unused. What is cheap goes before what was used earlier."""
-    clock = Clock()
+    clock = FakeClock()
     sessions = table(clock, device_bytes=40)
     costs = {"dear": 2.5, "old": 1.0, "cheap": 0.1, "new": 1.0}
     for name, cost in costs.items():
@@ -78,7 +78,7 @@ def test_what_costs_more_to_rebuild_stays_longer() -> None:
 
 def test_a_copy_in_host_memory_costs_everybody_the_same() -> None:
     """So there the least recently used goes first, and costs count for who is dropped from there."""
-    clock = Clock()
+    clock = FakeClock()
     sessions = table(clock, device_bytes=30, host_bytes=20)
     for name, cost in {"a": 9.0, "b": 1.0, "c": 1.0}.items():
         sessions.open(name, State(cost=cost))
@@ -110,7 +110,7 @@ def test_what_is_shared_counts_once(shared: SharedCache[Picture]) -> None:
 
 def test_what_an_ended_session_has_used_is_kept(shared: SharedCache[Picture]) -> None:
     """Closed or expired, but not one that never came to be."""
-    clock = Clock()
+    clock = FakeClock()
     sessions = table(clock, shared)
     for name in "abc":
         sessions.open(name, State(shared=[shared.get(name, lambda key=name: Picture(key))]))  # type: ignore[misc]

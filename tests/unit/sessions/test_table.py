@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.harness import Clock
+from tests.support.clock import FakeClock
 from tests.support.plain_states import State, table
 from ts_stateful.protocol.errors import (
     SessionClosed,
@@ -21,7 +21,7 @@ from ts_stateful.sessions.session import Session
 
 def test_a_session_is_found_until_it_is_closed() -> None:
     """Then its id says that it was closed, for an hour."""
-    clock = Clock()
+    clock = FakeClock()
     sessions = table(clock)
     session = sessions.open("a", State())
     assert sessions.get("a") is session
@@ -36,7 +36,7 @@ def test_a_session_is_found_until_it_is_closed() -> None:
 
 def test_idleness_expires_and_use_postpones_it() -> None:
     """A session lives `idle_s` after its last use."""
-    clock = Clock()
+    clock = FakeClock()
     sessions = table(clock)
     session = sessions.open("a", State())
     clock.now += 59
@@ -51,7 +51,7 @@ def test_idleness_expires_and_use_postpones_it() -> None:
 
 def test_the_absolute_end_comes_in_spite_of_use() -> None:
     """`ttl_s` shortens a lifetime and never prolongs it."""
-    clock = Clock()
+    clock = FakeClock()
     sessions = table(clock, idle_s=10_000.0)
     short = sessions.open("short", State(), ttl_s=100)
     sessions.open("long", State(), ttl_s=10_000)
@@ -67,7 +67,7 @@ def test_the_absolute_end_comes_in_spite_of_use() -> None:
 
 def test_a_busy_session_is_not_taken_away() -> None:
     """Neither idleness nor its absolute end removes a session whose turn runs; then new work is refused."""
-    clock = Clock()
+    clock = FakeClock()
     sessions = table(clock)
     session = sessions.open("a", State())
     session.work.append(object())
@@ -84,7 +84,7 @@ def test_a_busy_session_is_not_taken_away() -> None:
 
 def test_a_full_table_refuses_and_says_when_to_come_back() -> None:
     """An expired session makes room, a live one does not."""
-    clock = Clock()
+    clock = FakeClock()
     sessions = table(clock)
     for name in "abcd":
         sessions.open(name, State())
@@ -130,7 +130,7 @@ def test_who_has_the_id_of_one_that_is_gone_is_not_forgotten() -> None:
 @given(st.lists(st.tuples(st.sampled_from("ougcew"), st.integers(0, 6), st.integers(0, 90))))
 def test_no_sequence_of_calls_breaks_the_table(calls: list[tuple[str, int, int]]) -> None:
     """Whatever is done in whatever order, what must hold holds, and the budget is kept when there is room."""
-    clock = Clock()
+    clock = FakeClock()
     sessions = table(clock, device_bytes=25, host_bytes=10)
     alive: dict[str, Session[State]] = {}
     for action, number, seconds in calls:

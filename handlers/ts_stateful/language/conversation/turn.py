@@ -1,13 +1,8 @@
-"""One turn in progress, from its request to its commit.
-
-Owns what lives exactly as long as a turn: its ids, its reply, its times and who waits for it. A `Session` lives between
-turns, a `Sequence` within one. Knows nothing of tensors.
-"""
+"""A turn in progress: everything that lives from its request to its commit."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +11,7 @@ from ts_stateful.language.network.sampler import SamplingRow
 from ts_stateful.language.text.chat_template import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.vision.encoder import ImageInput
+from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
 from ts_stateful.sessions.session import Message, Session
 
@@ -23,7 +19,7 @@ __all__ = ["PendingContinue", "Sequence", "Status", "Subscriber"]
 
 
 class Status(enum.Enum):
-    """Where a turn stands."""
+    """The stage of a turn."""
 
     LOADING = "loading"  # its images are on their way
     WAITING = "waiting"  # for the turns before it
@@ -34,20 +30,20 @@ class Status(enum.Enum):
 
 @dataclass(eq=False)
 class Subscriber:
-    """A request that wants a turn's answer; `sent` counts the characters of the reply that it has got."""
+    """A request that waits for a turn; `sent` counts the characters of the reply that it has received."""
 
     request_id: str
     stream: bool
     pull: bool
     sent: int = 0
-    # Ids of the reply that the worker knows, to take the turn up again if the engine dies.
+    # Ids of the reply that the worker has; a new engine resumes the turn with them.
     acked: int = 0
     next_at: float = 0.0  # the clock's time before which a stream gets nothing more
 
 
 @dataclass(eq=False)
 class PendingContinue:
-    """A `continue` that waits for text behind `after` characters, until `deadline`."""
+    """A `continue` that waits for text after `after` characters, until `deadline`."""
 
     request_id: str
     after: int
@@ -56,7 +52,7 @@ class PendingContinue:
 
 @dataclass(eq=False)
 class Sequence:
-    """A turn in progress; an `open` is one that generates nothing, and so are `fork` and `rewind` while they are written down.
+    """A turn in progress. An `open` is a turn that generates nothing; so are `fork` and `rewind` until they are written.
 
     Times are of the engine's clock, in seconds.
     """
@@ -64,31 +60,32 @@ class Sequence:
     session: Session[Context]
     command: Open | Prompt | Fork | Rewind
     submitted_at: float
-    origin: str = ""  # the request that asked for it
+    origin: str = ""  # id of the request
     creates_session: bool = False  # it opened its session
     ephemeral: bool = False  # its session ends with it
     status: Status = Status.LOADING
     number: int = 0  # of the turn, from when it runs
     subscribers: list[Subscriber] = field(default_factory=list)
     continues: list[PendingContinue] = field(default_factory=list)
-    # Have their answer, and come back by `continue`.
+    # They have their answer; their clients come back with `continue`.
     pulled: list[Subscriber] = field(default_factory=list)
-    orphaned_at: float | None = None  # since when nobody waits for it
+    orphaned_at: float | None = None  # when the last waiting request left
     images: list[ImageInput] = field(default_factory=list)  # new with this turn
-    urls: dict[str, ImageInput] = field(default_factory=dict)  # of images that were told
+    urls: dict[str, ImageInput] = field(
+        default_factory=dict
+    )  # of images in a conversation that the client sent
     replay: tuple[int, ...] = ()  # ids that an engine that died had chosen already
     cancelled: bool = False
-    # Once it is committed, or not.
-    afterwards: list[Callable[[], None]] = field(default_factory=list)
+    followers: list[Submit] = field(default_factory=list)  # requests to admit when it ends
     # From when it runs:
     ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
     num_prompt: int = 0  # ids before the reply
     num_given: int = 0  # ids that were known when it began: the prompt's, and `replay`
     keep: int = 0  # ids of the session's log that stay as they are
     cached: int = 0  # ids whose KV was there
-    past: Past | None = None  # where it goes on from, if that is not where its session stands
+    past: Past | None = None  # the history that it continues, if that is not its session's
     messages: tuple[Message, ...] = ()
-    extension: Extension | None = None  # what the log became with the message
+    extension: Extension | None = None  # of the session's log by the message
     reply: ReplyText | None = None
     max_new_tokens: int = 0
     image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image
@@ -105,12 +102,12 @@ class Sequence:
 
     @property
     def base(self) -> Context | Past:
-        """The history that it goes on from."""
+        """The history that it continues."""
         return self.past or self.context
 
     @property
     def request_ids(self) -> list[str]:
-        """Everybody who waits for this turn."""
+        """The ids of all requests that wait for this turn."""
         subscribers = [subscriber.request_id for subscriber in self.subscribers]
         return subscribers + [waiter.request_id for waiter in self.continues]
 
@@ -136,7 +133,7 @@ class Sequence:
 
     @property
     def row(self) -> SamplingRow:
-        """How its next token is chosen."""
+        """The parameters by which its next token is chosen."""
         command = self.command
         assert isinstance(command, Prompt)
         return SamplingRow(

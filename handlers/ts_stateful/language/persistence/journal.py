@@ -18,9 +18,8 @@ from ts_stateful.protocol.errors import SessionExists, SessionMoved, StatefulErr
 from ts_stateful.session_log.log import Known, append, forget
 from ts_stateful.session_log.records import Entry
 from ts_stateful.sessions.session import Session
-from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import StoreError
-from ts_stateful.store.ordered_calls import CallQueue, ResultQueue, StoreCalls
+from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 
 __all__ = ["Done", "Journal", "Write"]
 
@@ -56,15 +55,10 @@ class Journal:
     counted, and made up for with the next one.
     """
 
-    def __init__(self, access: StoreAccess, results: ResultQueue) -> None:
+    def __init__(self, calls: StoreCalls) -> None:
         self.writer = uuid.uuid4().hex
-        self._calls = StoreCalls(access, results)
+        self._calls = calls
         self._logs: WeakKeyDictionary[Session[Any], _Log] = WeakKeyDictionary()
-
-    @property
-    def num_failed(self) -> int:
-        """Writes that failed."""
-        return self._calls.num_failed
 
     def write(self, session: Session[Any], write: Write, then: Done) -> None:
         """Adds to the session's log, behind what was asked for before; `then` gets the reason if it must be undone."""

@@ -22,8 +22,7 @@ from ts_stateful.language.persistence.kv_records import Found, StoredKV, Transcr
 from ts_stateful.language.text.chat_template import common_prefix
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
-from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.ordered_calls import CallQueue, ResultQueue, StoreCalls
+from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 
 __all__ = ["KvOffload"]
 
@@ -47,8 +46,7 @@ class KvOffload:
         self,
         model: Model,
         table: SessionTable[Context],
-        access: StoreAccess,
-        results: ResultQueue,
+        calls: StoreCalls,
         *,
         budget_bytes: int,
         may_write: Callable[[_Session], bool],
@@ -58,8 +56,8 @@ class KvOffload:
         self.num_read = self.num_failed = 0
         self._image_token = model.vision.image_token_id if model.vision else None
         self._table = table
-        self._stored = StoredKV(model, access.store)
-        self._calls = StoreCalls(access, results)
+        self._stored = StoredKV(model, calls.store)
+        self._calls = calls
         self._budget = budget_bytes
         self._clock = clock
         self._lines: WeakKeyDictionary[_Session, CallQueue] = WeakKeyDictionary()

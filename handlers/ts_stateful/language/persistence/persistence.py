@@ -1,8 +1,4 @@
-"""What turns and requests ask of the store, whether there is one or not.
-
-Owns the adoption of sessions: requests for one that is not here wait until it has been looked for. Without a store everything
-counts as written at once, and nothing is found.
-"""
+"""The sessions of an engine of a language model in its store, or without one."""
 
 from __future__ import annotations
 
@@ -11,70 +7,97 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
+from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence
-from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.journal import Done, Journal
 from ts_stateful.language.persistence.kv_offload import KvOffload
 from ts_stateful.language.persistence.session_records import Recovered, SessionRecords
-from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.protocol.defects import defect
-from ts_stateful.protocol.errors import StatefulError, StoreFailed
-from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.sessions.session import Session, Turn
-from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.sessions.table import SessionTable
-from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.base import StoreError
-from ts_stateful.store.ordered_calls import ResultQueue
 
-__all__ = ["TurnPersistence", "make_persistence"]
+__all__ = ["NoPersistence", "TurnPersistence", "make_persistence"]
 
 logger = logging.getLogger(__name__)
 
-Waiting = Callable[[Submit, StatefulError | None], None]
 
+class NoPersistence:
+    """No store: everything counts as written at once, and nothing is found."""
 
-class TurnPersistence:
-    """The store of one engine, through `journal` and `session_records`; None for both: no store. `spill` adds KV states."""
-
-    def __init__(
-        self,
-        table: SessionTable[Context],
-        journal: Journal | None = None,
-        session_records: SessionRecords | None = None,
-        spill: KvOffload | None = None,
-    ) -> None:
-        self.spill = spill
-        self._table = table
-        self._journal = journal
-        self._session_records = session_records
-        self._wanted: dict[str, list[Submit]] = {}
-
-    @property
-    def num_failed(self) -> int:
-        """Writes that failed."""
-        return self._journal.num_failed if self._journal else 0
+    offload: KvOffload | None = None
 
     def is_saved(self, session: Session[Context]) -> bool | None:
-        """Whether all that was committed is in the store, and enough to go on; None where there is no store."""
-        if self._journal is None or self._session_records is None:
-            return None
-        return self._journal.is_saved(session) and self._session_records.keeps(session)
+        """Return True if the store has all that was committed, and enough to go on; None if there is no store."""
+        return None
 
     def committed(self, sequence: Sequence, turn: Turn | None, then: Done) -> None:
-        """A turn, or the opening of a session where it is None, is complete."""
-        if self._journal is None or self._session_records is None or sequence.ephemeral:
+        """Write a turn or, if it is None, the opening of a session; `then` gets the error if it must be undone."""
+        then(None)
+
+    def rewound(self, session: Session[Context], to_turn: int, then: Done) -> None:
+        """Write that a session goes back to what it was after a turn."""
+        then(None)
+
+    def forked(self, session: Session[Context], then: Done) -> None:
+        """Write a session that was made from another one."""
+        then(None)
+
+    def ended(
+        self,
+        session: Session[Context],
+        reason: Literal["closed", "expired"],
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Remove a session. Without an answer of the store it ends all the same; the store forgets it later."""
+        then()
+
+    def look_after(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
+        """Look if another server has gone on with a session that is here; return False if there is no store."""
+        return False
+
+    def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
+        """See `ModelKind`."""
+        raise AssertionError("there is no store to search")
+
+    def adopted(self, found: Recovered) -> None:
+        """Note that a session was taken in from the store."""
+
+    def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
+        """Begin to read KV states of a session that has a request; they are `incoming` until `then`."""
+
+    def parked(self) -> None:
+        """Note that a session became idle, and may have to leave the device some time."""
+
+    def lend(self, source: Session[Context], fork: Session[Context]) -> None:
+        """Let a fork without KV states read those of its source."""
+
+
+class TurnPersistence(NoPersistence):
+    """A store, through `journal` and `records`; `offload` adds KV states."""
+
+    def __init__(
+        self, journal: Journal, records: SessionRecords, offload: KvOffload | None = None
+    ) -> None:
+        self.offload = offload
+        self._journal = journal
+        self._records = records
+
+    def is_saved(self, session: Session[Context]) -> bool | None:
+        """See `NoPersistence`."""
+        return self._journal.is_saved(session) and self._records.keeps(session)
+
+    def committed(self, sequence: Sequence, turn: Turn | None, then: Done) -> None:
+        """See `NoPersistence`."""
+        if sequence.ephemeral:
             then(None)
             return
         session, command = sequence.session, sequence.command
         if turn is None:
-            write = self._session_records.opening(session, sequence.images)
+            write = self._records.opening(session, sequence.images)
         else:
             assert isinstance(command, Prompt)
-            write = self._session_records.turn(
+            write = self._records.turn(
                 session,
                 turn,
                 command,
@@ -84,34 +107,13 @@ class TurnPersistence:
             )
         self._journal.write(session, write, then)
 
-    def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
-        """A request for the session has come: KV states that are in the store are read; until `then`, they are `incoming`."""
-        if self.spill is not None:
-            self.spill.recall(session, then)
-
-    def parked(self) -> None:
-        """A session has nothing to do any more, and may have to leave the device some time."""
-        if self.spill is not None:
-            self.spill.tidy()
-
-    def lend(self, source: Session[Context], fork: Session[Context]) -> None:
-        """A fork that has got no KV states may read those of its source that are in the store."""
-        if self.spill is not None:
-            self.spill.lend(source, fork)
-
     def rewound(self, session: Session[Context], to_turn: int, then: Done) -> None:
-        """The session goes back to what it was after a turn."""
-        if self._journal is None or self._session_records is None:
-            then(None)
-        else:
-            self._journal.write(session, self._session_records.rewound(session, to_turn), then)
+        """See `NoPersistence`."""
+        self._journal.write(session, self._records.rewound(session, to_turn), then)
 
     def forked(self, session: Session[Context], then: Done) -> None:
-        """The session was made from another one."""
-        if self._journal is None or self._session_records is None:
-            then(None)
-        else:
-            self._journal.write(session, self._session_records.whole(session), then)
+        """See `NoPersistence`."""
+        self._journal.write(session, self._records.whole(session), then)
 
     def ended(
         self,
@@ -119,120 +121,76 @@ class TurnPersistence:
         reason: Literal["closed", "expired"],
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """The session is over; it is so even where the store cannot be told, which forgets it when its time is up."""
-        if self._journal is None or self._session_records is None:
-            then()
-            return
+        """See `NoPersistence`."""
 
-        def told(outcome: Any) -> None:
+        def removed(outcome: Any) -> None:
             if isinstance(outcome, Exception):
                 logger.warning("an ended session could not be removed from the store: %s", outcome)
             then()
-            if self.spill is not None:
-                self.spill.ended(session)
+            if self.offload is not None:
+                self.offload.ended(session)
 
         known = self._journal.known(session)
-        self._journal.run(
-            partial(self._session_records.end, session.session_id, reason, known), told
-        )
+        self._journal.run(partial(self._records.end, session.session_id, reason, known), removed)
 
-    def look_behind(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
-        """Looks whether another server has gone on with a session that is here; `then` gets the answer.
-
-        Returns False where there is no store to look in.
-        """
-        if self._journal is None or self._session_records is None:
-            return False
+    def look_after(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
+        """See `NoPersistence`."""
         known = self._journal.known(session)
-        # A store that does not answer tells nothing.
+        # A store that does not answer is no reason to forget the session.
         self._journal.run(
-            partial(self._session_records.has_more, session.session_id, known),
+            partial(self._records.has_more, session.session_id, known),
             lambda outcome: then(outcome is True),
         )
         return True
 
-    def fetch(self, session_id: str, message: Submit, then: Waiting) -> bool:
-        """Looks for a session in the store; `then` gets the message and None, or the reason why there is no such session.
+    def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
+        """See `ModelKind`."""
+        return partial(self._records.load, session_id, in_use=in_use)
 
-        Messages are given back in the order in which they came. Returns False where there is no store to look in.
-        """
-        if self._journal is None or self._session_records is None:
-            return False
-        is_new = session_id not in self._wanted  # those that wait may all have been dropped
-        self._wanted.setdefault(session_id, []).append(message)
-        if is_new:
-            load = partial(self._session_records.load, session_id, in_use=message.is_retry)
-            self._journal.run(load, partial(self._loaded, session_id, then))
-        return True
+    def adopted(self, found: Recovered) -> None:
+        """See `NoPersistence`."""
+        self._journal.adopted(found.session, found.known)
 
-    def is_wanted(self, session_id: str) -> bool:
-        """Whether the session is being looked for."""
-        return session_id in self._wanted
+    def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
+        """See `NoPersistence`."""
+        if self.offload is not None:
+            self.offload.recall(session, then)
 
-    def drop(self, request_id: str) -> None:
-        """The client of this request is gone."""
-        for wanted in self._wanted.values():
-            # The list stays, even empty: the session is on its way.
-            wanted[:] = [message for message in wanted if message.request_id != request_id]
+    def parked(self) -> None:
+        """See `NoPersistence`."""
+        if self.offload is not None:
+            self.offload.tidy()
 
-    def _loaded(self, session_id: str, then: Waiting, outcome: Any) -> None:
-        reason = self._adopt(session_id, outcome)
-        for message in self._wanted.pop(session_id):
-            then(message, reason)
-
-    def _adopt(self, session_id: str, outcome: Any) -> StatefulError | None:
-        assert self._journal is not None
-        if isinstance(outcome, Recovered):
-            try:
-                in_use = any(message.is_retry for message in self._wanted[session_id])
-                self._table.adopt(outcome.session, in_use=in_use)
-            except StatefulError as error:
-                return error
-            self._journal.adopted(outcome.session, outcome.known)
-            return None
-        if isinstance(outcome, StatefulError):
-            return outcome
-        if isinstance(outcome, StoreError):
-            logger.error("a session could not be read from the store: %s", outcome)
-            return StoreFailed("the store of sessions does not answer", retry_after_s=1.0)
-        return defect(outcome, "reading a session from the store")
+    def lend(self, source: Session[Context], fork: Session[Context]) -> None:
+        """See `NoPersistence`."""
+        if self.offload is not None:
+            self.offload.lend(source, fork)
 
 
-def make_persistence(
-    model: Model,
-    store: StoreAccess | None,
-    table: SessionTable[Context],
-    shared: SharedCache[ImageInput | Prefix],
-    *,
-    results: ResultQueue,
-    clock: Callable[[], float],
-    utc: Callable[[], float],
-    idle_s: float,
-    spill: int = 0,
-) -> TurnPersistence:
-    """The sessions of `table`, idle for at most `idle_s`, in a store or in none; with `spill` bytes of KV states at most."""
-    if store is None:
-        return TurnPersistence(table)
-    journal = Journal(store, results)
-    session_records = SessionRecords(
+def make_persistence(core: EngineCore[Context], model: Model) -> NoPersistence:
+    """Return the persistence that the engine's store and configuration ask for."""
+    if core.store is None:
+        return NoPersistence()
+    journal = Journal(core.store)
+    records = SessionRecords(
         model,
-        store.store,
-        shared,
+        core.store.store,
+        core.shared,
         writer=journal.writer,
-        content=store.content,
-        idle_s=idle_s,
-        clock=clock,
-        utc=utc,
+        content=core.config.handler.store.content,
+        idle_s=core.config.frontend.idle_s,
+        clock=core.clock.monotonic,
+        utc=core.clock.unix,
     )
-    if not spill:
-        return TurnPersistence(table, journal, session_records)
-    spiller = KvOffload(
+    budget_bytes = core.config.handler.store.spill_bytes
+    if not budget_bytes:
+        return TurnPersistence(journal, records)
+    offload = KvOffload(
         model,
-        table,
-        store,
-        results,
-        budget_bytes=spill,
-        may_write=session_records.keeps,  # what was said can be told from the states
-        clock=clock,
+        core.table,
+        core.store,
+        budget_bytes=budget_bytes,
+        may_write=records.keeps,  # states reveal what was said
+        clock=core.clock.monotonic,
     )
-    return TurnPersistence(table, journal, session_records, spiller)
+    return TurnPersistence(journal, records, offload)

@@ -1,48 +1,39 @@
-"""Histories that part: forks and rewinds.
-
-Owns what of a session's history another one begins with, or is left when it goes back. Knows nothing of forward passes.
-"""
+"""Forks and rewinds."""
 
 from __future__ import annotations
 
 from functools import partial
 
+from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Status
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.persistence import TurnPersistence
+from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.text.chat_template import common_prefix
 from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.lifecycle import Turns
-from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.protocol.answers import Rewound
 from ts_stateful.protocol.errors import InvalidRequest, SessionExists, StatefulError, TurnGap
 from ts_stateful.protocol.requests import Fork, Open, Rewind
 from ts_stateful.sessions.session import Residency, Session, Turn
-from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["Branches"]
 
 
 class Branches:
-    """Forks and rewinds the sessions of one engine; raises a `StatefulError` where one is refused."""
+    """Forks and rewinds the sessions of one engine; raises a `StatefulError` if one is refused."""
 
     def __init__(
-        self,
-        model: Model,
-        table: SessionTable[Context],
-        turns: Turns,
-        outbox: TurnOutbox,
-        persistence: TurnPersistence,
+        self, core: EngineCore[Context], model: Model, turns: Turns, persistence: NoPersistence
     ) -> None:
         self._model = model
-        self._table = table
+        self._table = core.table
         self._turns = turns
-        self._outbox = outbox
+        self._outbox = core.outbox
         self._persistence = persistence
 
     def forked_before(self, request_id: str, command: Fork) -> bool:
-        """Answers a `fork` that an engine that died had made, but not said so."""
+        """Answer a repeated `fork` if the session was made before; return False if it was not."""
         name = command.new_session_id
         fork = self._table.get(name) if name is not None and name in self._table else None
         if fork is None or fork.origin != request_id:
@@ -51,7 +42,7 @@ class Branches:
         return True
 
     def fork(self, request_id: str, source: Session[Context], command: Fork) -> None:
-        """Opens a new session with the same history, up to a turn."""
+        """Open a new session with the same history, up to a turn."""
         if command.new_session_id is None:
             raise InvalidRequest("name the new session", field="new_session_id")
         if source.work and isinstance(source.work[0].command, Open):
@@ -87,13 +78,13 @@ class Branches:
     def _answer(self, request_id: str, fork: Session[Context], source_id: str) -> None:
         self._outbox.answer(
             request_id,
-            reports.forked(fork, source_id, self._outbox),
+            reports.forked(fork, source_id, self._outbox.clock),
             session_id=fork.session_id,
-            opened_until=self._outbox.unix_time(fork.expires_at),
+            opened_until=self._outbox.until(fork.expires_at),
         )
 
     def _lend_kv(self, source: Session[Context], fork: Session[Context]) -> None:
-        """Copies the KV states that a fork can use, if they fit; what is missing is read or computed with its next prompt."""
+        """Copy the KV states that a fork can use, if they fit; its next prompt reads or computes the others."""
         kv = source.state.kv
         running = [work for work in source.work if work.status is Status.RUNNING]
         computed = running[0].ids if running else source.state.log
@@ -106,7 +97,7 @@ class Branches:
         self._persistence.lend(source, fork)
 
     def rewind(self, request_id: str, session: Session[Context], command: Rewind) -> None:
-        """Goes back to what the session was after a turn."""
+        """Make the session what it was after a turn."""
         if session.busy:
             raise TurnGap("a turn is in progress; cancel it or wait for its end before you rewind")
         turns = _first_turns(session, command.to_turn, "to_turn")

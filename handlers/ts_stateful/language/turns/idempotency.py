@@ -1,17 +1,14 @@
-"""What is asked again: requests that an engine had before it died, and turns that a client names by their number.
-
-Owns that nothing is done twice. Knows nothing of how it is done the first time.
-"""
+"""Repeated requests, of engines that died and of clients that retry: nothing is done twice."""
 
 from __future__ import annotations
 
+from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
-from ts_stateful.language.turns.outbox import TurnOutbox
+from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.preparation import check_number
-from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.protocol.answers import Closed
-from ts_stateful.protocol.errors import SessionClosed, StatefulError
+from ts_stateful.protocol.errors import SessionClosed
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Close, Prompt
 from ts_stateful.sessions.session import Session
@@ -21,15 +18,15 @@ __all__ = ["Idempotency", "prompts_of"]
 
 
 class Idempotency:
-    """Answers what was done before, for the sessions of one engine."""
+    """Answers repeated requests for the sessions of one engine. Each method returns False if the request is new."""
 
-    def __init__(self, table: SessionTable[Context], waiters: Waiters, outbox: TurnOutbox) -> None:
+    def __init__(self, table: SessionTable[Context], turns: Turns) -> None:
         self._table = table
-        self._waiters = waiters
-        self._outbox = outbox
+        self._waiters = turns.waiters
+        self._outbox = turns.outbox
 
     def opened_before(self, message: Submit) -> bool:
-        """Answers an `open` whose session an engine that died had opened, but not said so."""
+        """Answer an `open` whose session is open already."""
         session_id = message.command.session_id
         if not message.is_retry or session_id is None or session_id not in self._table:
             return False
@@ -40,29 +37,30 @@ class Idempotency:
         return True
 
     def answered_before(self, message: Submit) -> bool:
-        """Answers a prompt whose turn an engine that died had committed, but not said so."""
+        """Answer a prompt whose turn is committed already."""
         session_id = message.command.session_id
         if session_id is None or session_id not in self._table:
             return False
         session = self._table.get(session_id)
         turn = next((t for t in session.turns if t.origin == message.request_id), None)
         if turn is not None:
-            until = self._outbox.unix_time(session.expires_at) if message.creates_session else None
+            until = self._outbox.until(session.expires_at) if message.creates_session else None
             self._outbox.replayed(_subscriber(message), session_id, turn, opened_until=until)
         return turn is not None
 
-    def closed_before(self, message: Submit, error: StatefulError) -> bool:
-        """Answers a `close` that an engine that died had done, but not said so; `error` is what has become of the session."""
-        command = message.command
-        closed = isinstance(command, Close) and isinstance(error, SessionClosed)
-        if message.is_retry and closed and command.session_id is not None:
-            answer, name = Closed(command.session_id), command.session_id
-            self._outbox.answer(message.request_id, answer, session_id=name, closed=True)
-            return True
-        return False
+    def closed_before(self, request: PendingRequest) -> bool:
+        """Answer a `close` whose session the store knows as closed."""
+        message, name = request.message, request.message.command.session_id
+        if not (message.is_retry and isinstance(message.command, Close) and name is not None):
+            return False
+        missing = request.missing.get(name)
+        closed = missing is not None and isinstance(missing.error, SessionClosed)
+        if closed:
+            self._outbox.answer(message.request_id, Closed(name), session_id=name, closed=True)
+        return closed
 
     def reattach(self, session: Session[Context], turn: int, message: Submit) -> bool:
-        """Answers a retried turn from its record, or attaches it to the turn in progress or in the queue."""
+        """Answer a retried turn from its record, or attach the request to the turn in progress or in the queue."""
         if turn <= len(session.turns):
             self._outbox.replayed(_subscriber(message), session.session_id, session.turns[turn - 1])
             return True
@@ -76,7 +74,7 @@ class Idempotency:
 
 
 def prompts_of(session: Session[Context]) -> list[Sequence]:
-    """The turns that are not committed, the next one first."""
+    """Return the turns that are not committed, the next one first."""
     return [work for work in session.work if isinstance(work.command, Prompt)]
 
 

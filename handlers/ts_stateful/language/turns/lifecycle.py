@@ -1,117 +1,93 @@
-"""The life of a turn: from admission to commit or roll-back.
-
-Owns what a turn does to its session. Knows nothing of forward passes; which request wants which turn is `commands`' business.
-"""
+"""The life of a turn: from admission to commit or roll-back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from concurrent.futures import Executor
 from functools import partial
 
+from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import same_states
 from ts_stateful.language.conversation.turn import Sequence, Status
-from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.journal import Done
-from ts_stateful.language.persistence.persistence import TurnPersistence
+from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.scheduler import Scheduler
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
-from ts_stateful.language.turns.preparation import check_window, extend, take_up
+from ts_stateful.language.turns.preparation import check_window, extend, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
-from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.known_urls import load_unknown, urls_of
+from ts_stateful.language.vision.known_urls import urls_of
+from ts_stateful.language.vision.loader import ImageLoader, Loaded
 from ts_stateful.language.vision.reader import ImageReader
-from ts_stateful.media import ImageFile
 from ts_stateful.protocol.defects import defect
-from ts_stateful.protocol.errors import OutOfMemory, SessionMoved, SessionNotFound, StatefulError
+from ts_stateful.protocol.errors import (
+    OutOfMemory,
+    SessionClosed,
+    SessionMoved,
+    SessionNotFound,
+    StatefulError,
+    TurnGap,
+)
+from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Chat, Fork, Image, Prompt, Rewind
 from ts_stateful.sessions.session import Session, Turn
-from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["LoadImages", "ReadImage", "Turns"]
-
-ReadImage = Callable[[ImageFile], ImageInput]
-LoadImages = Callable[[Items[Image], Items[bytes], ReadImage], list[ImageInput]]
+__all__ = ["Turns"]
 
 
 class Turns:
-    """The turns of one engine.
-
-    `load_images` fetches files and has them read; it runs on `executor`, and `post` brings its outcome back to the engine's
-    thread.
-    """
+    """The turns of one engine: those that wait, those that the scheduler runs, those that are being written."""
 
     def __init__(
         self,
+        core: EngineCore[Context],
         model: Model,
-        table: SessionTable[Context],
-        scheduler: Scheduler[Sequence],
-        waiters: Waiters,
-        outbox: TurnOutbox,
-        *,
-        shared: SharedCache[ImageInput | Prefix],
-        load_images: LoadImages,
-        executor: Executor,
-        post: Callable[[Callable[[], None]], None],
-        clock: Callable[[], float],
-        persistence: TurnPersistence,
+        persistence: NoPersistence,
+        images: ImageLoader,
     ) -> None:
+        handler = core.config.handler
+        self.scheduler: Scheduler[Sequence] = Scheduler(handler.prefill_chunk)
+        self.outbox = TurnOutbox(core.outbox.events, core.clock, handler.stream_interval_sec)
+        self.waiters = Waiters(self.outbox, handler.reattach_sec)
+        self._core = core
         self._model = model
         self._persistence = persistence
-        self._table = table
-        self._scheduler = scheduler
-        self._waiters = waiters
-        self._outbox = outbox
-        self._shared = shared
-        self._prefix_sharing = PrefixSharing(model, shared, table.make_room)
-        self._images = ImageReader(model.vision, shared) if model.vision else None
-        self._load_images = load_images
-        self._executor = executor
-        self._post = post
-        self._clock = clock
+        self._images = images
+        self._reader = ImageReader(model.vision, core.shared) if model.vision else None
+        self._prefix_sharing = PrefixSharing(model, core.shared, core.table)
 
     def admit(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
-        """Takes a turn into its session; it runs once its images are there and the turns before it are done."""
+        """Take a turn into its session; it runs when its images are there and the turns before it are done."""
         sequence.session.work.append(sequence)
-        self._table.touch(sequence.session)
+        self._core.table.touch(sequence.session)
         self._persistence.recall(sequence.session, self._recalled)
         if images or files:
-            self._executor.submit(self._load, sequence, images, files)
+            self._load(sequence, images, files)
         else:
             sequence.status = Status.WAITING
             self._advance(sequence)
 
     def fail(self, sequence: Sequence, error: StatefulError) -> None:
-        """Rolls the turn back: the session stands where its last committed turn left it."""
+        """Roll the turn back: the session stands where its last committed turn left it."""
         session, context = sequence.session, sequence.context
         if sequence.status in (Status.RUNNING, Status.COMMITTING):
             context.kv.truncate(sequence.keep)
             context.failed = (sequence.number, error)
-            self._table.touch(session)
-        self._scheduler.remove(sequence)
+            self._core.table.touch(session)
+        self.scheduler.remove(sequence)
         self._leave(sequence)
-        self._waiters.failed(sequence, error)
+        self.waiters.failed(sequence, error)
         if isinstance(error, SessionMoved):
-            self._let_go(session, error)
+            self._forget(session, error)
         elif sequence.creates_session and not session.turns:
-            self._let_go(session, SessionNotFound("the session could not be opened"))
+            self._forget(session, SessionNotFound("the session could not be opened"))
         self._persistence.parked()
 
-    def _let_go(self, session: Session[Context], error: StatefulError) -> None:
-        for other in list(session.work):
-            other.status = Status.DONE
-            self._waiters.failed(other, error)
-        session.work.clear()
-        self._table.forget(session)
-
     def finish(self, sequence: Sequence, reason: str) -> None:
-        """Ends the turn as it stands; it is committed, and its last event goes out, when its record is in the store."""
-        self._scheduler.remove(sequence)
+        """End the turn as it stands. It is committed, and its last event sent, when its record is in the store."""
+        self.scheduler.remove(sequence)
         try:
             turn = self._turn(sequence, reason) if isinstance(sequence.command, Prompt) else None
         except Exception as error:  # a tokenizer may raise anything
@@ -122,6 +98,41 @@ class Turns:
         sequence.status = Status.COMMITTING
         self._persistence.committed(sequence, turn, partial(self._recorded, sequence, turn))
 
+    def cancel(self, session: Session[Context]) -> bool:
+        """End the turn in progress as it stands; return False if there is none."""
+        running = session.work[0] if session.work else None
+        if running is None or not isinstance(running.command, Prompt):
+            return False
+        running.cancelled = True
+        if running.status is Status.RUNNING:
+            self.finish(running, "cancelled")
+        return True
+
+    def stop(self, session: Session[Context], follower: Submit) -> bool:
+        """End all turns of a session. If one has to be written first, return False; `follower` is admitted after that."""
+        if session.work and session.work[0].status is Status.COMMITTING:
+            session.work[0].followers.append(follower)
+            return False
+        error = SessionClosed("the session was closed")
+        for waiting in list(session.work)[1:]:
+            self.fail(waiting, error)
+        if session.work:
+            running: Sequence = session.work[0]
+            if isinstance(running.command, Prompt) and running.status is Status.RUNNING:
+                running.followers.append(follower)
+                self.finish(running, "cancelled")
+                return False
+            running.creates_session = False  # closed, which is not the same as never opened
+            self.fail(running, error)
+        return True
+
+    def tick(self) -> None:
+        """Roll back turns that no client came back for."""
+        for sequence in self.waiters.tick():
+            if sequence.status not in (Status.COMMITTING, Status.DONE):  # failed with another one
+                gone = TurnGap("the turn was rolled back: its client was gone for too long")
+                self.fail(sequence, gone)
+
     def write_down(
         self,
         session: Session[Context],
@@ -129,8 +140,9 @@ class Turns:
         write: Callable[[Done], None],
         done: Done,
     ) -> None:
-        """Has something written that is no turn; what comes next in the session waits until it is `done`."""
-        sequence = Sequence(session, command, self._clock(), status=Status.COMMITTING)
+        """Write something that is no turn; what comes next in the session waits until it is `done`."""
+        now = self._core.clock.monotonic()
+        sequence = Sequence(session, command, now, status=Status.COMMITTING)
         session.work.append(sequence)
         write(partial(self._written, sequence, done))
 
@@ -138,19 +150,28 @@ class Turns:
         done(error)
         self._leave(sequence)
         if isinstance(error, SessionMoved):
-            self._let_go(sequence.session, error)
+            self._forget(sequence.session, error)
         elif error is not None and isinstance(sequence.command, Fork):
-            self._let_go(sequence.session, SessionNotFound("the session could not be opened"))
-        for follow in sequence.afterwards:
-            follow()
+            self._forget(sequence.session, SessionNotFound("the session could not be opened"))
+        self._resume_followers(sequence)
 
     def _recorded(self, sequence: Sequence, turn: Turn | None, error: StatefulError | None) -> None:
         if error is None:
             self._commit(sequence, turn)
         else:
             self.fail(sequence, error)
-        for follow in sequence.afterwards:
-            follow()
+        self._resume_followers(sequence)
+
+    def _resume_followers(self, sequence: Sequence) -> None:
+        for message in sequence.followers:
+            self._core.waiting.resume(message)
+
+    def _forget(self, session: Session[Context], error: StatefulError) -> None:
+        for other in list(session.work):
+            other.status = Status.DONE
+            self.waiters.failed(other, error)
+        session.work.clear()
+        self._core.table.forget(session)
 
     def _commit(self, sequence: Sequence, turn: Turn | None) -> None:
         session, context = sequence.session, sequence.context
@@ -165,12 +186,12 @@ class Turns:
         context.images += sequence.images
         context.remember(sequence.urls)
         sequence.images = []
-        self._table.touch(session)
+        self._core.table.touch(session)
         self._leave(sequence)
-        self._waiters.finished(sequence, turn)
+        self.waiters.finished(sequence, turn)
         if sequence.ephemeral:
-            self._shared.keep(context.shared)
-            self._table.forget(sequence.session)
+            self._core.shared.keep(context.shared)
+            self._core.table.forget(sequence.session)
         self._persistence.parked()
 
     def _turn(self, sequence: Sequence, reason: str) -> Turn:
@@ -184,7 +205,7 @@ class Turns:
             text=text,
             finish_reason=reason,
             usage=usage_of(sequence),
-            timing=self._outbox.timing_of(sequence),
+            timing=self.outbox.timing_of(sequence),
             delta=self._model.text.committed(
                 sequence.base.dialogue, sequence.messages, extension, text, reply_ids
             ),
@@ -192,43 +213,39 @@ class Turns:
         )
 
     def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
-        """Runs on a media thread."""
-        assert self._images is not None
-        read = partial(self._images.read, tenant=sequence.session.metadata.get("tenant"))
-        made: list[ImageInput] | StatefulError
-        known = sequence.context.by_url if isinstance(sequence.command, Chat) else {}
-        try:
-            made = load_unknown(images, known, lambda some: self._load_images(some, files, read))
-        except StatefulError as error:
-            made = error.with_traceback(None)  # its frames would hold the session
-        except Exception as error:  # the boundary of a media thread
-            made = defect(error, "loading images")
-        self._post(lambda: self._loaded(sequence, made))
+        assert self._reader is not None
+        self._images.load(
+            images,
+            files,
+            known=sequence.context.by_url if isinstance(sequence.command, Chat) else {},
+            read=partial(self._reader.read, tenant=sequence.session.metadata.get("tenant")),
+            then=partial(self._loaded, sequence),
+        )
 
-    def _loaded(self, sequence: Sequence, made: list[ImageInput] | StatefulError) -> None:
+    def _loaded(self, sequence: Sequence, loaded: Loaded) -> None:
         if sequence.status is Status.DONE:
             return
-        if isinstance(made, StatefulError):
-            self.fail(sequence, made)
+        if isinstance(loaded, StatefulError):
+            self.fail(sequence, loaded)
             return
-        sequence.images = made
+        sequence.images = loaded
         if isinstance(sequence.command, Chat):
-            sequence.urls = urls_of(sequence.command.images, made)
+            sequence.urls = urls_of(sequence.command.images, loaded)
         sequence.status = Status.WAITING
         self._advance(sequence)
 
     def _recalled(self, session: Session[Context]) -> None:
-        """Its KV states are there, or will not come."""
+        """Go on with a session whose KV states were read, or could not be."""
         if session.work:
             self._advance(session.work[0])
 
     def _advance(self, sequence: Sequence) -> None:
-        """Starts the turn if it is the next of its session and has what it needs."""
+        """Start the turn if it is the next of its session and has what it needs."""
         if sequence.status is not Status.WAITING or sequence.session.work[0] is not sequence:
             return
         if sequence.context.incoming:
             return
-        sequence.started_at = self._clock()
+        sequence.started_at = self._core.clock.monotonic()
         try:
             self._start(sequence)
         except StatefulError as error:
@@ -255,27 +272,28 @@ class Turns:
         context.cut(sequence.keep)
         sequence.cached = context.kv.length
         sequence.status = Status.RUNNING
-        stopped = take_up(sequence)
-        self._waiters.started(sequence)
+        stopped = resume_reply(sequence)
+        self.waiters.started(sequence)
         if sequence.cancelled:
             self.finish(sequence, "cancelled")
         elif stopped is not None:
             self.finish(sequence, stopped)
         elif sequence.num_prompt == 0:
-            self.finish(sequence, "stop")  # an opening of which the template tells nothing
+            self.finish(sequence, "stop")  # an opening without a token
         else:
-            self._scheduler.add(sequence)
+            self.scheduler.add(sequence)
 
     def _make_room(self, sequence: Sequence) -> None:
-        """Keeps as much room as the turn may need, or the turns in progress would exceed the budget together."""
+        """Reserve the memory that the turn may need, or the turns in progress would exceed the budget together."""
         context = sequence.context
         num_tokens = sequence.num_prompt + sequence.max_new_tokens
         needed = num_tokens * context.kv.token_bytes
         unseen = self._model.vision.unseen(sequence.all_images) if self._model.vision else {}
         missing = max(0, needed - context.device_bytes) + sum(unseen.values())
-        if not self._table.make_room(missing):
+        if not self._core.table.make_room(missing):
             raise OutOfMemory(
-                "the turn does not fit deviceCacheBytes beside the turns in progress",
+                f"the turn needs {missing:,} more bytes than deviceCacheBytes has beside the turns in progress;"
+                " try again later, or lower max_new_tokens",
                 retry_after_s=1.0,
             )
         context.reserved, context.unseen = needed, unseen
@@ -290,5 +308,4 @@ class Turns:
         if was_first and not sequence.context.incoming:
             sequence.context.reserved = 0
         if was_first and work:
-            following = work[0]
-            self._post(lambda: self._advance(following))
+            self._core.queue.put(partial(self._advance, work[0]))

@@ -1,14 +1,13 @@
-"""Which sessions get the KV states of their system prompt from others, and which compute them for others.
+"""KV states of system prompts, which sessions share.
 
-Owns what of a turn's context is a system prompt: what the session was opened with or, of a conversation that opens one, its
-first message. How states are copied is `prefix`'s business.
+The system prompt of a session is what it was opened with or, if a conversation opened it, the first message of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 
+from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.kv.prefix import Prefix, prefix_key, prefix_length
 from ts_stateful.language.network.load import Model
@@ -18,26 +17,27 @@ from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Chat, Open
 from ts_stateful.sessions.session import Delta
 from ts_stateful.sessions.shared import SharedCache
+from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["PrefixSharing"]
 
 
 class PrefixSharing:
-    """Lends the system prompts of one engine, which are in `shared`; `make_room` is that of its table."""
+    """Lends and keeps the system prompts of one engine, which are in `shared`."""
 
     def __init__(
         self,
         model: Model,
         shared: SharedCache[ImageInput | Prefix],
-        make_room: Callable[[int], bool],
+        table: SessionTable[Context],
     ) -> None:
-        self._make_room = make_room
+        self._table = table
         self._text = model.text
         self._image_token = model.vision.image_token_id if model.vision else None
         self._shared = shared
 
     def lend(self, sequence: Sequence) -> int:
-        """Gives a session that has no states those of its system prompt, if they are known; returns of how many ids."""
+        """Give a session without KV states those of its system prompt, if there are any; return of how many ids."""
         context = sequence.context
         opening, kept = self._opening(sequence)
         length = prefix_length(opening, self._image_token)
@@ -52,16 +52,18 @@ class PrefixSharing:
         return context.kv.length
 
     def learn(self, sequence: Sequence) -> None:
-        """Keeps the states of the system prompt with which a turn has opened its session for others."""
+        """Keep the KV states of the system prompt with which a turn opened its session."""
         context = sequence.context
-        if context.prefix is not None and (_tells(sequence) or isinstance(sequence.command, Open)):
-            context.prefix.learn(context.kv, self._make_room)
+        if context.prefix is not None and (
+            _opens_with_system(sequence) or isinstance(sequence.command, Open)
+        ):
+            context.prefix.learn(context.kv, self._table.make_room)
 
     def _opening(self, sequence: Sequence) -> tuple[Items[int], int]:
-        """The ids of the system prompt and what follows it whatever is said, and how many of them the turn begins with."""
+        """Return the ids of the system prompt and of what always follows it, and how many of them the turn begins with."""
         if isinstance(sequence.command, Open):
             return sequence.ids, len(sequence.ids)
-        if not _tells(sequence):
+        if not _opens_with_system(sequence):
             kept = sequence.extension.keep if sequence.extension else 0
             return sequence.context.opening.ids, kept
         try:
@@ -71,7 +73,7 @@ class PrefixSharing:
         return ids, common_prefix(ids, sequence.ids)
 
 
-def _tells(sequence: Sequence) -> bool:
-    """Whether it opens its session by telling a conversation with a system prompt."""
+def _opens_with_system(sequence: Sequence) -> bool:
+    """Return True if a conversation with a system prompt opens the session."""
     chats = isinstance(sequence.command, Chat) and sequence.creates_session
     return chats and sequence.messages[0].role == "system"

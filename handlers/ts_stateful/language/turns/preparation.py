@@ -1,8 +1,4 @@
-"""From a request to the ids of its turn.
-
-Owns what of a turn is known before it runs: its place in the session, its messages and ids, how long its reply may get, and
-what of it an engine that died had chosen already. Knows nothing of scheduling or tensors.
-"""
+"""From a request to the ids of its turn."""
 
 from __future__ import annotations
 
@@ -14,13 +10,13 @@ from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.protocol.errors import ContextTooLong, TurnGap
 from ts_stateful.protocol.requests import Chat, Open, Prompt
 
-__all__ = ["check_length", "check_number", "check_window", "extend", "take_up"]
+__all__ = ["check_length", "check_number", "check_window", "extend", "resume_reply"]
 
 _CHARS_PER_TOKEN = 32  # on average, at the very most
 
 
-def take_up(sequence: Sequence) -> str | None:
-    """Takes the ids that were chosen before as they are; returns why the reply ends with them, if it does."""
+def resume_reply(sequence: Sequence) -> str | None:
+    """Begin the reply with the ids that an engine that died had chosen; return the finish reason if they end it."""
     reply = sequence.reply
     stopped = None
     for token in sequence.replay if reply is not None else ():
@@ -35,7 +31,7 @@ def take_up(sequence: Sequence) -> str | None:
 
 
 def extend(model: Model, sequence: Sequence) -> Extension:
-    """What the session's log becomes with this turn's prompt.
+    """Return the session's log with this turn's prompt.
 
     Raises:
         TurnGap: the prompt is not the next turn.
@@ -59,10 +55,10 @@ def extend(model: Model, sequence: Sequence) -> Extension:
 
 
 def _branch(model: Model, sequence: Sequence, chat: Chat) -> None:
-    """Leaves of a told conversation what the session does not hold. Until it commits, the session stands where it is."""
+    """Reduce the client's conversation to what the session does not have. The session changes when the turn commits."""
     context, turns = sequence.context, sequence.session.turns
-    told = [model.text.told(said.role, said.parts) for said in chat.messages]
-    found = branch(context, turns, told, sequence.images)
+    sent = [model.text.told(said.role, said.parts) for said in chat.messages]
+    found = branch(context, turns, sent, sequence.images)
     sequence.messages, sequence.images = found.messages, found.images
     if found.num_turns is None:
         sequence.past, sequence.number = context.blank(), 1
@@ -72,7 +68,7 @@ def _branch(model: Model, sequence: Sequence, chat: Chat) -> None:
 
 
 def check_window(sequence: Sequence, window: int) -> None:
-    """Bounds the reply by what is left of a context window of so many tokens; raises `ContextTooLong` if that is nothing."""
+    """Bound the reply by the tokens that are left of the context window; raise `ContextTooLong` if there are none."""
     need = sequence.num_prompt
     generates = isinstance(sequence.command, Prompt)
     if need + generates > window:
@@ -88,7 +84,7 @@ def check_window(sequence: Sequence, window: int) -> None:
 
 
 def check_length(command: Open | Prompt, window: int) -> None:
-    """Refuses a text that cannot fit before it costs a tokenizer's time."""
+    """Refuse a text that cannot fit, before a tokenizer spends time on it."""
     if isinstance(command, Prompt):
         field, num_chars = "prompt", command.num_chars
     else:
@@ -101,6 +97,6 @@ def check_length(command: Open | Prompt, window: int) -> None:
 
 
 def check_number(asked: int | None, number: int) -> None:
-    """Raises `TurnGap` unless a prompt's own `turn` is the one that comes next."""
+    """Raise `TurnGap` unless a prompt's `turn` is the next one."""
     if asked is not None and asked != number:
         raise TurnGap(f"turn {asked} was asked for, but turn {number} is next", field="turn")

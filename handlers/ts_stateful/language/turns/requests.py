@@ -1,38 +1,24 @@
-"""Requests against an engine: what each type asks for.
-
-Owns the rules of turn numbers, queues and `continue`. Knows nothing of forward passes: it admits, finishes and fails turns.
-"""
+"""The requests of language models: what each type asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from msgspec import structs
-
-from ts_stateful.config.schema import Config
+from ts_stateful.engine.core import EngineCore
+from ts_stateful.engine.reports import server_hello
+from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.persistence import TurnPersistence
+from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.branches import Branches
 from ts_stateful.language.turns.idempotency import Idempotency, prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
-from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.language.turns.preparation import check_length
-from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.language.vision.uploads import Uploads
 from ts_stateful.protocol.answers import Cancelled, Closed
-from ts_stateful.protocol.errors import (
-    InvalidRequest,
-    QueueFull,
-    SessionClosed,
-    SessionExpired,
-    SessionNotFound,
-    StatefulError,
-    TurnGap,
-)
+from ts_stateful.protocol.errors import InvalidRequest, QueueFull, TurnGap
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import (
@@ -49,7 +35,6 @@ from ts_stateful.protocol.requests import (
     Upload,
 )
 from ts_stateful.sessions.session import Session
-from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["LanguageRequests"]
 
@@ -58,96 +43,52 @@ _SHORT_WAIT_S = 0.010
 
 
 class LanguageRequests:
-    """Takes the requests of one engine; raises a `StatefulError` where one is refused."""
+    """Takes the requests of one engine; raises a `StatefulError` if one is refused."""
 
     def __init__(
-        self,
-        config: Config,
-        model: Model,
-        table: SessionTable[Context],
-        turns: Turns,
-        waiters: Waiters,
-        outbox: TurnOutbox,
-        clock: Callable[[], float],
-        *,
-        persistence: TurnPersistence,
-        is_retry: Callable[[Submit], None],
+        self, core: EngineCore[Context], model: Model, turns: Turns, persistence: NoPersistence
     ) -> None:
-        self._config = config
+        self._core = core
         self._model = model
-        self._table = table
+        self._table = core.table
         self._turns = turns
-        self._waiters = waiters
-        self._outbox = outbox
-        self._clock = clock
+        self._waiters = turns.waiters
+        self._outbox = turns.outbox
         self._persistence = persistence
-        self._again = is_retry
-        self._branches = Branches(model, table, turns, outbox, persistence)
-        self._idempotency = Idempotency(table, waiters, outbox)
-        self._uploads = Uploads(config.handler.media)
+        self._branches = Branches(core, model, turns, persistence)
+        self._idempotency = Idempotency(core.table, turns)
+        self.uploads = Uploads(core.config.handler.media)
 
-    @property
-    def upload_bytes(self) -> int:
-        """Bytes of images that came in parts, and of parts of them."""
-        return self._uploads.num_bytes
-
-    def handle(self, message: Submit) -> None:
-        """Takes a request of a client; where it is for a session that is not here, when that has been looked for."""
-        session_id = message.command.session_id
-        if session_id is None:
-            self._handle(message)
-            return
-        # What an engine that died had of a session that it opened may be in the store, or not.
-        lost = message.creates_session and message.is_retry and session_id not in self._table
-        if (lost or self._persistence.is_wanted(session_id)) and self._fetch(session_id, message):
+    def handle(self, request: PendingRequest) -> None:
+        """Take a request."""
+        message = request.message
+        if self._idempotency.closed_before(request):
             return
         try:
             self._handle(message)
-        except (SessionNotFound, SessionExpired) as error:
-            # One that has idled here may have been in use elsewhere.
-            if session_id in self._table or not self._fetch(session_id, message, error):
-                raise
         except TurnGap as error:
-            if not self._look_behind(session_id, message, error):
+            if not self._look_after(message, error):
                 raise
 
-    def _look_behind(self, session_id: str, message: Submit, error: TurnGap) -> bool:
-        """Whether it is looked for the missing turn in the store: the session may have been elsewhere since."""
-        session = self._table.get(session_id)
+    def _look_after(self, message: Submit, error: TurnGap) -> bool:
+        """Look in the store for turns that another server committed. Return False if there is nothing to look for."""
+        session = self._session(message.command.session_id)
 
-        def told(went_on: bool) -> None:
-            if not went_on:
-                self._outbox.refuse(message.request_id, error, session_id)
+        def looked(has_more: bool) -> None:
+            if not has_more:
+                self._outbox.refuse(message.request_id, error, session.session_id)
                 return
             if not session.busy:
                 self._table.forget(session)
-            self._again(message)
+            self._core.waiting.resume(message)
 
-        return not session.busy and self._persistence.look_behind(session, told)
-
-    def _fetch(self, session_id: str, message: Submit, known: StatefulError | None = None) -> bool:
-        return self._persistence.fetch(session_id, message, partial(self._fetched, known))
-
-    def _fetched(
-        self, known: StatefulError | None, message: Submit, error: StatefulError | None
-    ) -> None:
-        if isinstance(error, SessionNotFound) and isinstance(known, SessionExpired):
-            error = known  # it was never written
-        # A fork opens another session than the one that was looked for.
-        creates_session = message.creates_session and not isinstance(message.command, Fork)
-        gone = isinstance(error, SessionNotFound | SessionClosed | SessionExpired)
-        if error is None or (creates_session and gone):
-            self._again(
-                structs.replace(message, is_retry=False) if creates_session and gone else message
-            )
-        elif not self._idempotency.closed_before(message, error):
-            self._outbox.refuse(message.request_id, error, message.command.session_id)
+        return not session.busy and self._persistence.look_after(session, looked)
 
     def _handle(self, message: Submit) -> None:
-        command = message.command
+        command, request_id = message.command, message.request_id
         if isinstance(command, Hello):
-            hello = reports.hello(self._config, self._model, message.profile)
-            self._outbox.answer(message.request_id, hello)
+            hello = server_hello(self._core.config, message.profile, self._model.name)
+            self._outbox.answer(request_id, reports.with_model(hello, self._core, self._model))
         elif isinstance(command, Open):
             if not self._idempotency.opened_before(message):
                 self._admit(self._new_session(message, command), command, message)
@@ -156,37 +97,25 @@ class LanguageRequests:
         elif isinstance(command, Continue):
             self._continue(message, command)
         elif isinstance(command, Cancel):
-            self._cancel(message.request_id, self._session(command.session_id))
+            self._cancel(request_id, self._session(command.session_id))
         elif isinstance(command, Close):
             self._close(message, self._session(command.session_id))
         elif isinstance(command, Fork):
-            self._fork(message, command)
+            if not (message.is_retry and self._branches.forked_before(request_id, command)):
+                self._branches.fork(request_id, self._session(command.session_id), command)
         elif isinstance(command, Rewind):
-            self._branches.rewind(message.request_id, self._session(command.session_id), command)
+            self._branches.rewind(request_id, self._session(command.session_id), command)
         elif isinstance(command, Upload):
             self._upload(message, command)
         elif isinstance(command, Info):
             session = self._session(command.session_id)
             saved = self._persistence.is_saved(session)
-            answer = reports.info(session, self._outbox, self._clock(), saved=saved)
-            self._outbox.answer(message.request_id, answer, session_id=session.session_id)
+            answer = reports.info(session, self._core.clock, saved=saved)
+            self._outbox.answer(request_id, answer, session_id=session.session_id)
         else:
             raise InvalidRequest(
                 "this model holds conversations: it takes `prompt`, not `step`", field="type"
             )
-
-    def _fork(self, message: Submit, command: Fork) -> None:
-        name, request_id = command.new_session_id, message.request_id
-        if message.is_retry and name is not None:
-            if self._branches.forked_before(request_id, command):
-                return
-            lost = name not in self._table
-            if lost and self._persistence.fetch(name, message, self._fetched_fork):
-                return
-        self._branches.fork(request_id, self._session(command.session_id), command)
-
-    def _fetched_fork(self, message: Submit, error: StatefulError | None) -> None:
-        self._again(structs.replace(message, is_retry=error is None))
 
     def _session(self, session_id: str | None) -> Session[Context]:
         if session_id is None:
@@ -197,7 +126,7 @@ class LanguageRequests:
         if command.session_id is None:
             raise InvalidRequest("name the session", field="session_id")
         self._check_images(command.images, message.attachments)
-        self._uploads.find(None, command.images)
+        self.uploads.find(None, command.images)
         check_length(command, self._model.context_tokens)
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
@@ -222,38 +151,41 @@ class LanguageRequests:
         self._check_images(command.images, message.attachments)
         check_length(command, self._model.context_tokens)
         waiting = sum(work.status is not Status.RUNNING for work in session.work)
-        if session.busy and waiting >= self._config.frontend.max_sequence_job_queue_size:
+        limit = self._core.config.frontend.max_sequence_job_queue_size
+        if session.busy and waiting >= limit:
             raise QueueFull(
-                f"{waiting} prompts of this session wait, which is maxSequenceJobQueueSize",
+                f"this session's queue is full ({waiting} prompts, maxSequenceJobQueueSize);"
+                " wait for an answer first",
                 retry_after_s=1.0,
             )
         self._admit(session, command, message)
 
     def _check_images(self, images: tuple[Image, ...], files: tuple[bytes, ...]) -> None:
-        count, limit = len(images) + len(files), self._config.handler.media.max_images
+        count, limit = len(images) + len(files), self._core.config.handler.media.max_images
         if count and self._model.vision is None:
             raise InvalidRequest("this model takes no images", field="images")
         if count > limit:
-            raise InvalidRequest(f"{count} images; at most {limit} a request", field="images")
+            raise InvalidRequest(f"{count} images; a request takes at most {limit}", field="images")
 
     def _upload(self, message: Submit, command: Upload) -> None:
         if self._model.vision is None:
             raise InvalidRequest("this model takes no images", field="type")
         session = self._session(command.session_id)
-        answer = self._uploads.receive(session, command, message.attachments)
+        answer = self.uploads.receive(session, command, message.attachments)
         self._table.touch(session)
         self._outbox.answer(message.request_id, answer, session_id=session.session_id)
 
     def _admit(self, session: Session[Context], command: Open | Prompt, message: Submit) -> None:
-        images = self._uploads.find(session, command.images)
+        images = self.uploads.find(session, command.images)
         sequence = Sequence(
             session,
             command,
-            self._clock(),
+            self._core.clock.monotonic(),
+            origin=message.request_id,
             creates_session=message.creates_session,
             ephemeral=message.ephemeral,
+            replay=message.replay,
         )
-        sequence.origin, sequence.replay = message.request_id, message.replay
         self._waiters.subscribe(sequence, message)
         self._turns.admit(sequence, images, message.attachments)
 
@@ -274,31 +206,14 @@ class LanguageRequests:
             raise TurnGap(f"there is no turn {turn} of this session", field="turn")
 
     def _cancel(self, request_id: str, session: Session[Context]) -> None:
-        running = session.work[0] if session.work else None
-        cancels = running is not None and isinstance(running.command, Prompt)
-        number = len(session.turns) + 1 if cancels else None
-        if running is not None and cancels:
-            running.cancelled = True
-            if running.status is Status.RUNNING:
-                self._turns.finish(running, "cancelled")
-        answer = Cancelled(session.session_id, cancels, number)
+        number = len(session.turns) + 1
+        cancels = self._turns.cancel(session)
+        answer = Cancelled(session.session_id, cancels, number if cancels else None)
         self._outbox.answer(request_id, answer, session_id=session.session_id)
 
     def _close(self, message: Submit, session: Session[Context]) -> None:
-        if session.work and session.work[0].status is Status.COMMITTING:
-            session.work[0].afterwards.append(partial(self._again, message))
+        if not self._turns.stop(session, message):
             return
-        error = SessionClosed("the session was closed")
-        for waiting in list(session.work)[1:]:
-            self._turns.fail(waiting, error)
-        if session.work:
-            running: Sequence = session.work[0]
-            if isinstance(running.command, Prompt) and running.status is Status.RUNNING:
-                running.afterwards.append(partial(self._again, message))
-                self._turns.finish(running, "cancelled")
-                return
-            running.creates_session = False  # closed, which is not the same as never opened
-            self._turns.fail(running, error)
         self._table.close(session)
         name = session.session_id
         answer = partial(

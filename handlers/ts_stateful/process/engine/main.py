@@ -1,7 +1,6 @@
-"""The engine process: an engine behind a Unix socket.
+"""The engine process: an engine, its loop and its Unix socket.
 
-Owns the process: its socket, its loop and its threads. Forked by `fork_server` with the path of a spec; `lifespan` says when it
-ends. SIGTERM ends it, and another one takes its place; SIGUSR1 says that TorchServe is about to stop, so that none has to.
+SIGTERM ends it, and another one takes its place. SIGUSR1 ends it because TorchServe is about to stop.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ import contextlib
 import ctypes
 import logging
 import os
-import queue
 import shutil
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ts_stateful.config.schema import Config, load_config
+from ts_stateful.engine.engine import SessionEngine
+from ts_stateful.engine.services import Placement, Services, WorkQueue
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan
 from ts_stateful.process.engine.placement_sync import PlacementSync
@@ -43,41 +42,33 @@ from ts_stateful.process.names import ENGINE, take_name
 from ts_stateful.process.spec import EngineSpec, forget_groups
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.store.access import store_of
-from ts_stateful.store.threads import started_pool
-
-if TYPE_CHECKING:
-    from ts_stateful.language.engine import Engine
-    from ts_stateful.recurrent.engine import StateEngine
+from ts_stateful.store.ordered_calls import StoreCalls
 
 __all__ = ["EngineProcess", "main"]
 
 logger = logging.getLogger("ts_stateful.engine")
 
-# Imported when it is known what is needed: transformers take two thirds of the time in which an engine starts.
-_LANGUAGE_MODULES = (
-    "ts_stateful.language.engine",
-    "ts_stateful.language.network.load",
-    "ts_stateful.media.load",
-)
-_STATE_MODULES = ("ts_stateful.recurrent.engine",)
+# Imported when the kind of model is known: transformers take two thirds of the time in which an engine starts.
+_LANGUAGE = "ts_stateful.language.engine"
+_RECURRENT = "ts_stateful.recurrent.engine"
 _SMALL_MODEL = 10_000_000  # parameters
 _WATCH_S = 1.0  # how long it may take to see that it is time to end
-_IDLE_S = 1.0  # without a step, after which memory is given back
+_IDLE_S = 1.0  # without a step, after which memory is returned to the system
 _FLUSH_S = 1.0  # for the last answers to leave
 _RETRY_S = 0.1
-_QUIET_S = 1.0  # without a request or an answer, after which none is under way any more
+_QUIET_S = 1.0  # without a request or an answer, after which none is under way
 
 
 class EngineProcess:
-    """Runs an engine and speaks for it."""
+    """Runs an engine and connects it to its workers."""
 
     def __init__(self, spec: EngineSpec, config: Config) -> None:
         self._spec = spec
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._queue = WorkQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
         self._placement_sync = PlacementSync(self._deliver)
-        self._worked_at: float | None = None  # since memory was given back
+        self._worked_at: float | None = None  # since memory was returned to the system
         self._draining = Draining(successor=True)
         self._spoke_at = 0.0  # with a worker
         self.lifespan = Lifespan(config.engine, spec.frontend_pid, archive=spec.archive)
@@ -85,50 +76,19 @@ class EngineProcess:
         _set_threads(config.engine.threads, self._engine.num_parameters)
         self.lifespan.alone()  # from here on: no worker could come while the model was loaded
 
-    def _load(self, config: Config) -> Engine | StateEngine:
-        return self._load_language(config) if config.state is None else self._load_states(config)
-
-    def _load_language(self, config: Config) -> Engine:
-        from ts_stateful.language.engine import Engine  # noqa: PLC0415
-        from ts_stateful.language.network.load import load_model  # noqa: PLC0415
-        from ts_stateful.media.fetch import Fetcher  # noqa: PLC0415
-        from ts_stateful.media.load import MediaLoader  # noqa: PLC0415
-
-        media = config.handler.media
-        return Engine(
-            load_model(config.handler, Path(self._spec.model_dir), torch.device(self._spec.device)),
-            config,
-            emit=self._placement_sync.emit,
-            load_images=MediaLoader(media, Fetcher(media)).load,
-            executor=started_pool(media.workers, "media"),
-            results=self._inbox,
-            max_sessions=self._spec.max_sessions,
-            store=store_of(config.handler.store, self._store_folder),
-        )
-
-    def _load_states(self, config: Config) -> StateEngine:
-        from ts_stateful.recurrent.engine import load_engine  # noqa: PLC0415
-
-        assert config.state is not None
-        settings = config.state
-        return load_engine(
-            config,
-            Path(self._spec.model_dir),
-            torch.device(self._spec.device),
-            name=self._spec.model_name,
-            emit=self._placement_sync.emit,
-            max_sessions=self._spec.max_sessions,
-            store=store_of(settings.store, self._store_folder) if settings.commit_every else None,
-            results=self._inbox,
-        )
-
-    @property
-    def _store_folder(self) -> Path:
-        """Where the default store is."""
-        return Path(self._spec.folder).parent / "store"
+    def _load(self, config: Config) -> SessionEngine[Any]:
+        spec, settings = self._spec, config.store
+        default = Path(spec.folder).parent / "store"
+        access = store_of(settings, default) if settings is not None else None
+        store = StoreCalls(access, self._queue) if access is not None else None
+        services = Services(self._placement_sync, self._queue, store=store)
+        placement = Placement(spec.model_dir, spec.model_name, spec.device, spec.max_sessions)
+        module = import_module(_engine_module(config))
+        engine: SessionEngine[Any] = module.load_engine(config, placement, services)
+        return engine
 
     def serve(self) -> None:
-        """Listens, and runs the engine until it is time to end."""
+        """Listen, and run the engine until it is time to end."""
         path = self._spec.path("sock")
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -138,7 +98,7 @@ class EngineProcess:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         logger.info("engine %d serves on %s", self._spec.index, self._spec.device)
         while not self.lifespan.is_over(self._is_busy):
-            self._drain()
+            self._queue.run(self._patience())
             self._placement_sync.release()
             self._engine.tick()
             if self._engine.busy:
@@ -151,8 +111,8 @@ class EngineProcess:
             channel.flush(_FLUSH_S)
 
     def leave(self, *, successor: bool) -> None:
-        """Has the engine finish what it has, and end; may be called by a signal handler, and again."""
-        self._inbox.put(partial(self._leave, Draining(successor)))
+        """Let the engine finish what it has, and end; for signal handlers, and idempotent."""
+        self._queue.put(partial(self._leave, Draining(successor)))
 
     def _leave(self, leaving: Draining) -> None:
         if self._draining.successor:  # there is no way back from having none
@@ -164,16 +124,9 @@ class EngineProcess:
     def _is_busy(self) -> bool:
         if any(session.busy for session in self._engine.table):
             return True
-        # TorchServe is stopped next: who pulls has yet to ask for a turn's end, and what is pushed has yet to pass through.
+        # TorchServe is stopped next: clients that pull have yet to ask for a turn's end, and what is pushed has yet to pass.
         is_last = self._channels and not self._draining.successor
         return bool(is_last) and time.monotonic() - self._spoke_at < _QUIET_S
-
-    def _drain(self) -> None:
-        """Does what has come in; waits for it only if the engine has nothing to do."""
-        with contextlib.suppress(queue.Empty):
-            self._inbox.get(timeout=self._patience())()
-            while True:
-                self._inbox.get_nowait()()
 
     def _patience(self) -> float:
         if self._engine.busy:
@@ -194,8 +147,8 @@ class EngineProcess:
         channel = Channel(
             connection,
             at_engine=True,
-            on_message=lambda message: self._inbox.put(partial(self._take, channel, message)),
-            on_close=lambda: self._inbox.put(partial(self._closed, channel)),
+            on_message=lambda message: self._queue.put(partial(self._take, channel, message)),
+            on_close=lambda: self._queue.put(partial(self._closed, channel)),
         )
         channel.start()
 
@@ -203,7 +156,7 @@ class EngineProcess:
         if isinstance(message, Submit):
             self._spoke_at = time.monotonic()
             self._owners[message.request_id] = channel
-            self._tell_others(channel, message)
+            self._sync_placement(channel, message)
             self._engine.submit(message)
         elif isinstance(message, Drop):
             self._owners.pop(message.request_id, None)
@@ -224,8 +177,8 @@ class EngineProcess:
             if self.lifespan.is_draining:
                 channel.send(self._draining)
 
-    def _tell_others(self, channel: Channel, message: Submit) -> None:
-        """Those that share this engine learn where a session is, so that none of them asks another engine for it."""
+    def _sync_placement(self, channel: Channel, message: Submit) -> None:
+        """Send new session ids to the other workers of this engine, so that none asks another engine for them."""
         others = self._channels - {channel}
         if others:
             new = tuple(name for name in message.session_ids if name not in self._engine.table)
@@ -250,29 +203,32 @@ class EngineProcess:
             self._spoke_at = time.monotonic()
 
 
+def _engine_module(config: Config) -> str:
+    return _LANGUAGE if config.state is None else _RECURRENT
+
+
 def _set_threads(count: int, num_parameters: int) -> None:
-    """The threads of a forward pass: for a small model, handing work to a second one costs more than it saves."""
+    """Set the threads of a forward pass: for a small model, a second one costs more than it saves."""
     if count or num_parameters < _SMALL_MODEL:
         torch.set_num_threads(count or 1)
 
 
 def _give_memory_back() -> None:
-    """Returns to the system what finished passes have left in the allocator between the embeddings that stay."""
+    """Return memory to the system that finished passes left in the allocator."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
     if trim is not None:
         trim(0)
 
 
 def preload(spec_path: Path) -> None:
-    """Imports what the engine of a spec needs. What is wrong with the spec or a package, that engine will tell."""
+    """Import what the engine of a spec needs. The engine itself reports what is wrong with a spec or a package."""
     with contextlib.suppress(Exception):
         config = load_config(EngineSpec.load(spec_path).document)
-        for name in _LANGUAGE_MODULES if config.state is None else _STATE_MODULES:
-            import_module(name)
+        import_module(_engine_module(config))
 
 
 def main(lock_fd: int, spec_path: Path) -> int:
-    """Runs the engine of a spec, with the lock that says so; returns the exit status."""
+    """Run the engine of a spec, whose lock this process holds; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     os.set_inheritable(lock_fd, False)  # held for as long as this process lives, and not longer
     spec = EngineSpec.load(spec_path)

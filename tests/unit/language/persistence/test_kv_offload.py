@@ -39,7 +39,7 @@ def test_what_was_read_is_what_was_there(name: str, store: LateStore) -> None:
     context = harness.engine.table.get("s").state
     unbounded = harness.engine.table._limits
     harness.engine.table._limits = unbounded._replace(device_bytes=context.device_bytes)
-    harness.engine._persistence.parked()
+    harness.kind.persistence.parked()
     harness.pump()
     harness.engine.table._limits = unbounded
     harness.engine.table.evict_idle()
@@ -128,7 +128,7 @@ def test_what_cannot_be_read_is_computed(store: LateStore, harm: str) -> None:
 def test_forks_and_rewinds(store: LateStore) -> None:
     """A session that went back finds what is still the same; a fork has states of its own."""
     harness = make(store, sessions=4.0)
-    harness.engine._persistence.spill._stored._grain = 16  # type: ignore[union-attr]
+    harness.kind.persistence.offload._stored._grain = 16  # type: ignore[union-attr]
     harness.open("s")
     for text in ("One", "Two", "Three"):
         ask(harness, "s", text)
@@ -176,7 +176,7 @@ def test_an_image_of_the_same_size_is_another_one(store: LateStore) -> None:
     """The ids are equal, what was seen is not: states of one image never stand for another."""
     made = MODELS["llava"]()
     harness = make(store, sessions=0, made=made)
-    stored = harness.engine._persistence.spill._stored  # type: ignore[union-attr]
+    stored = harness.kind.persistence.offload._stored  # type: ignore[union-attr]
     meanings = []
     for name, seed in (("s", 1), ("t", 2)):
         harness.pictures[name] = noise(seed)

@@ -60,7 +60,7 @@ def images_of(harness: Harness, name: str) -> list[ImageInput]:
 
 def held(harness: Harness) -> int:
     """How many images somebody holds, encoded or not."""
-    return sum(isinstance(thing, ImageInput) for thing in harness.engine._shared._used.values())
+    return sum(isinstance(thing, ImageInput) for thing in harness.kind._core.shared._used.values())
 
 
 def test_the_same_image_again_runs_no_tower(model: Model, runs: list[None]) -> None:

@@ -15,8 +15,8 @@ from tests.support.pictures import noise, png
 from tests.support.tiny import llama, llava
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.turns.lifecycle import ReadImage
 from ts_stateful.language.vision.encoder import ImageInput
+from ts_stateful.language.vision.loader import ReadImage
 from ts_stateful.media import MediaLoader
 from ts_stateful.protocol.requests import Close, Fork, Image, Info, Open, Prompt, Request, Upload
 
@@ -24,7 +24,7 @@ from ts_stateful.protocol.requests import Close, Fork, Image, Info, Open, Prompt
 class LoadingHarness(Harness):
     """An engine that loads what was uploaded, as a server does."""
 
-    def _load(
+    def load(
         self, images: Sequence[Image], files: Sequence[bytes], read: ReadImage
     ) -> list[ImageInput]:
         loader = MediaLoader(MediaConfig())
@@ -220,7 +220,7 @@ def test_all_sessions_together_keep_so_many_bytes(harness: Harness) -> None:
 def test_uploads_end_with_their_session(harness: Harness) -> None:
     """Nothing of them is left."""
     upload(harness, FILE)
-    kept = harness.engine._requests._uploads._files
+    kept = harness.kind.requests.uploads._files
     assert len(kept) == 1
     harness.close("s")
     gc.collect()

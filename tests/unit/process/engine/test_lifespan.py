@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.harness import Clock
+from tests.support.clock import FakeClock
 from ts_stateful.config.schema import EngineConfig
 from ts_stateful.process.engine.lifespan import Lifespan
 
@@ -18,11 +18,13 @@ class Life:
 
     def __init__(self, archive: Path = Path(__file__)) -> None:
         self.archive = archive
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.frontend_lives = True
         self.busy = False
         settings = EngineConfig(drain_sec=20, engine_linger_sec=60)
-        self.span = Lifespan(settings, os.getpid(), self.clock, self._is_alive, str(archive))
+        self.span = Lifespan(
+            settings, os.getpid(), self.clock.monotonic, self._is_alive, str(archive)
+        )
 
     def _is_alive(self, process: psutil.Process) -> bool:
         return self.frontend_lives and process.pid == os.getpid()

@@ -1,0 +1,208 @@
+"""The engine: requests in, steps, events out, for any kind of model.
+
+Driven by calls of one thread. Knows no process, no socket, no model.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic
+
+from msgspec import structs
+
+from ts_stateful.engine.core import EngineCore
+from ts_stateful.engine.kind import ModelKind
+from ts_stateful.engine.waiting import Missing, PendingRequest
+from ts_stateful.protocol.defects import defect
+from ts_stateful.protocol.errors import (
+    SessionClosed,
+    SessionError,
+    SessionExpired,
+    SessionNotFound,
+    StatefulError,
+    StoreFailed,
+)
+from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.stats import Stats
+from ts_stateful.sessions.session import StateT
+from ts_stateful.store.base import StoreError
+
+__all__ = ["SessionEngine"]
+
+logger = logging.getLogger(__name__)
+
+_EXPIRY_S = 1.0  # between two looks through the table, for sessions that were opened meanwhile
+
+
+class SessionEngine(Generic[StateT]):
+    """Runs one model on one device for the sessions of one table."""
+
+    def __init__(self, core: EngineCore[StateT], kind: ModelKind[StateT]) -> None:
+        self.table = core.table
+        self.kind = kind
+        self._store = core.store
+        self._waiting = core.waiting
+        self._outbox = core.outbox
+        self._clock = core.clock
+        self._expire_at = core.clock.monotonic()
+
+    @property
+    def num_parameters(self) -> int:
+        """The model's weights."""
+        return self.kind.num_parameters
+
+    def submit(self, message: Submit) -> None:
+        """Take a request; it gets exactly one terminal event, now or later."""
+        self.settle()
+        self._admit(PendingRequest(message))
+        self.settle()
+
+    def drop(self, request_id: str) -> None:
+        """Note that the client of a request is gone."""
+        self.kind.drop(request_id)
+
+    def set_away(self, away: bool) -> None:
+        """Note if no worker is connected; turns then wait for their clients until one is back."""
+        self.kind.set_away(away)
+
+    def tick(self) -> None:
+        """Do what is due by the clock, and admit requests whose wait is over."""
+        now = self._clock.monotonic()
+        if now >= self._expire_at:
+            self.table.expire()
+            due = self.table.next_deadline()
+            self._expire_at = now + _EXPIRY_S if due is None else min(due, now + _EXPIRY_S)
+        self.kind.tick()
+        self.settle()
+
+    def next_deadline(self) -> float:
+        """Return the engine's time at which `tick` has something to do."""
+        due = self.kind.next_deadline()
+        return self._expire_at if due is None else min(due, self._expire_at)
+
+    @property
+    def busy(self) -> bool:
+        """Return True if `step` has something to do."""
+        return self.kind.busy
+
+    def step(self) -> None:
+        """Run one pass for all sessions that have something to compute, and what follows from it."""
+        self.kind.step()
+        self.settle()
+
+    def stats(self) -> Stats:
+        """Return what this engine holds and has done."""
+        table = self.table
+        return structs.replace(
+            self.kind.stats(),
+            sessions_open=len(table),
+            device_bytes=table.device_bytes,
+            host_bytes=table.host_bytes,
+            store_failures=self._store.num_failed if self._store else 0,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between any two calls."""
+        self.table.check_integrity()
+        self.kind.check_integrity()
+
+    def settle(self) -> None:
+        """Admit requests whose wait is over, and remove sessions from the store that expired."""
+        self._remove_expired()
+        while (request := self._waiting.next_ready()) is not None:
+            self._admit(request)
+            self._remove_expired()
+
+    def _remove_expired(self) -> None:
+        for session in self.table.take_expired():
+            self.kind.ended(session)
+
+    def _admit(self, request: PendingRequest) -> None:
+        message = request.message
+        if request.error is not None:
+            self._refuse(message, request.error)
+            return
+        try:
+            if not self._has_to_wait(request):
+                self.kind.admit(request)
+        except (SessionNotFound, SessionExpired) as error:
+            # A session that was idle here may have been in use elsewhere.
+            session_id = message.command.session_id
+            if session_id is not None and self._can_search(session_id, request):
+                self._search(session_id, request)
+            else:
+                self._refuse(message, _reason(request, error))
+        except StatefulError as error:
+            self._refuse(message, error)
+        except Exception as error:  # the boundary: a defect fails the request that met it
+            self._refuse(message, defect(error, f"taking {type(message.command).__name__}"))
+
+    def _refuse(self, message: Submit, error: StatefulError) -> None:
+        self._outbox.refuse(message.request_id, error, message.command.session_id)
+
+    def _has_to_wait(self, request: PendingRequest) -> bool:
+        """Put a request into the queue of the first of its sessions that is on its way here or away."""
+        message = request.message
+        for session_id in message.session_ids:
+            if self._store is not None:
+                with suppress(SessionError):
+                    self.table.get(session_id)  # which ends it if its time is up
+                self._remove_expired()
+            if session_id in self._waiting:
+                self._waiting.add(session_id, request)
+                return True
+            if session_id in request.missing:
+                return False
+            if self._can_search(session_id, request) and self.kind.searches_first(
+                message, session_id
+            ):
+                self._search(session_id, request)
+                return True
+        return False
+
+    def _can_search(self, session_id: str, request: PendingRequest) -> bool:
+        is_new = session_id not in self.table and session_id not in request.missing
+        return self._store is not None and is_new
+
+    def _search(self, session_id: str, request: PendingRequest) -> None:
+        """Look for a session in the store; the request waits until that has ended."""
+        assert self._store is not None
+        job = self.kind.search(session_id, in_use=request.message.is_retry)
+        self._waiting.add(session_id, request)
+        self._store.run(job, partial(self._searched, session_id))
+
+    def _searched(self, session_id: str, outcome: Any) -> None:
+        try:
+            missing = self._adopt(session_id, outcome)
+        except StatefulError as error:
+            self._waiting.release(session_id, error=error)
+            return
+        # A session that has steps to replay comes first: its kind releases the queue.
+        if missing is not None or not self.table.get(session_id).busy:
+            self._waiting.release(session_id, missing=missing)
+
+    def _adopt(self, session_id: str, outcome: Any) -> Missing | None:
+        """Take in the outcome of a search; return `Missing` if there is no such session."""
+        try:
+            if isinstance(outcome, StatefulError):
+                raise outcome
+            if isinstance(outcome, StoreError):
+                logger.error("a session could not be read from the store: %s", outcome)
+                raise StoreFailed("the store of sessions does not answer", retry_after_s=1.0)
+            if isinstance(outcome, Exception):
+                raise defect(outcome, "reading a session from the store")
+            in_use = self._waiting.has_retry(session_id)
+            return self.kind.adopt(session_id, outcome, in_use=in_use)
+        except (SessionNotFound, SessionClosed, SessionExpired) as error:
+            return Missing(error)
+
+
+def _reason(request: PendingRequest, error: StatefulError) -> StatefulError:
+    """Return the refusal to report: what the store says of the session, unless it never had it."""
+    missing = request.missing.get(request.message.command.session_id or "")
+    if missing is None or missing.error is None:
+        return error
+    never_written = isinstance(missing.error, SessionNotFound) and isinstance(error, SessionExpired)
+    return error if never_written else missing.error

@@ -1,0 +1,83 @@
+"""The seam between the engine core and the kinds of model that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ts_stateful.engine.waiting import Missing, PendingRequest
+from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.stats import Stats
+from ts_stateful.sessions.session import Session, StateT
+
+__all__ = ["ModelKind"]
+
+
+class ModelKind(Protocol[StateT]):
+    """A model that answers requests of sessions. All methods but what `search` returns are for the engine's thread."""
+
+    num_parameters: int
+
+    def admit(self, request: PendingRequest) -> None:
+        """Take a request; it gets exactly one terminal event.
+
+        Raises:
+            StatefulError: it is refused.
+        """
+        ...
+
+    def searches_first(self, message: Submit, session_id: str) -> bool:
+        """Return True if the store decides what a request means whose session is not here."""
+        ...
+
+    def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
+        """Return what looks for a session, on a thread of the store. It may raise a `SessionError` or a `StoreError`.
+
+        `in_use`: an engine that died had a request for it, so it was not idle since.
+        """
+        ...
+
+    def adopt(self, session_id: str, found: Any, *, in_use: bool) -> Missing | None:
+        """Take in what `search` has found. Return `Missing` if that is no session that goes on.
+
+        Raises:
+            StatefulError: there is no room for it, or its time is up.
+        """
+        ...
+
+    def ended(self, session: Session[StateT]) -> None:
+        """Remove a session from the store that expired here."""
+        ...
+
+    def drop(self, request_id: str) -> None:
+        """Note that the client of a request is gone."""
+        ...
+
+    def set_away(self, away: bool) -> None:
+        """Note if no worker is connected; clients cannot come back meanwhile."""
+        ...
+
+    def tick(self) -> None:
+        """Do what is due by the clock."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """Return the engine's time at which `tick` has something to do."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Return True if `step` has something to do."""
+        ...
+
+    def step(self) -> None:
+        """Run one pass for all that can run together, and what follows from it."""
+        ...
+
+    def stats(self) -> Stats:
+        """Return what it has done and holds; the engine adds sessions and bytes."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between any two calls."""
+        ...

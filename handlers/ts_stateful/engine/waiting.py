@@ -1,0 +1,85 @@
+"""Requests that wait for a session: one queue per session id, and the requests whose wait is over."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ts_stateful.protocol.errors import SessionError, StatefulError
+from ts_stateful.protocol.events import Submit
+
+__all__ = ["Missing", "PendingRequest", "WaitingRequests"]
+
+
+class Missing(NamedTuple):
+    """The result of a search for a session that the store does not have.
+
+    `error` is what became of it, if the store remembers. `position` is where a log of this id goes on.
+    """
+
+    error: SessionError | None = None
+    position: Any = None
+
+
+@dataclass(eq=False)
+class PendingRequest:
+    """A request that is not admitted yet; `missing` has the ids that the store was searched for in vain.
+
+    With an `error` it is refused instead of admitted.
+    """
+
+    message: Submit
+    missing: dict[str, Missing] = field(default_factory=dict)
+    error: StatefulError | None = None
+
+
+class WaitingRequests:
+    """The queues of one engine. A session id has one while it is searched for, replayed or removed."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, list[PendingRequest]] = {}
+        self._ready: deque[PendingRequest] = deque()
+
+    def __contains__(self, session_id: object) -> bool:
+        """Return True if requests for this session have to wait."""
+        return session_id in self._queues
+
+    def block(self, session_id: str) -> None:
+        """Let requests for this session wait until it is released."""
+        self._queues.setdefault(session_id, [])
+
+    def add(self, session_id: str, request: PendingRequest) -> None:
+        """Put a request at the end of its session's queue."""
+        self._queues.setdefault(session_id, []).append(request)
+
+    def has_retry(self, session_id: str) -> bool:
+        """Return True if an engine that died had a request that waits for this session."""
+        return any(request.message.is_retry for request in self._queues.get(session_id, ()))
+
+    def release(
+        self,
+        session_id: str,
+        *,
+        missing: Missing | None = None,
+        error: StatefulError | None = None,
+    ) -> None:
+        """End a session's queue. Its requests are ready; the search ended with `missing`, or failed with `error`."""
+        for request in self._queues.pop(session_id, ()):
+            if missing is not None:
+                request.missing[session_id] = missing
+            request.error = error
+            self._ready.append(request)
+
+    def resume(self, message: Submit) -> None:
+        """Make a request ready that had waited for something else."""
+        self._ready.append(PendingRequest(message))
+
+    def next_ready(self) -> PendingRequest | None:
+        """Take the request whose wait ended first."""
+        return self._ready.popleft() if self._ready else None
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request whose client is gone; its session's queue stays, since the search goes on."""
+        for queue in self._queues.values():
+            queue[:] = [request for request in queue if request.message.request_id != request_id]

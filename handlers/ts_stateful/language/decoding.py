@@ -1,0 +1,124 @@
+"""The step: a token for every turn that decodes, chunks of prompts beside them, and what follows from them."""
+
+from __future__ import annotations
+
+from traceback import clear_frames
+
+import torch
+from torch import Tensor
+
+from ts_stateful.engine.core import EngineCore
+from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.network.load import Model
+from ts_stateful.language.network.memory import is_out_of_memory
+from ts_stateful.language.network.sampler import sample
+from ts_stateful.language.runner import Logits, Runner
+from ts_stateful.language.scheduler import Chunk
+from ts_stateful.language.turns.lifecycle import Turns
+from ts_stateful.protocol.defects import defect
+from ts_stateful.protocol.errors import OutOfMemory
+from ts_stateful.protocol.requests import Open, Prompt
+
+__all__ = ["Decoding"]
+
+
+class Decoding:
+    """Runs the steps of one engine."""
+
+    def __init__(self, core: EngineCore[Context], model: Model, turns: Turns) -> None:
+        self.runner = Runner(model)
+        self.num_tokens = 0  # generated
+        self._core = core
+        self._model = model
+        self._turns = turns
+
+    def step(self) -> None:
+        """Run the scheduler's next step."""
+        logits = self._forward(self._turns.scheduler.schedule())
+        prompts = []
+        for index, sequence in enumerate(logits.sequences):
+            if isinstance(sequence.command, Open):
+                self._turns.finish(sequence, "stop")
+            else:
+                prompts.append((index, sequence))
+        if not prompts:
+            return
+        rows = logits.rows
+        if len(prompts) < len(logits.sequences):
+            rows = rows[to_device([index for index, _ in prompts], rows.device)]
+        tokens = self._choose(rows, [sequence for _, sequence in prompts])
+        for (_, sequence), token in zip(prompts, tokens, strict=True):
+            try:
+                self._take(sequence, token)
+            except Exception as error:  # a tokenizer may raise anything; the other rows go on
+                self._turns.fail(sequence, defect(error, "taking a token"))
+
+    def _forward(self, chunks: list[Chunk[Sequence]]) -> Logits:
+        """Run the passes of a step. A turn that makes them fail is rolled back and disturbs no other."""
+        try:
+            return self.runner.run(chunks)
+        except torch.AcceleratorError:
+            raise  # the device is poisoned: the process must die, and its supervisor starts another
+        except Exception as error:  # a model may raise anything
+            clear_frames(error.__traceback__)  # or they would keep what the pass has computed
+            out_of_memory = is_out_of_memory(error)
+            if out_of_memory and self._free_memory():
+                return self._forward(chunks)
+            if len(chunks) > 1:
+                return Logits.join([self._forward([chunk]) for chunk in chunks])
+            reason = (
+                OutOfMemory("the device has no memory left for this turn")
+                if out_of_memory
+                else defect(error, "a forward pass")
+            )
+            ((sequence, _),) = chunks
+            self._turns.fail(sequence, reason)
+            return Logits([], torch.empty(0))
+
+    def _choose(self, rows: Tensor, sequences: list[Sequence]) -> list[int]:
+        """Choose the next token of each. Short of memory, evict idle sessions, or go row by row."""
+
+        def choose() -> list[int]:
+            allowed = self._model.penalties(rows, [sequence.ids for sequence in sequences])
+            return sample(allowed, [sequence.row for sequence in sequences])
+
+        try:
+            return choose()
+        except torch.OutOfMemoryError as error:
+            clear_frames(error.__traceback__)
+            if self._free_memory():
+                return self._choose(rows, sequences)
+            if len(sequences) == 1:
+                raise
+            single = zip(rows.split(1), sequences, strict=True)
+            return [token for row, one in single for token in self._choose(row, [one])]
+
+    def _free_memory(self) -> bool:
+        """Evict every idle session; return False if that freed nothing."""
+        table = self._core.table
+        before = table.device_bytes
+        table.evict_idle()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return table.device_bytes < before
+
+    def _take(self, sequence: Sequence, token: int) -> None:
+        command, reply = sequence.command, sequence.reply
+        assert isinstance(command, Prompt)
+        assert reply is not None
+        assert sequence.status is Status.RUNNING
+        self.num_tokens += 1
+        if sequence.first_token_at is None:
+            sequence.first_token_at = self._core.clock.monotonic()
+        if token in self._model.eos_ids and not command.ignore_eos:
+            self._turns.finish(sequence, "stop")
+            return
+        sequence.ids.append(token)
+        if reply.push(token):
+            self._turns.finish(sequence, "stop")
+        elif sequence.num_generated >= sequence.max_new_tokens:
+            self._turns.finish(sequence, "length")
+        else:
+            self._turns.waiters.progressed(sequence)
