@@ -16,7 +16,7 @@ __all__ = ["EngineCore"]
 
 
 class EngineCore(Generic[StateT]):
-    """What the parts of one engine share."""
+    """The objects that the parts of one engine share."""
 
     def __init__(
         self,

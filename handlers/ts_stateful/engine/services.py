@@ -52,7 +52,7 @@ class WorkQueue:
 
 @dataclass(frozen=True)
 class Services:
-    """What an engine is given by the process that runs it. Without `store`, sessions end with the engine."""
+    """The surroundings that a process gives its engine. Without `store`, sessions end with the engine."""
 
     events: EventSink
     queue: WorkQueue

@@ -23,7 +23,7 @@ __all__ = ["Grouping", "InputRow", "Results", "Shaper"]
 
 
 class InputRow(Struct, eq=False, gc=False):  # of all objects the quickest to make
-    """One step of one sequence: the elements and the shapes of the inputs that its client sent, and what is told about it.
+    """One step of one sequence: the elements and shapes of the inputs that its client sent, and the row's own facts.
 
     `lengths` are those of its states, None for one that does not grow.
     """
@@ -36,7 +36,7 @@ class InputRow(Struct, eq=False, gc=False):  # of all objects the quickest to ma
 
 
 class Grouping:
-    """Which rows can run in one pass: those with equal keys."""
+    """The rows that can run in one pass: those with equal keys."""
 
     def __init__(self, settings: StateConfig) -> None:
         self._inputs = _grouped([tensor for tensor in settings.inputs if not tensor.is_derived])
@@ -44,17 +44,17 @@ class Grouping:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether all rows have the same key."""
+        """True if all rows have the same key."""
         return not (self._inputs or self._states)
 
     def key(self, row: InputRow) -> tuple[object, ...]:
-        """Of a row."""
+        """Return the key of a row."""
         grouped = [row.shapes[number] for number in self._inputs]
         return (*grouped, *[row.lengths[number] for number in self._states])
 
 
 class Results(NamedTuple):
-    """What a pass gave.
+    """The results of a pass.
 
     `states[i]` is in the model's layout on its device; `state_lengths[i]` are the lengths of its rows, None where nothing is
     padded.
@@ -73,7 +73,7 @@ class Shaper:
         self._device = device
 
     def inputs(self, rows: Sequence[InputRow], num_rows: int) -> list[Tensor]:
-        """The model's inputs for `num_rows` rows, of which those behind `rows` are fillers of zeros."""
+        """Return the model's inputs for `num_rows` rows; those after `rows` are fillers of zeros."""
         inputs = zip(*[row.inputs for row in rows], strict=True)
         shapes = zip(*[row.shapes for row in rows], strict=True)
         sent = zip(inputs, shapes, strict=True)
@@ -85,12 +85,12 @@ class Shaper:
         ]
 
     def longest(self, rows: Sequence[InputRow]) -> list[int | None]:
-        """How much is needed of each state: as much as the longest row has, None of one that does not grow."""
+        """Return the length that is needed of each state, that of the longest row; None if it does not grow."""
         lengths = [_lengths_of_states(rows, number) for number in range(len(self._settings.states))]
         return [None if of_rows is None else max(of_rows) for of_rows in lengths]
 
     def blanked(self, states: Sequence[Tensor], rows: Sequence[InputRow]) -> list[Tensor]:
-        """The gathered states with zeros behind the length of every row: what lies there is of former sequences."""
+        """Return the gathered states with zeros after the length of every row, where former sequences left values."""
         blanked = list(states)
         for number, state in enumerate(self._settings.states):
             lengths = _lengths_of_states(rows, number)
@@ -104,7 +104,7 @@ class Shaper:
     def results(
         self, rows: Sequence[InputRow], outputs: Sequence[Tensor], states: Sequence[Tensor]
     ) -> Results:
-        """Checks and cuts what the model returned.
+        """Check and cuts what the model returned.
 
         Raises:
             TypeError: a tensor is not what is declared.
@@ -187,7 +187,7 @@ class Shaper:
         return torch.tensor(lengths, dtype=dtype, device=self._device)
 
     def _mask(self, lengths: Sequence[int], longest: int, num_rows: int) -> Tensor:
-        """`(num_rows, longest)`: true within the length of a row."""
+        """Return a mask `(num_rows, longest)`: true within the length of a row."""
         filled = torch.tensor([*lengths, *[0] * (num_rows - len(lengths))], device=self._device)
         return torch.arange(longest, device=self._device) < filled.unsqueeze(1)
 
@@ -204,7 +204,7 @@ def _flag(control: Control, row: InputRow) -> bool:
 
 
 def _grouped(tensors: Sequence[Input | State]) -> list[int]:
-    """The numbers of those that must be equally long in all rows of a pass."""
+    """Return the numbers of the states that must be equally long in all rows of a pass."""
     return [
         number
         for number, tensor in enumerate(tensors)
@@ -227,7 +227,7 @@ def _rows_first(tensor: Tensor, declared: Declared) -> Tensor:
 
 
 def _spread(mask: Tensor, state: State, tensor: Tensor) -> Tensor:
-    """A mask `(rows, longest)` in the shape of the state."""
+    """Return a mask `(rows, longest)` in the shape of the state."""
     if state.rows_dim > _free(state):
         mask = mask.T
     shape = [
@@ -270,7 +270,7 @@ def _check(declared: Declared, tensor: Tensor, num_rows: int) -> None:
 
 
 def _checked(declared: Declared, tensor: Tensor, lengths: list[int] | None) -> list[int] | None:
-    """The lengths, if the tensor has so much: what is beyond its end would be taken from former sequences."""
+    """Return the lengths if the tensor is that long: values beyond its end are of former sequences."""
     if lengths is None or declared.free_dim is None:
         return lengths
     most = tensor.shape[_free(declared)]

@@ -24,7 +24,7 @@ __all__ = ["Passes", "Stepped"]
 
 
 class Stepped(NamedTuple):
-    """What a pass did for its rows: their outputs, and of each the new lengths of its states; by the numbers of rows why
+    """The results of a pass: the outputs, the new lengths of each row's states and, by the numbers of rows, why
     states stay as they were.
     """
 
@@ -45,7 +45,7 @@ class Passes:
         self._shaper = Shaper(settings, device)
 
     def run(self, rows: Sequence[InputRow], slots: Sequence[int]) -> Stepped:
-        """Steps the sequences in these slots, whose rows must have the same key (see `Grouping`).
+        """Step the sequences in these slots, whose rows must have the same key (see `Grouping`).
 
         Rows with `InputRow.start` begin with the initial states. Raises what the model raises; no state has changed then.
         """
@@ -67,7 +67,7 @@ class Passes:
         return Stepped(results.outputs, _by_row([ls for _, ls in grown], num_rows), errors)
 
     def _errors(self, lengths: Sequence[list[int] | None]) -> dict[int, ContextTooLong]:
-        """By row, the first state that would grow too long."""
+        """Return, by row, the first state that would grow too long."""
         errors: dict[int, ContextTooLong] = {}
         for state, of_rows in zip(self._settings.states, lengths, strict=True):
             for row, length in enumerate(of_rows or ()):
@@ -80,7 +80,7 @@ class Passes:
     def _grown(
         self, number: int, results: Results, num_rows: int
     ) -> tuple[Tensor, list[int] | None]:
-        """A new state and the lengths of its rows, cut to what may be kept of it."""
+        """Return a new state and the lengths of its rows, cut to what may be kept."""
         state, tensor = self._settings.states[number], results.states[number]
         if state.free_dim is None or state.max is None:
             return tensor, None
@@ -100,7 +100,7 @@ class Passes:
     def _scatter(
         self, index: Tensor, new: Sequence[Tensor], num_rows: int, errors: Container[int]
     ) -> None:
-        """Keeps the new states of the `num_rows` rows but those with an error; behind them `index` may name fillers."""
+        """Keep the new states of the `num_rows` rows but those with an error; `index` may name fillers after them."""
         if errors or num_rows < len(index):
             good = [row for row in range(num_rows) if row not in errors]
             if not good:
@@ -117,7 +117,7 @@ class Passes:
 def _by_row(
     lengths: Sequence[Sequence[int] | None], num_rows: int
 ) -> Sequence[Sequence[int | None]]:
-    """Lengths of all states, of each of all rows, the other way round."""
+    """Transpose lengths: from states of rows to rows of states."""
     if not any(lengths):
         return [[None] * len(lengths)] * num_rows  # nothing grows
     columns = [[None] * num_rows if of_rows is None else of_rows for of_rows in lengths]
@@ -125,7 +125,7 @@ def _by_row(
 
 
 def _last(row: Tensor, dim: int, length: int, most: int) -> Tensor:
-    """The last `most` of the first `length`, in a room of `most`."""
+    """Return the last `most` of the first `length` values, in a room of `most`."""
     kept = min(length, most)
     tail = row.narrow(dim, length - kept, kept)
     if kept == most:

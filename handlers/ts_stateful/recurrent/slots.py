@@ -1,4 +1,4 @@
-"""Where the states of all sequences lie: stacked, one slot each.
+"""The states of all sequences: stacked, one slot each.
 
 Owns the memory of the states, in the layout in which the model takes them, and which slot is free. Knows nothing of sequences
 or of when they run.
@@ -32,17 +32,17 @@ class Kept(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of storage."""
+        """Bytes of storage."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
 def model_dim(tensor_dim: int, rows_dim: int) -> int:
-    """Where the model has a dimension that a row has at `tensor_dim`."""
+    """Return the model's dimension for a row's `tensor_dim`."""
     return tensor_dim + (tensor_dim >= rows_dim)
 
 
 def initial_states(states: Sequence[State], model_dir: Path) -> list[Tensor]:
-    """What a sequence begins with: of each state a tensor of one row, in the model's layout.
+    """Return what a sequence begins with: for each state a tensor of one row, in the model's layout.
 
     Raises:
         ConfigError: a file is missing, or its tensor is not what is declared.
@@ -79,7 +79,7 @@ def _initial(state: State, model_dir: Path) -> Tensor:
 class SlotPool:
     """Slots for at most `max_slots` sequences; in a CPU's memory it grows by doubling.
 
-    A growing state has room for all of its `max` in every slot. How much of it a sequence uses is the sequence's to know.
+    A growing state has room for all of its `max` in every slot. The sequence knows how much of it is used.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SlotPool:
 
     @property
     def slot_bytes(self) -> int:
-        """Of one slot."""
+        """Bytes of one slot."""
         return slot_bytes(self._states)
 
     @property
@@ -110,36 +110,36 @@ class SlotPool:
         return len(self._free) + self.max_slots - self._num_slots
 
     def take(self) -> int:
-        """A free slot, the lowest of those that are there; there must be one (`num_free`)."""
+        """Take the lowest free slot; there must be one (`num_free`)."""
         if not self._free:
             self._grow(min(2 * self._num_slots, self.max_slots))
         return heappop(self._free)
 
     def free(self, slot: int) -> None:
-        """Gives a slot back."""
+        """Free a slot."""
         heappush(self._free, slot)
 
     def index(self, slots: Sequence[int]) -> Tensor:
-        """These slots as `gather` and `scatter` take them."""
+        """Return these slots as `gather` and `scatter` take them."""
         # torch.tensor reads a list element by element, ten times as slowly.
         return torch.frombuffer(array("q", slots), dtype=torch.int64).to(self.device)
 
     def gather(self, index: Tensor, lengths: Sequence[int | None]) -> list[Tensor]:
-        """Copies of the states in these slots as the model takes them; of a growing state the first `lengths[i]`."""
+        """Copy the states in these slots as the model takes them; of a growing state the first `lengths[i]`."""
         return [
             self._part(number, length).index_select(self._states[number].rows_dim, index)
             for number, length in enumerate(lengths)
         ]
 
     def scatter(self, index: Tensor, new: Sequence[Tensor]) -> None:
-        """Writes the states of as many rows as there are slots; of a growing state what there is, from its beginning."""
+        """Write the states of as many rows as there are slots; of a growing state what there is, from its beginning."""
         for number, tensor in enumerate(new):
             state = self._states[number]
             length = None if state.free_dim is None else tensor.shape[_free(state)]
             self._part(number, length).index_copy_(state.rows_dim, index, tensor)
 
     def reset(self, slots: Sequence[int]) -> None:
-        """Writes what a sequence begins with."""
+        """Write what a sequence begins with."""
         rows = len(slots)
         self.scatter(
             self.index(slots),
@@ -150,22 +150,22 @@ class SlotPool:
         )
 
     def initial_lengths(self) -> list[int | None]:
-        """Of what a sequence begins with: None for a state that does not grow."""
+        """Return the lengths that a sequence begins with; None for a state that does not grow."""
         return [
             None if state.free_dim is None else tensor.shape[_free(state)]
             for tensor, state in zip(self._initial, self._states, strict=True)
         ]
 
     def keep(self, slot: int, lengths: Sequence[int | None]) -> Kept:
-        """A copy in host memory."""
+        """Copy a slot to host memory."""
         return Kept([tensor.to("cpu") for tensor in self.gather(self.index([slot]), lengths)])
 
     def restore(self, slot: int, kept: Kept) -> None:
-        """Writes what `keep` gave into a slot."""
+        """Write what `keep` returned into a slot."""
         self.scatter(self.index([slot]), [tensor.to(self.device) for tensor in kept.tensors])
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between any two calls."""
+        """Assert what must hold between any two calls."""
         assert len(set(self._free)) == len(self._free)
         assert all(0 <= slot < self._num_slots for slot in self._free)
         assert self._num_slots <= self.max_slots
@@ -190,7 +190,7 @@ class SlotPool:
 
 
 def slot_bytes(states: Sequence[State]) -> int:
-    """Bytes of the states of one sequence, with all that they may grow to."""
+    """Return the bytes of the states of one sequence, at their largest."""
     return sum(
         state.num_elements * (state.max or 1) * torch_dtype(state.datatype).itemsize
         for state in states

@@ -1,4 +1,4 @@
-"""Whether a program does what is declared, tried when it is loaded.
+"""The check that a program does what is declared, run when it is loaded.
 
 Owns the proof that sequences cannot disturb each other: what a row gets must not depend on the rows beside it, nor, where rows
 are padded, on how far. Knows nothing of requests.
@@ -35,7 +35,7 @@ _COARSE_TOLERANCE = 2e-2  # of numbers of half precision, and on devices that co
 
 
 class _Given(NamedTuple):
-    """What a step gave its sequence: outputs, and the lengths that its states would have."""
+    """The results of a step: outputs, and the lengths that its states would have."""
 
     outputs: Sequence[Tensor]
     lengths: Sequence[int | None]

@@ -1,7 +1,6 @@
-"""What a session is between and around its turns.
+"""A session between its turns.
 
-Owns a session's identity, its times and its committed turns. Knows neither the model nor tensors: what a model keeps for a
-session is the opaque `state`, of which only the bytes in each tier and the way down the ladder are known here.
+What a model keeps for it is the opaque `state`: only bytes by tier and the way down the tiers are known here.
 """
 
 from __future__ import annotations
@@ -19,47 +18,47 @@ __all__ = ["Delta", "Message", "Residency", "Session", "SessionState", "Turn"]
 
 
 class Residency(enum.Enum):
-    """Where the tensors of a session are, from the top of the ladder down."""
+    """The tier that holds the tensors of a session, from the highest down."""
 
     DEVICE = "device"
     HOST = "host"
     STORE = "store"  # in the store of sessions, with the record
-    RECORD = "record"  # only what a rebuild needs: token ids and image embeddings
+    RECORD = "record"  # nowhere: they are computed again from token ids and image embeddings
 
 
 class SessionState(Protocol):
-    """What an engine keeps for a session, as the table sees it."""
+    """A model's state of a session, as the table sees it."""
 
     @property
     def residency(self) -> Residency:
-        """Where the tensors are now."""
+        """The tier that holds the tensors."""
         ...
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of storage on the device, without what is shared."""
+        """Bytes on the device, shared ones not counted."""
         ...
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of storage in host memory (where that is not the device itself)."""
+        """Bytes in host memory, if that is not the device itself."""
         ...
 
     @property
     def shared(self) -> Sequence[Shareable]:
-        """What it uses together with other sessions."""
+        """The things that it shares with other sessions."""
         ...
 
     def to_host(self) -> None:
-        """Moves the tensors from the device to host memory."""
+        """Move the tensors from the device to host memory."""
         ...
 
     def to_record(self) -> None:
-        """Drops everything that can be read again, or computed from the record."""
+        """Drop everything that can be read again, or computed from the record."""
         ...
 
     def release(self) -> None:
-        """Gives back what it holds: its session has ended."""
+        """Release what it holds: its session has ended."""
         ...
 
 
@@ -67,9 +66,9 @@ StateT = TypeVar("StateT", bound=SessionState)
 
 
 class Message(NamedTuple):
-    """What somebody said: `text` with its control tokens marked, behind `num_images` images.
+    """A message: `text` with its control tokens marked, after `num_images` images.
 
-    Where texts and images come in another order, `parts` has it: texts, and a None for each image.
+    For another order, `parts` has the texts, and a None for each image.
     """
 
     role: str
@@ -82,15 +81,15 @@ class Message(NamedTuple):
         """Texts, and a None for each image, in their order."""
         return self.parts or (None,) * self.num_images + (self.text,)
 
-    def behind(self, num_images: int) -> Message:
-        """The same message behind so many more images."""
+    def after_images(self, num_images: int) -> Message:
+        """Return the same message after so many more images."""
         parts = (None,) * num_images + self.layout
         return Message(self.role, self.text, self.num_images + num_images, parts)
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What one turn, or the opening of a session, has made of the history before it; a history is its deltas in order.
+    """The change that a turn, or the opening of a session, makes to the history; a history is its deltas in order.
 
     Of the log of token ids the first `keep` stayed and `ids` followed. Of the rendered conversation, which ends where the last
     reply begins, the first `keep_chars` characters stayed and `rendered` followed. `num_images` images were new.
@@ -106,7 +105,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Turn:
-    """A committed turn: immutable, all that a replayed answer needs, and by `delta` all that the history needs of it."""
+    """A committed turn: all that a replayed answer needs and, in `delta`, all that the history needs."""
 
     number: int
     text: str
@@ -114,7 +113,7 @@ class Turn:
     usage: Usage
     timing: Timing
     delta: Delta
-    origin: str = ""  # the request that asked for it
+    origin: str = ""  # id of the request
 
 
 @dataclass(eq=False)
@@ -128,17 +127,17 @@ class Session(Generic[StateT]):
     idle_s: float  # idleness after which it expires
     last_used: float
     metadata: Mapping[str, object] = field(default_factory=dict)
-    origin: str = ""  # the request that opened it
+    origin: str = ""  # id of the request that opened it
     turns: list[Turn] = field(default_factory=list)
     # What is not answered yet, in order; the first is in progress.
     work: deque[Any] = field(default_factory=deque)
 
     @property
     def busy(self) -> bool:
-        """Whether something is in progress; a busy session is neither idle nor evicted."""
+        """True if something is in progress; a busy session is neither idle nor evicted."""
         return bool(self.work)
 
     @property
     def deadline(self) -> float:
-        """When it expires if nothing happens; an absolute end still waits for a turn in progress."""
+        """The time at which it expires if nothing happens; the absolute end waits for a turn in progress."""
         return self.expires_at if self.busy else min(self.expires_at, self.last_used + self.idle_s)

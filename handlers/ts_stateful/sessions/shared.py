@@ -1,10 +1,7 @@
-"""What sessions have in common, by its content: made once, held once, counted once.
+"""Things that sessions share, by their content: made once, held once, counted once.
 
-Owns the names under which shared things are found, and the ones that are kept, under a byte budget, for the next session
-when no session uses them any more. Knows nothing of what they are and never imports torch.
-
-Who uses a thing simply holds a reference to it: a session, a turn in progress, a fork of either. Python's own counting says
-when the last one has let go, so nothing has to be given back and nothing can be given back twice.
+A user of a thing holds a reference to it. Python's reference counts tell when the last user is gone, so nothing has to be
+returned, and nothing can be returned twice.
 """
 
 from __future__ import annotations
@@ -20,16 +17,16 @@ __all__ = ["Shareable", "SharedCache"]
 
 
 class Shareable(Protocol):
-    """Something that sessions may share; its content never changes."""
+    """A thing that sessions may share; its content never changes."""
 
     @property
     def key(self) -> str:
-        """Names its content."""
+        """The name of its content."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the device: 0 while they are still to be computed, then the same for ever."""
+        """Bytes on the device: 0 until they are computed, then constant."""
         ...
 
 
@@ -51,10 +48,10 @@ class SharedCache(Generic[ShareableT]):
         self._kept: LRU[str, ShareableT] = LRU(max(1, budget_bytes))
         self._used: WeakValueDictionary[str, ShareableT] = WeakValueDictionary()
         self._kept_bytes = 0
-        self.num_found = 0  # things that were there when somebody asked for them
+        self.num_found = 0  # things that were there when they were asked for
 
     def get(self, key: str, make: Callable[[], ShareableT]) -> ShareableT:
-        """The thing of that content, from `make` if there is none yet.
+        """Return the thing of that content, from `make` if there is none yet.
 
         Of two who ask for the same new one the second waits for what the first makes; nobody else does. What `make` raises
         goes to the caller and leaves nothing behind.
@@ -71,7 +68,7 @@ class SharedCache(Generic[ShareableT]):
         return thing
 
     def keep(self, things: Iterable[ShareableT]) -> None:
-        """Keeps what a session that ends has used for the next one, in place of what was used longest ago.
+        """Keep the things of a session that ends, in place of those that were used longest ago.
 
         Things that were never computed are not worth it.
         """
@@ -87,9 +84,9 @@ class SharedCache(Generic[ShareableT]):
                 self._let_go()
 
     def evict(self, num_bytes: int | None = None) -> int:
-        """Lets go of things that no session uses, the one used longest ago first, until `num_bytes` are free; None: of all.
+        """Drop things that no session uses, the one used longest ago first, until `num_bytes` are free; None: all.
 
-        Returns the bytes that the device has got back.
+        Return the bytes that this frees on the device.
         """
         freed = 0
         with self._lock:
@@ -99,17 +96,17 @@ class SharedCache(Generic[ShareableT]):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of everything here, used or not."""
+        """Bytes of all things, used or not."""
         with self._lock:
             return self._kept_bytes + sum(thing.num_bytes for thing in self._used.values())
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of what would stay without any session: `evict` can free no more."""
+        """Bytes of kept things: `evict` can free no more."""
         return self._kept_bytes
 
     def check_integrity(self) -> None:
-        """Asserts what must hold between any two calls."""
+        """Assert what must hold between any two calls."""
         with self._lock:
             kept = dict(self._kept.items())
             assert self._kept_bytes == sum(thing.num_bytes for thing in kept.values())
@@ -118,7 +115,7 @@ class SharedCache(Generic[ShareableT]):
             assert all(thing.key == key for key, thing in (*kept.items(), *self._used.items()))
 
     def _maker(self, key: str) -> threading.Lock:
-        """What is held while a thing is made: one lock for all who ask for it, gone with the last of them."""
+        """Return the lock that is held while a thing is made; it ends with its last user."""
         with self._lock:
             return self._makers.setdefault(key, threading.Lock())
 
@@ -131,7 +128,7 @@ class SharedCache(Generic[ShareableT]):
             return thing
 
     def _let_go(self) -> int:
-        """Leaves the thing used longest ago to those who use it; returns its bytes if nobody does."""
+        """Drop the thing used longest ago from those that are kept; return its bytes if no session uses it."""
         # `popitem` of lru-dict 1.4 leaks a reference to what it returns.
         last = self._kept.peek_last_item()
         assert last is not None

@@ -16,19 +16,15 @@ from ts_stateful.protocol.errors import (
     SessionError,
     SessionExists,
     SessionExpired,
-    SessionNotFound,
     TooManySessions,
 )
+from ts_stateful.sessions.ended import EndedSessions
 from ts_stateful.sessions.session import Residency, Session, StateT
 from ts_stateful.sessions.shared import SharedCache
 
 __all__ = ["EvictionCost", "Limits", "SessionTable"]
 
 _StateT_contra = TypeVar("_StateT_contra", contravariant=True)
-
-_REMEMBER_S = 3600.0
-# Of ended sessions; the oldest are forgotten first and then answer as unknown.
-_REMEMBER_COUNT = 100_000
 
 
 class Limits(NamedTuple):
@@ -47,11 +43,6 @@ class EvictionCost(Protocol[_StateT_contra]):
     def __call__(self, state: _StateT_contra, /) -> float:
         """Return the cost for each byte, above 0, in any unit."""
         ...
-
-
-class _Ended(NamedTuple):
-    at: float
-    error: type[SessionError]
 
 
 class SessionTable(Generic[StateT]):
@@ -73,7 +64,7 @@ class SessionTable(Generic[StateT]):
         self._shared = shared
         self._clock = clock
         self._sessions: LRU[str, Session[StateT]] = LRU(limits.max_sessions)
-        self._ended: LRU[str, _Ended] = LRU(_REMEMBER_COUNT)
+        self._ended = EndedSessions(clock)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -117,7 +108,7 @@ class SessionTable(Generic[StateT]):
             origin=origin,
         )
         self._sessions[session_id] = session
-        self._ended.pop(session_id, None)
+        self._ended.forget(session_id)
         return session
 
     def adopt(self, session: Session[StateT], *, in_use: bool = False) -> None:
@@ -137,7 +128,7 @@ class SessionTable(Generic[StateT]):
         self.expire()
         self._check_place()
         self._sessions[session.session_id] = session
-        self._ended.pop(session.session_id, None)  # here, but not where it comes from
+        self._ended.forget(session.session_id)  # it ended here, but not where it comes from
 
     def get(self, session_id: str) -> Session[StateT]:
         """Return the open session of that id. This counts as a use for eviction, but does not postpone expiry.
@@ -153,11 +144,7 @@ class SessionTable(Generic[StateT]):
             if session.busy:  # past its absolute end, in its last turn
                 raise SessionExpired("the session has expired")
             self._end(session, SessionExpired)
-        ended = self._ended.get(session_id)
-        if ended is None or self._clock.monotonic() - ended.at >= _REMEMBER_S:
-            raise SessionNotFound("no session of this id is open here", field="session_id")
-        what = "has expired" if ended.error is SessionExpired else "was closed"
-        raise ended.error(f"the session {what}")
+        raise self._ended.error(session_id)
 
     def touch(self, session: Session[StateT]) -> None:
         """Count a use: the session becomes the most recent one and its idle time starts again."""
@@ -298,7 +285,7 @@ class SessionTable(Generic[StateT]):
         self._shared.keep(session.state.shared)
         session.state.release()
         del self._sessions[session.session_id]
-        self._ended[session.session_id] = _Ended(self._clock.monotonic(), error)
+        self._ended.add(session.session_id, error)
         if error is SessionExpired:
             self._expired.append(session)
 

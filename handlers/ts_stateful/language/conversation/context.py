@@ -1,8 +1,6 @@
-"""What an engine keeps for a session of a language model.
+"""The state of a session of a language model.
 
-Owns the log of token ids, the images and the KV states of one session, their way down the ladder, and what becomes of them when
-the session is forked or goes back. Knows nothing of requests. The log is the session; the KV states are a cache of it that may
-be shorter, or gone.
+The log of token ids is the session; the KV states are a cache of it that may be shorter, or empty.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _HOST = torch.device("cpu")
 
 
 class Past(NamedTuple):
-    """A history that a session has had, or begins anew with."""
+    """A history that a session had, or begins with."""
 
     opening: Delta
     dialogue: Dialogue
@@ -39,9 +37,9 @@ class Past(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Of how many of a session's first tokens the KV states are in the store, as far as is known, and their bytes there.
+    """The first tokens of a session whose KV states are in the store, as far as is known, and their bytes there.
 
-    They are the session's own, or those of an `owner` from which it was forked, by its id and the request that opened it.
+    An `owner` is the session from which it was forked: its id, and the request that opened it.
     """
 
     num_tokens: int = 0
@@ -64,63 +62,63 @@ class Context:
         self.kv = kv
         self.prefix: Prefix | None = None
         self.failed: tuple[int, StatefulError] | None = None  # the last turn that was rolled back
-        self.adopted = False  # made again from the store, and not used since
+        self.adopted = False  # restored from the store, and not used since
         self.stored = Stored()
         self.incoming = False  # KV states are being read from there
         # Bytes on the device that are kept free for KV states, with those that are there.
         self.reserved = 0
         self.unseen: dict[ImageInput, int] = {}  # the same for embeddings of images, by image
-        self._recalled = False  # KV states have come from there, and were not used since
+        self._recalled = False  # KV states came from there, and were not used since
         self._device = kv.device
         self._kv_on_host = False
 
     def open(self, ids: Sequence[int]) -> None:
-        """Takes in the ids of the opening, which is complete then; its images are the caller's to add."""
+        """Complete the opening with its ids; the caller adds its images."""
         self.opening = dataclasses.replace(self.opening, ids=tuple(ids))
         self.log = list(ids)
 
     def commit(self, turn: Delta) -> None:
-        """Takes in the next turn; its images are the caller's to add."""
+        """Add the next turn; the caller adds its images."""
         _apply(turn, self.dialogue, self.log)
         self.failed = None
 
     def remember(self, urls: Mapping[str, ImageInput]) -> None:
-        """Knows the session's images by these URLs too, and those that it shows no more by none."""
+        """Add URLs of the session's images, and drop those of images that it does not show any more."""
         shown = set(self.images)
         known = {**self.by_url, **urls}
         self.by_url = {url: image for url, image in known.items() if image in shown}
 
     def fork(self, turns: Sequence[Turn], kv: KVCache) -> Context:
-        """A context of its own as this one was after `turns`, its first ones; images are shared, and `kv` is empty."""
+        """Return a context as this one was after `turns`, its first ones; images are shared, `kv` is empty."""
         fork = Context(self.opening, kv)
         fork.prefix = self.prefix
         fork.opening, fork.dialogue, fork.log, fork.images = self.after(turns)
         return fork
 
     def lend_kv(self, fork: Context, length: int) -> None:
-        """Gives a fork a copy of the KV states of the first `length` tokens, if the device has memory for it."""
+        """Copy the KV states of the first `length` tokens to a fork, if the device has memory for them."""
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
             fork.kv = self.kv.copy(length)
 
     def cut(self, length: int) -> None:
-        """Forgets the KV states behind `length` tokens, where the history is about to be another one."""
+        """Drop the KV states after `length` tokens: the history is about to change there."""
         self.kv.truncate(length)
         kept = min(self.stored.num_tokens, length)
         self.stored = self.stored._replace(num_tokens=kept)
 
     def rewind(self, turns: Sequence[Turn]) -> None:
-        """Goes back to what it was after `turns`, its first ones; the KV states of what is still the same stay."""
+        """Become what it was after `turns`, its first ones; KV states of what stays the same are kept."""
         past = self.after(turns)
         self.cut(common_prefix(self.log, past.log))
         self.go_back(past)
 
     def go_back(self, past: Past) -> None:
-        """Takes over a history that `after` or `blank` gave; the KV states are the caller's to cut."""
+        """Take a history that `after` or `blank` returned; the caller cuts the KV states."""
         self.opening, self.dialogue, self.log, self.images = past
         self.failed = None
 
     def check_integrity(self, turns: Sequence[Turn]) -> None:
-        """Asserts that the history of all `turns` gives what is here."""
+        """Assert that the history of all `turns` gives this state."""
         past = self.after(turns)
         assert vars(past.dialogue) == vars(self.dialogue)
         assert past.log == self.log
@@ -128,11 +126,11 @@ class Context:
 
     @staticmethod
     def blank() -> Past:
-        """The history of a session that was opened with nothing."""
+        """Return the history of a session that was opened with nothing."""
         return Past(Delta(), Dialogue(Delta()), [], [])
 
     def after(self, turns: Sequence[Turn]) -> Past:
-        """The history after `turns`, its first ones."""
+        """Return the history after `turns`, its first ones."""
         dialogue, log = Dialogue(self.opening), list(self.opening.ids)
         for turn in turns:
             _apply(turn.delta, dialogue, log)
@@ -141,14 +139,14 @@ class Context:
 
     @property
     def residency(self) -> Residency:
-        """Where the KV states are."""
+        """The tier of the KV states."""
         if self.kv.length == 0:
             return Residency.STORE if self.stored.num_tokens else Residency.RECORD
         return Residency.HOST if self._kv_on_host else Residency.DEVICE
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of KV states on the device, or of the room that is kept for them and for embeddings that are not there yet."""
+        """Bytes of KV states on the device, or of the room reserved for them and for embeddings still to be computed."""
         num_bytes = max(self.reserved, 0 if self._kv_on_host else self.kv.num_bytes)
         if not self.unseen:  # as in nearly all of the sessions, which are added up for every turn
             return num_bytes
@@ -161,16 +159,16 @@ class Context:
 
     @property
     def shared(self) -> list[ImageInput | Prefix]:
-        """The images and the system prompt: other sessions may have the same ones."""
+        """The images and the system prompt, which other sessions may have too."""
         return [*self.images, self.prefix] if self.prefix else [*self.images]
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of the embeddings of its images, whoever else uses them."""
+        """Bytes of the embeddings of its images, shared or not."""
         return sum(image.num_bytes for image in set(self.images))
 
     def to_host(self) -> None:
-        """Moves the KV states to host memory, or drops them where that cannot be had; embeddings are small and stay."""
+        """Move the KV states to host memory, or drop them if that fails; embeddings are small and stay."""
         try:
             self.kv.move(_HOST)
         # CUDA's errors are RuntimeErrors, as is that nothing more can be pinned.
@@ -182,31 +180,31 @@ class Context:
 
     @property
     def num_stored(self) -> int:
-        """Of how many of its first tokens the KV states may be in the store."""
+        """The number of its first tokens whose KV states may be in the store."""
         return len(self.log) if self.adopted else self.stored.num_tokens
 
     @property
     def is_stored(self) -> bool:
-        """Whether all KV states that are here are in the store as well."""
+        """True if all KV states that are here are in the store as well."""
         return self.stored.num_tokens >= self.kv.length
 
     def to_record(self) -> None:
-        """Drops the KV states."""
+        """Drop the KV states."""
         self.kv.clear(self._device)
         self._kv_on_host = self._recalled = False
 
     def recall(self, kv: KVCache) -> None:
-        """Takes KV states that were read from the store; there must be none."""
+        """Take KV states that were read from the store; there must be none."""
         assert self.kv.length == 0
         self.kv = kv
         self._recalled = kv.length > 0
 
     def release(self) -> None:
-        """Nothing is given back: the states go with the last one who refers to them."""
+        """Drop the reference to the states; others may have one."""
         self.kv.let_go()
 
     def to_device(self) -> str | None:
-        """Brings back what can be brought back; returns where the context comes from, None for the device itself."""
+        """Move the states to the device; return where the context comes from, None for the device itself."""
         if self._kv_on_host:
             try:
                 self.kv.move(self._device)

@@ -1,7 +1,4 @@
-"""A conversation as a client tells it, against the one that a session holds: what they have in common, and what is new.
-
-Owns the comparison: message by message, images by what they show, and of the token ids that come out of it. Decides nothing.
-"""
+"""The conversation that a client sends against the one that a session holds: the common part, and what is new."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ __all__ = ["Branch", "branch", "same_states"]
 
 
 class Branch(NamedTuple):
-    """Where a told conversation leaves the held one, and how it goes on from there.
+    """The point where a conversation that was sent leaves the held one, and how it goes on.
 
     The opening of the session and its first `num_turns` turns stay, or nothing at all if that is None; `messages` and the
     `images` in them are new.
@@ -30,43 +27,43 @@ class Branch(NamedTuple):
 
 
 def branch(
-    context: Context, turns: Sequence[Turn], told: Sequence[Message], images: Sequence[ImageInput]
+    context: Context, turns: Sequence[Turn], sent: Sequence[Message], images: Sequence[ImageInput]
 ) -> Branch:
-    """Compares what a client tells, at least one message and all of its images, with a session after `turns`.
+    """Compare the messages that a client sends, at least one, and their images with a session after `turns`.
 
-    The last message is always new. What the session was opened with need not be told again: a system prompt, and images, which
-    then are the first of the first message that is not the system's.
+    The last message is always new. The session's opening may be left out: its system prompt, and its images, which then are
+    the first ones of the first message that is not the system's.
     """
     opening, start = context.opening, context.images[: context.opening.num_images]
-    told, images = list(told), list(images)
-    if opening.messages and told[0].role != "system":
-        told = [*opening.messages, *told]
+    sent, images = list(sent), list(images)
+    if opening.messages and sent[0].role != "system":
+        sent = [*opening.messages, *sent]
     if start and not {image.key for image in start} & {image.key for image in images}:
-        first = next((at for at, said in enumerate(told) if said.role != "system"), None)
+        first = next((at for at, said in enumerate(sent) if said.role != "system"), None)
         if first is not None:
-            told[first] = told[first].behind(len(start))
+            sent[first] = sent[first].after_images(len(start))
             images = [*start, *images]
     held = [*opening.messages, *(said for turn in turns for said in turn.delta.messages)]
-    common = _common(_units(held, context.images), _units(told, images))
+    common = _common(_units(held, context.images), _units(sent, images))
     starts = [image.key for image in images[: len(start)]] == [image.key for image in start]
-    if min(common, len(told) - 1) < len(opening.messages) or not starts:
-        return Branch(None, tuple(told), images)
+    if min(common, len(sent) - 1) < len(opening.messages) or not starts:
+        return Branch(None, tuple(sent), images)
     num_turns, num_messages, num_images = 0, len(opening.messages), len(start)
     for turn in turns:
         longer = num_messages + len(turn.delta.messages)
-        if longer > min(common, len(told) - 1):
+        if longer > min(common, len(sent) - 1):
             break
         num_turns, num_messages = num_turns + 1, longer
         num_images += turn.delta.num_images
-    return Branch(num_turns, tuple(told[num_messages:]), images[num_images:])
+    return Branch(num_turns, tuple(sent[num_messages:]), images[num_images:])
 
 
 def same_states(
     held: Context, ids: Sequence[int], images: Sequence[ImageInput], image_token: int | None
 ) -> int:
-    """How many of `ids`, in which `images` stand, have the KV states of what `held` has: as far as both are the same.
+    """Return for how many of `ids`, in which `images` stand, the KV states of `held` are valid.
 
-    The ids of two images may be the same, so the first one that shows something else ends it.
+    Two images may have the same ids, so the first one that shows something else ends the common part.
     """
     length = common_prefix(held.log, ids)
     pairs = zip(held.images, images, strict=False)
@@ -90,6 +87,6 @@ def _units(messages: Sequence[Message], images: Sequence[ImageInput]) -> Iterato
         yield message.role, message.layout, shown
 
 
-def _common(held: Iterator[_Unit], told: Iterator[_Unit]) -> int:
-    pairs = zip(held, told, strict=False)
+def _common(held: Iterator[_Unit], sent: Iterator[_Unit]) -> int:
+    pairs = zip(held, sent, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -8,22 +8,19 @@ from functools import partial
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.matching import same_states
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.journal import Done
 from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.scheduler import Scheduler
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
-from ts_stateful.language.turns.prefix_sharing import PrefixSharing
-from ts_stateful.language.turns.preparation import check_window, extend, resume_reply
+from ts_stateful.language.turns.preparation import Preparation, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.language.vision.known_urls import urls_of
 from ts_stateful.language.vision.loader import ImageLoader, Loaded
 from ts_stateful.language.vision.reader import ImageReader
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import (
-    OutOfMemory,
     SessionClosed,
     SessionMoved,
     SessionNotFound,
@@ -56,7 +53,7 @@ class Turns:
         self._persistence = persistence
         self._images = images
         self._reader = ImageReader(model.vision, core.shared) if model.vision else None
-        self._prefix_sharing = PrefixSharing(model, core.shared, core.table)
+        self._preparation = Preparation(core, model)
 
     def admit(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
         """Take a turn into its session; it runs when its images are there and the turns before it are done."""
@@ -181,7 +178,7 @@ class Turns:
         if turn is not None:
             context.commit(turn.delta)
             session.turns.append(turn)
-        self._prefix_sharing.learn(sequence)
+        self._preparation.prefixes.learn(sequence)
         context.kv.truncate(len(context.log))
         context.images += sequence.images
         context.remember(sequence.urls)
@@ -254,23 +251,7 @@ class Turns:
             self.fail(sequence, defect(error, "starting a turn"))
 
     def _start(self, sequence: Sequence) -> None:
-        context = sequence.context
-        extension = extend(self._model, sequence)
-        sequence.extension = extension
-        sequence.ids = sequence.base.log[: extension.keep] + extension.ids
-        sequence.num_prompt = len(sequence.ids)
-        check_window(sequence, self._model.context_tokens)
-        self._make_room(sequence)
-        sequence.restored_from = context.to_device()
-        known = max(extension.keep, self._prefix_sharing.lend(sequence))
-        if sequence.past is not None:
-            vision = self._model.vision
-            token = vision.image_token_id if vision else None
-            known = same_states(context, sequence.ids, sequence.all_images, token)
-        # The last id is always computed: its logits choose the first token.
-        sequence.keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
-        context.cut(sequence.keep)
-        sequence.cached = context.kv.length
+        self._preparation.prepare(sequence)
         sequence.status = Status.RUNNING
         stopped = resume_reply(sequence)
         self.waiters.started(sequence)
@@ -282,21 +263,6 @@ class Turns:
             self.finish(sequence, "stop")  # an opening without a token
         else:
             self.scheduler.add(sequence)
-
-    def _make_room(self, sequence: Sequence) -> None:
-        """Reserve the memory that the turn may need, or the turns in progress would exceed the budget together."""
-        context = sequence.context
-        num_tokens = sequence.num_prompt + sequence.max_new_tokens
-        needed = num_tokens * context.kv.token_bytes
-        unseen = self._model.vision.unseen(sequence.all_images) if self._model.vision else {}
-        missing = max(0, needed - context.device_bytes) + sum(unseen.values())
-        if not self._core.table.make_room(missing):
-            raise OutOfMemory(
-                f"the turn needs {missing:,} more bytes than deviceCacheBytes has beside the turns in progress;"
-                " try again later, or lower max_new_tokens",
-                retry_after_s=1.0,
-            )
-        context.reserved, context.unseen = needed, unseen
 
     def _leave(self, sequence: Sequence) -> None:
         sequence.status = Status.DONE

@@ -2,17 +2,71 @@
 
 from __future__ import annotations
 
-from ts_stateful.language.conversation.matching import branch
+from ts_stateful.engine.core import EngineCore
+from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.matching import branch, same_states
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.chat_template import Extension
 from ts_stateful.language.text.reply import ReplyText
-from ts_stateful.protocol.errors import ContextTooLong, TurnGap
+from ts_stateful.language.turns.prefix_sharing import PrefixSharing
+from ts_stateful.protocol.errors import ContextTooLong, OutOfMemory, TurnGap
 from ts_stateful.protocol.requests import Chat, Open, Prompt
 
-__all__ = ["check_length", "check_number", "check_window", "extend", "resume_reply"]
+__all__ = ["Preparation", "check_length", "check_number", "resume_reply"]
 
 _CHARS_PER_TOKEN = 32  # on average, at the very most
+
+
+class Preparation:
+    """Gives turns of one engine their ids, their room and the KV states that they can reuse."""
+
+    def __init__(self, core: EngineCore[Context], model: Model) -> None:
+        self.prefixes = PrefixSharing(model, core.shared, core.table)
+        self._table = core.table
+        self._model = model
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Prepare a turn to run.
+
+        Raises:
+            TurnGap: the prompt is not the next turn.
+            ContextTooLong: it does not fit the context window.
+            OutOfMemory: it does not fit the memory beside the turns in progress.
+            InvalidRequest: the template or the tokenizer cannot take it.
+        """
+        context = sequence.context
+        extension = _extend(self._model, sequence)
+        sequence.extension = extension
+        sequence.ids = sequence.base.log[: extension.keep] + extension.ids
+        sequence.num_prompt = len(sequence.ids)
+        _check_window(sequence, self._model.context_tokens)
+        self._make_room(sequence)
+        sequence.restored_from = context.to_device()
+        known = max(extension.keep, self.prefixes.lend(sequence))
+        if sequence.past is not None:
+            vision = self._model.vision
+            token = vision.image_token_id if vision else None
+            known = same_states(context, sequence.ids, sequence.all_images, token)
+        # The last id is always computed: its logits choose the first token.
+        sequence.keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
+        context.cut(sequence.keep)
+        sequence.cached = context.kv.length
+
+    def _make_room(self, sequence: Sequence) -> None:
+        """Reserve the memory that the turn may need, or the turns in progress would exceed the budget together."""
+        context = sequence.context
+        num_tokens = sequence.num_prompt + sequence.max_new_tokens
+        needed = num_tokens * context.kv.token_bytes
+        unseen = self._model.vision.unseen(sequence.all_images) if self._model.vision else {}
+        missing = max(0, needed - context.device_bytes) + sum(unseen.values())
+        if not self._table.make_room(missing):
+            raise OutOfMemory(
+                f"the turn needs {missing:,} more bytes than deviceCacheBytes has beside the turns in progress;"
+                " try again later, or lower max_new_tokens",
+                retry_after_s=1.0,
+            )
+        context.reserved, context.unseen = needed, unseen
 
 
 def resume_reply(sequence: Sequence) -> str | None:
@@ -30,13 +84,8 @@ def resume_reply(sequence: Sequence) -> str | None:
     return stopped
 
 
-def extend(model: Model, sequence: Sequence) -> Extension:
-    """Return the session's log with this turn's prompt.
-
-    Raises:
-        TurnGap: the prompt is not the next turn.
-        InvalidRequest: the template or the tokenizer cannot take it.
-    """
+def _extend(model: Model, sequence: Sequence) -> Extension:
+    """Return the session's log with this turn's prompt."""
     context, command, text = sequence.context, sequence.command, model.text
     if not isinstance(command, Prompt):
         expansions = [image.ids for image in sequence.all_images]
@@ -67,7 +116,7 @@ def _branch(model: Model, sequence: Sequence, chat: Chat) -> None:
         sequence.number = found.num_turns + 1
 
 
-def check_window(sequence: Sequence, window: int) -> None:
+def _check_window(sequence: Sequence, window: int) -> None:
     """Bound the reply by the tokens that are left of the context window; raise `ContextTooLong` if there are none."""
     need = sequence.num_prompt
     generates = isinstance(sequence.command, Prompt)
