@@ -35,14 +35,6 @@ class CallQueue:
     waiting: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=deque)
 
 
-class ResultQueue(Protocol):
-    """The queue of the thread that results are for."""
-
-    def put(self, action: Callable[[], None], /) -> None:
-        """Have an action done by that thread."""
-        ...
-
-
 class StoreCalls:
     """Calls of one engine to one store; `results` takes their outcomes. All methods are for the engine's thread."""
 

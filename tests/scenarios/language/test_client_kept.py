@@ -33,7 +33,7 @@ def test_the_same_history_is_not_computed_again(model: Model) -> None:
     told: list[Told] = [("system", "Be brief."), ("user", "What color is it?")]
     if model.vision is not None:
         told[1] = ("user", ["@1", "What color is it?"])
-    fields: dict[str, Any] = {"opens": True}
+    fields: dict[str, Any] = {"creates_session": True}
     for number, question in enumerate(("And the square?", "Tell me more.", "Why?"), start=1):
         answer = chats.say(*told, **fields)
         assert answer["turn"] == number

@@ -62,7 +62,7 @@ class Preparation:
         missing = max(0, needed - context.device_bytes) + sum(unseen.values())
         if not self._table.make_room(missing):
             raise OutOfMemory(
-                f"the turn needs {missing:,} more bytes than deviceCacheBytes has beside the turns in progress;"
+                f"the turn does not fit deviceCacheBytes beside the turns in progress ({missing:,} bytes are missing);"
                 " try again later, or lower max_new_tokens",
                 retry_after_s=1.0,
             )
