@@ -22,6 +22,8 @@ MINUTES ?= 10
 SEED ?=
 # Options for the benchmark, e.g. `make bench BENCH_ARGS="--only ttft"`; `make bench BENCH_ARGS=--help` lists them.
 BENCH_ARGS ?=
+# Options for the local SageMaker endpoint, e.g. `make sagemaker-local ARGS="--instances 3"`; ARGS=--help lists them.
+ARGS ?=
 # llama.cpp's server, to be compared with.
 LLAMA_SERVER ?=
 
@@ -33,11 +35,11 @@ NAME := $(or $(EXAMPLE),chat)
 INSTALLED := $(VENV)/.stamp
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve test soak lint mar bench bench-gpu protos clean
+.PHONY: help setup demo serve sagemaker-local test soak lint mar bench bench-gpu protos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(INSTALLED) ## make .venv with everything pinned (needs nothing but Python)
 
@@ -56,6 +58,9 @@ serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; EXAMPLE=count
 	@exec $(BIN)/python -m ts_stateful.torchserve.serve build/$(NAME).mar --name $(NAME) --http-port $(HTTP_PORT) \
 		--management-port $(MANAGEMENT_PORT) --metrics-port $(METRICS_PORT) \
 		--grpc-port $(GRPC_PORT) --grpc-management-port $(GRPC_MANAGEMENT_PORT)
+
+sagemaker-local: mar ## serve an endpoint like SageMaker's on this machine until Ctrl-C
+	@exec $(BIN)/python -m deploy.sagemaker.local $(ARGS)
 
 test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real TorchServe
 ifeq ($(strip $(PYTEST_ARGS)),)

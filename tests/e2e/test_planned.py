@@ -1,4 +1,4 @@
-"""A file that `ts-stateful plan` prints, served as it is, holds the sessions that were asked for, more than the device does."""
+"""A server with a file of `ts-stateful plan` holds all planned sessions, more than its device does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEMORY = (2 << 30) + 7_500_000
 def planned(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[TorchServe, Path]]:
-    """A server with the planned configuration of a profile."""
+    """Start a server with the planned configuration of a profile."""
     folder = tmp_path_factory.mktemp("plan")
     model = ROOT / "examples" / "shapes" / "model"
     options = f"--sessions {NUM_SESSIONS} --memory {MEMORY} --tokens 128 --profile {request.param}"
@@ -56,7 +56,7 @@ def planned(
 def test_a_planned_server_holds_what_was_asked(
     planned: tuple[TorchServe, Path], speak: Speak
 ) -> None:
-    """All sessions can be open and go on, of which as many stay on the device as was planned, and not one more is opened."""
+    """All sessions are open and continue, the planned number stays on the device, and no other session opens."""
     server, config = planned
     speaker = speak(server)
     names = [speaker.open() for _ in range(NUM_SESSIONS)]
@@ -65,7 +65,7 @@ def test_a_planned_server_holds_what_was_asked(
             asked = speaker.ask({"prompt": question, "max_new_tokens": 8}, session=name)
             assert asked["text"] == answer
     found = [speaker.ask({"type": "info"}, session=name)["residency"] for name in names]
-    stay = _told_to_stay(config)
+    stay = _planned_to_stay(config)
     assert 0 < stay < NUM_SESSIONS
     assert stay <= found.count("device") < NUM_SESSIONS
     refused = speaker.post({"type": "open"})
@@ -75,9 +75,9 @@ def test_a_planned_server_holds_what_was_asked(
         assert refused.status_code == 503
 
 
-def _told_to_stay(config: Path) -> int:
-    """What the comment beside the budget says."""
-    comments = " ".join(config.read_text().replace("#", " ").split())
-    number = comments.rpartition(" of them stay.")[0].rpartition(" ")[2]
+def _planned_to_stay(config: Path) -> int:
+    """Read the sessions of a device from the table in the file."""
+    [line] = [line for line in config.read_text().splitlines() if line.startswith("# on a device ")]
+    number = line.split()[4]
     assert yaml.safe_load(config.read_text())["handler"]["deviceCacheBytes"] > 1 << 20
     return int(number)

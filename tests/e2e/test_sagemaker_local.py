@@ -1,4 +1,4 @@
-"""`ts-stateful sagemaker-local` with two TorchServes: driven by boto3 as it is, and by this package's client."""
+"""The local SageMaker endpoint with two TorchServes, used by an unchanged boto3 and by this package's client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Endpoint:
     """The command while it runs; a context manager, which ends it."""
 
     def __init__(self, archive: Path, logs: Path) -> None:
-        command = [sys.executable, "-m", "ts_stateful.cli", "sagemaker-local"]
+        command = [sys.executable, "-m", "deploy.sagemaker.local"]
         command += ["--mar", str(archive), "--port", "0", "--endpoint", "demo"]
         command += ["--log-folder", str(logs), "--start-timeout", str(START_TIMEOUT_S)]
         self.url = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,11 +13,13 @@ import boto3
 from aiohttp import web
 from botocore.config import Config
 
+from deploy.sagemaker.local.routing import Instance, Router
+from deploy.sagemaker.local.server import ServiceLimits, make_app
+from tests.support.clock import FakeClock
 from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions
+from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import CLOSED_SESSION_ID, SESSION_ID
-from ts_stateful.sagemaker_local.routing import Instance, Router
-from ts_stateful.sagemaker_local.server import Limits, make_app
 
 __all__ = ["ENDPOINT", "boto_client", "endpoint_of", "serving"]
 
@@ -66,13 +69,14 @@ async def _finish() -> None:
 
 
 @contextlib.contextmanager
-def endpoint_of(*fakes: FakeSessions, limits: Limits | None = None) -> Iterator[str]:
+def endpoint_of(*fakes: FakeSessions, limits: ServiceLimits | None = None) -> Iterator[str]:
     """Yield the URL of an endpoint with an instance for each of these."""
     with contextlib.ExitStack() as stack:
         names = (SESSION_ID, CLOSED_SESSION_ID)
         ports = [stack.enter_context(http_server(fake, headers=names)) for fake in fakes]
         instances = [Instance(f"http://127.0.0.1:{port}") for port in ports]
-        app = make_app(ENDPOINT, Router(instances, clock=lambda: 0.0), limits or Limits())
+        router = Router(instances, FakeClock())
+        app = make_app(ENDPOINT, router, Terminal(io.StringIO()), limits or ServiceLimits())
         yield stack.enter_context(serving(app))[0]
 
 

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from typing import Any
 
-from tests.support.fake_client import FakeTime
+from deploy.sagemaker.local.routing import Instance, Router
+from deploy.sagemaker.local.server import ServiceLimits, make_app
+from tests.support.clock import FakeClock
 from tests.support.fake_container import FakeContainer
 from tests.support.sagemaker import ENDPOINT, boto_client, serving
-from ts_stateful.sagemaker_local.routing import Instance, Router
-from ts_stateful.sagemaker_local.server import Limits, make_app
+from ts_stateful.cli.terminal import Terminal
 
 __all__ = ["EXPIRES", "Service"]
 
-EXPIRES = "; Expires=2001-09-09T01:46:40Z"  # 1,000,000,000
+EXPIRES = "; Expires=2023-11-14T22:14:20Z"  # a minute after the clock of `Service`
+
+
+class _Screen(Terminal):
+    """A terminal that keeps its lines. It breaks after each one while `is_broken` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.lines: list[str] = []
+        self.is_broken = False
+
+    def line(self, text: str = "") -> None:
+        """See `Terminal`."""
+        self.lines.append(text)
+        if self.is_broken:
+            raise BrokenPipeError
 
 
 class Service:
-    """An endpoint with two containers, and boto3's client of it. With `deaf` its output is closed."""
+    """An endpoint with two containers, and boto3's client of it."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.time = FakeTime()
+    def __init__(self, limits: ServiceLimits) -> None:
+        self.clock = FakeClock()
         self.containers = [FakeContainer(), FakeContainer()]
-        self.said: list[str] = []
-        self.deaf = False
+        self.screen = _Screen()
         self._stack = contextlib.ExitStack()
         urls = self._stack.enter_context(serving(*(one.app for one in self.containers)))
-        self.router = Router([Instance(url) for url in urls], self.time.monotonic)
-        app = make_app(ENDPOINT, self.router, limits, self._say)
+        self.router = Router([Instance(url) for url in urls], self.clock)
+        app = make_app(ENDPOINT, self.router, self.screen, limits)
         (self.url,) = self._stack.enter_context(serving(app))
         self.boto = boto_client(self.url, read_timeout=30)
         self._stack.callback(self.boto.close)
@@ -51,11 +67,6 @@ class Service:
         before = [len(one.seen) for one in self.containers]
         self.invoke("NEW_SESSION", {"opens": name + EXPIRES})
         return next(i for i, one in enumerate(self.containers) if len(one.seen) > before[i])
-
-    def _say(self, line: str) -> None:
-        self.said.append(line)
-        if self.deaf:
-            raise BrokenPipeError
 
     def _closed(self, answer: dict[str, Any]) -> dict[str, Any]:
         self._stack.callback(answer["Body"].close)

@@ -1,4 +1,4 @@
-"""`python -m ts_stateful.cli`: the same as `ts-stateful`."""
+"""The entry of `python -m ts_stateful.cli`, which is the same as `ts-stateful`."""
 
 import sys
 

@@ -1,68 +1,70 @@
-"""An interactive session: lines in, replies out.
-
-Owns the loop and its commands. Time comes from outside.
-"""
+"""An interactive session: lines in, replies out."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TextIO
 
 import msgspec
 
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client import ClientError, PromptOptions, Reply, Server, Session
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.errors import SessionError, StatefulError
 
-__all__ = ["Chat"]
+__all__ = ["COMMANDS", "ChatLoop", "ChatOptions"]
 
-_HELP = """\
-/image FILE  sends an image (a file or a URL) with the next prompt
-/info        shows the figures of the session
-/fork        goes on in a copy of the session; the one that was copied stays as it is
-/rewind N    forgets what came behind turn N; 0 goes back to the beginning
-/sessions    lists the sessions of this chat; /sessions N goes on in number N
-/help        shows this
-/quit        ends the session, as Ctrl-D does
-Ctrl-C       cancels the reply in progress"""
+COMMANDS = """\
+/image FILE  send an image (a file or a URL) with the next prompt
+/info        show the session's state, turns, tokens and bytes
+/fork        continue in a copy of the session; the original keeps its turns
+/rewind N    remove all turns after turn N; 0 removes all turns
+/sessions    list the sessions of this chat; /sessions N switches to number N
+/help        show these commands
+/quit        end the chat, as Ctrl-D does
+Ctrl-C       cancel the reply in progress; its text stays in the session"""
 
 _NO_SESSION = "no session yet; the first prompt opens one"
 
 
-class Chat:
-    """A conversation and its forks. A session that it is given stays open; those that it opens are closed at the end."""
+@dataclass(frozen=True)
+class ChatOptions:
+    """The session to continue (None opens one), and the content of new sessions and prompts."""
+
+    session: Session | None = None
+    system: str | None = None
+    images: tuple[str, ...] = ()
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+
+
+class ChatLoop:
+    """A conversation and its forks. At the end it closes all sessions that it opened."""
 
     def __init__(
         self,
         server: Server,
         terminal: Terminal,
         lines: TextIO,
-        *,
-        session: Session | None = None,
-        system: str | None = None,
-        images: Sequence[str] = (),
-        options: PromptOptions | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        options: ChatOptions,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._server = server
         self._terminal = terminal
         self._lines = lines
-        self._given = self._session = session
-        self._sessions = [] if session is None else [session]  # this one and its forks
-        self._system = system
-        self._images = list(images)
-        self._options = options or PromptOptions()
+        self._options = options
         self._clock = clock
+        self._session = options.session
+        self._sessions = [] if self._session is None else [self._session]  # with its forks
+        self._images = list(options.images)
         self._num_failures = 0
 
     def run(self) -> int:
-        """Talks until the input ends or `/quit`; the number of lines that failed."""
+        """Talk until the input ends or `/quit`. Return the number of lines that failed."""
         if self._lines.isatty():
             with contextlib.suppress(ImportError):
-                import readline  # noqa: F401, PLC0415 - gives `input` its editing; of no use elsewhere
-            self._terminal.aside("/help shows the commands; Ctrl-D ends")
+                import readline  # noqa: F401, PLC0415 - adds editing to `input`, on a terminal only
+            self._terminal.aside("type a prompt; /help lists the commands, Ctrl-D ends the chat")
         try:
             while (line := self._read()) is not None and line != "/quit":
                 if line:
@@ -82,7 +84,7 @@ class Chat:
             return None
         except KeyboardInterrupt:
             self._terminal.line()
-            self._terminal.aside("Ctrl-D or /quit ends")
+            self._terminal.aside("Ctrl-D or /quit ends the chat")
             return ""
 
     def _handle(self, line: str) -> None:
@@ -96,7 +98,7 @@ class Chat:
             self._terminal.aside(f"error: {_reason(error)}")
             if self._images:
                 self._images.clear()
-                self._terminal.aside("images have to be given again")
+                self._terminal.aside("the images were dropped; give them again with /image")
             if isinstance(error, SessionError) and error.status in (404, 410):
                 self._forget_session()
                 self._terminal.aside("the session has ended; the next prompt opens a new one")
@@ -109,7 +111,7 @@ class Chat:
         argument = argument.strip()
         if name == "/image" and argument:
             self._images.append(argument)
-            self._terminal.aside("goes with the next prompt")
+            self._terminal.aside("the image goes with the next prompt")
         elif name == "/info":
             self._info()
         elif name == "/fork":
@@ -122,10 +124,10 @@ class Chat:
             self._session = self._numbered()[argument]
             self._list()
         elif name == "/help":
-            self._terminal.aside(_HELP)
+            self._terminal.aside(COMMANDS)
         else:
             self._num_failures += 1
-            self._terminal.aside(f"no such command: {line}; /help shows what there is")
+            self._terminal.aside(f"no such command: {line}; /help lists the commands")
 
     def _current(self) -> Session | None:
         if self._session is None:
@@ -168,18 +170,18 @@ class Chat:
 
     def _prompt(self, line: str) -> None:
         if self._session is None:
-            self._session = self._server.open(images=self._images, system=self._system)
+            self._session = self._server.open(images=self._images, system=self._options.system)
             self._sessions.append(self._session)
             self._images.clear()
-        reply = self._session.prompt(line, images=self._images, **self._options)
-        started_at = self._clock()
+        reply = self._session.prompt(line, images=self._images, **self._options.prompt)
+        started_at = self._clock.monotonic()
         first_s: float | None = None
         try:
             for piece in reply:
                 if first_s is None:
-                    first_s = self._clock() - started_at
+                    first_s = self._clock.monotonic() - started_at
                 self._terminal.text(piece)
-        except KeyboardInterrupt:  # by now the reply has cancelled its turn
+        except KeyboardInterrupt:  # the reply has cancelled its turn
             reply.close()
         self._images.clear()
         self._terminal.line()
@@ -187,7 +189,7 @@ class Chat:
 
     def _close(self) -> None:
         for session in self._sessions:
-            if session is not self._given:
+            if session is not self._options.session:
                 with contextlib.suppress(ClientError, StatefulError):
                     session.close()
 

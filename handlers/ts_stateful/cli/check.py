@@ -1,7 +1,4 @@
-"""`ts-stateful check`: what is wrong with a configuration, and what it holds.
-
-Owns how findings are printed; the rules are `config_check`'s.
-"""
+"""The command `ts-stateful check`."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ __all__ = ["check"]
 
 
 def check(path: Path, model_name: str | None) -> bool:
-    """Prints the findings of a file, and what it holds if it works; returns whether it does.
+    """Print the findings of a file, and its capacity if it works. Return False if there is an error.
 
     Raises:
-        ModelUnknown: the sizes of the model are asked for and cannot be told.
+        ModelUnknown: the sizes of `model_name` cannot be found.
     """
     terminal = Terminal(sys.stdout)
     model = find_model(model_name) if model_name is not None else None

@@ -1,7 +1,4 @@
-"""What is wrong with a model, from what was seen of it; in words for whoever runs TorchServe.
-
-Owns the meaning of TorchServe 0.12.0's failures, and which of them its management API can put right. Asks nobody.
-"""
+"""The meaning of TorchServe 0.12.0's failures, and the repairs that its management API offers."""
 
 from __future__ import annotations
 
@@ -27,13 +24,18 @@ from ts_stateful.protocol.profile import Profile
 
 __all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "in_words"]
 
-_DOCTOR = "`ts-stateful doctor --repair`"
-RESTART = "restart TorchServe; sessions that are in a store go on behind it"
-_BY_HAND = f"{RESTART}; or {_DOCTOR}, which registers the model anew, where TorchServe runs with enable_model_api=true"
+_DOCTOR = "run `ts-stateful doctor --repair`"
+RESTART = "restart TorchServe; sessions in a store continue afterwards"
+_BY_HAND = f"{RESTART}; or, with enable_model_api=true, {_DOCTOR}, which registers the model again"
+_LOG = "see TorchServe's log"
+_URL = "give the address of TorchServe's inference API with --url"
+_KEY = (
+    "TorchServe's token authorization is on, and the {} key is missing, wrong or older than an hour"
+)
 
 
 class Repair(enum.Enum):
-    """What the management API can do about it."""
+    """An action of the management API."""
 
     NONE = "none"
     SCALE = "scale"  # to no worker and back to one
@@ -41,7 +43,7 @@ class Repair(enum.Enum):
 
 
 class Diagnosis(NamedTuple):
-    """What is wrong, errors first, and what may put it right. `may_pass`: by itself, if one waits."""
+    """Findings, errors first, and the repair. `may_pass`: the model may recover without one."""
 
     findings: list[Finding]
     repair: Repair = Repair.NONE
@@ -49,12 +51,12 @@ class Diagnosis(NamedTuple):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is that sessions would suffer from."""
+        """Return True if no finding is an error."""
         return all(finding.severity != "error" for finding in self.findings)
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """What the evidence means."""
+    """Explain the evidence."""
     findings = list(_management(evidence))
     repair = Repair.NONE
     if any(finding.severity == "error" for finding in findings):
@@ -73,17 +75,17 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _may_pass(evidence: Evidence) -> bool:
-    """Whether it may have much to do, or TorchServe start another worker, as it does in the continuous profile."""
+    """Return True if the model may be busy, or if TorchServe will start another worker (`continuous` profile)."""
     description = evidence.description
     if evidence.worker is None or not isinstance(description, Description):
         return False
-    if evidence.is_gone:
+    if evidence.has_exited:
         return description.continuous_batching and not description.stateful
     return description.is_ready and bool(description.workers)
 
 
 def in_words(evidence: Evidence, diagnosis: Diagnosis) -> Iterator[str]:
-    """The lines that say it."""
+    """Yield the lines of a diagnosis."""
     for finding in diagnosis.findings:
         yield f"{finding.severity}: {finding.key}: {finding.message}"
         yield f"  cure: {finding.cure}"
@@ -93,69 +95,65 @@ def in_words(evidence: Evidence, diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _management(evidence: Evidence) -> Iterator[Finding]:
-    """What stands in the way of asking TorchServe itself."""
+    """Find the obstacles to examining TorchServe itself."""
     refused = evidence.description
     if isinstance(refused, Description):
         return
-    nobody = isinstance(refused, ServerUnreachable)
-    if nobody and isinstance(evidence.worker, ServerUnreachable):
+    is_silent = isinstance(refused, ServerUnreachable)
+    if is_silent and isinstance(evidence.worker, ServerUnreachable):
         yield error(
             "TorchServe",
-            f"nobody listens, neither for requests ({evidence.worker.message}) nor for management ({refused.message})",
-            "start it; if it listens elsewhere, say where: --url and --management-url",
+            f"no server listens for requests ({evidence.worker.message}) or for management ({refused.message})",
+            "start TorchServe, or give its addresses with --url and --management-url",
         )
     elif evidence.is_unregistered:
         others = ", ".join(evidence.models) or "none"
         yield error(
             "model",
             f"TorchServe has no model {evidence.model}; it has: {others}",
-            "name one of them (--model), or start TorchServe with it (`--models chat=chat.mar`)",
+            "name one of them with --model, or start TorchServe with `--models chat=chat.mar`",
         )
     elif _kind(refused) == "InvalidKeyException":
         yield warning(
             "management API",
-            "TorchServe's token authorization is on, and the management key is missing, wrong or older than an hour",
+            _KEY.format("management"),
             "give `management` of its key_file.json as --management-token, or in TS_STATEFUL_MANAGEMENT_TOKEN",
         )
     else:
         yield warning(
             "management API",
-            f"does not answer as such ({refused.message}), so workers are not seen and nothing can be repaired",
-            "run this on the machine of TorchServe, or say where the API is: --management-url",
+            f"it does not answer ({refused.message}), so workers are invisible and repairs impossible",
+            "run the doctor on TorchServe's machine, or give the API's address with --management-url",
         )
 
 
 def _worker(evidence: Evidence, failure: Failure) -> tuple[Finding, Repair]:
-    """Why requests get no answer, not even from the worker."""
+    """Explain requests without any answer, even from the worker."""
     description = evidence.description if isinstance(evidence.description, Description) else None
     if _kind(failure) == "InvalidKeyException":
-        return error(
-            "token",
-            "TorchServe's token authorization is on, and the inference key is missing, wrong or older than an hour",
-            "give `inference` of its key_file.json as --token, or in TS_STATEFUL_TOKEN",
-        ), Repair.NONE
+        cure = "give `inference` of its key_file.json as --token, or in TS_STATEFUL_TOKEN"
+        return error("token", _KEY.format("inference"), cure), Repair.NONE
     if isinstance(failure, ServerUnreachable):
-        cure = "say where TorchServe takes requests: --url"
-        return error("inference API", f"nobody listens: {failure.message}", cure), Repair.NONE
+        return error("inference API", f"no server listens: {failure.message}", _URL), Repair.NONE
     if description is None:
-        cure = "give --management-url, so that its workers are seen; or restart TorchServe"
+        cure = "give --management-url, so that workers are visible; or restart TorchServe"
         return error("worker", f"requests get no answer: {failure.message}", cure), Repair.NONE
     if not description.workers:
         return error("worker", "the model has none: it was scaled to 0", _DOCTOR), Repair.SCALE
     if evidence.is_starting:
         return error(
             "worker",
-            "it is being started: the model is loaded, or its start fails again and again",
-            "wait, and look into TorchServe's log; a configuration that is refused is found by `ts-stateful check`",
+            "it is starting: it loads the model, or its start fails repeatedly",
+            f"wait, and {_LOG}; `ts-stateful check` finds configurations that are refused at start",
         ), Repair.NONE
     if not description.is_ready and evidence.is_starting is None:
         return error(
             "worker",
-            "it is not ready; whether it is being started or gone is not to be seen from here",
-            "run this on the machine of TorchServe",
+            "it is not ready; from this machine, a start and a crash look the same",
+            "run the doctor on TorchServe's machine",
         ), Repair.NONE
-    if not description.is_ready or evidence.is_gone:
-        message = "its process is gone, and TorchServe starts no other one (/ping says Healthy for some minutes all the same)"
+    if not description.is_ready or evidence.has_exited:
+        message = "its process exited, and TorchServe starts no other (/ping stays Healthy for some minutes)"
         return error("worker", message, f"{_DOCTOR}, or {RESTART}"), Repair.SCALE
     if not isinstance(failure, DeadlineExceeded):
         return _refused(description, failure)
@@ -164,24 +162,20 @@ def _worker(evidence: Evidence, failure: Failure) -> tuple[Finding, Repair]:
 
 def _refused(description: Description, failure: Failure) -> tuple[Finding, Repair]:
     status = getattr(failure, "status", 0)
-    if status < 500:  # not TorchServe, or not this one
-        return error(
-            "inference API",
-            f"what answers there is not TorchServe with this model: {failure.message}",
-            "say where TorchServe takes requests: --url",
-        ), Repair.NONE
+    if status < 500:
+        message = f"another server than TorchServe with this model answers: {failure.message}"
+        return error("inference API", message, _URL), Repair.NONE
     if status == 503 and description.stateful:
         return error(
             "sessions",
-            "TorchServe has no place for another session: every id that it has met holds one until it is idle for"
-            " sequenceMaxIdleMSec, and for ever if a worker was lost meanwhile",
-            f"wait for so long; if it stays so, {RESTART}",
+            "TorchServe has no free place for a session. Every id keeps a place until it is idle for sequenceMaxIdleMSec;"
+            " if a worker died meanwhile, it keeps the place for ever",
+            f"wait for that time; if the error stays, {RESTART}",
         ), Repair.NONE
     if status == 503:
-        message = f"TorchServe's queue is full: {description.waiting} requests wait for a place (jobQueueSize)"
-        return error(
-            "queue", message, "send less, or raise batchSize; if it stays so, " + RESTART
-        ), Repair.NONE
+        message = f"TorchServe's queue is full: {description.waiting} requests wait (jobQueueSize)"
+        cure = f"send fewer requests, or raise batchSize; if the error stays, {RESTART}"
+        return error("queue", message, cure), Repair.NONE
     return error("worker", f"requests are refused: {failure.message}", _DOCTOR), Repair.SCALE
 
 
@@ -189,16 +183,19 @@ def _passes_nothing_on(evidence: Evidence, description: Description) -> tuple[Fi
     if evidence.new_ids:
         return error(
             "sessions",
-            "those that were open when a worker was lost, or scaled down, hang for ever, and hold their places; new ones are"
-            " served",
+            "sessions that were open when a worker died or was scaled down hang for ever and keep their places; new sessions"
+            " work",
             _BY_HAND,
         ), Repair.REGISTER
     reason = ""
     if description.continuous_batching and not description.stateful:
-        reason = "; in this profile one `GET /models/...?customized=true` does that: TorchServe hands it out again and again"
+        reason = (
+            ". In this profile one `GET /models/...?customized=true` causes that: TorchServe sends it to the worker again and"
+            " again, and no other request"
+        )
     return error(
         "worker",
-        f"TorchServe calls it READY and passes no request on to it ({description.waiting} wait){reason}",
+        f"TorchServe calls it READY and sends it no request ({description.waiting} wait){reason}",
         _BY_HAND,
     ), Repair.REGISTER
 
@@ -208,19 +205,19 @@ def _lost_but_serving(evidence: Evidence) -> Iterator[Finding]:
     if isinstance(description, Description) and not description.is_ready:
         yield error(
             "worker",
-            "it answers, but TorchServe takes it for lost, as one before it died: streams that were under way then hang, and"
-            " /ping turns Unhealthy some minutes behind it",
-            f"{_DOCTOR}, which breaks off what is in flight; clients of this package go on by themselves",
+            "it answers, but TorchServe considers it dead because an earlier one died: streams of that time hang, and /ping"
+            " turns Unhealthy after some minutes",
+            f"{_DOCTOR}. It breaks requests in flight; clients of this package resume them",
         )
 
 
 def _workers(evidence: Evidence) -> Iterator[Finding]:
-    """What was changed by the management API since the configuration was checked."""
+    """Find workers that the management API added after the configuration was checked."""
     description = evidence.description
     if isinstance(description, Description) and len(description.workers) > 1:
         yield error(
             "workers",
-            f"{len(description.workers)} of them: requests of one session reach workers that do not share it, or streams stall",
+            f"the model has {len(description.workers)}: requests of a session reach workers without it, or streams stall",
             f"{_DOCTOR}, which leaves one; for more devices set `handler.engines: N`",
         )
 
@@ -230,15 +227,15 @@ def _engine(evidence: Evidence) -> Iterator[Finding]:
     if isinstance(failure, EngineUnavailable | DeadlineExceeded):
         yield error(
             "engine",
-            "the worker answers, its engine does not: it is being started again, or it hangs and is killed after heartbeatSec",
-            "wait for handler.restartDeadlineSec; if it stays so, TorchServe's log says where the engine's log is",
+            "the worker answers, its engine does not: it is starting again, or it hangs and is killed after heartbeatSec",
+            "wait for handler.restartDeadlineSec; if the error stays, TorchServe's log has the path of the engine's log",
         )
     elif failure is not None and not isinstance(failure, HelloAnswer):
-        yield error("engine", failure.message, "see TorchServe's log")
+        yield error("engine", failure.message, _LOG)
 
 
 def _settings(evidence: Evidence) -> Iterator[Finding]:
-    """What TorchServe has made of the settings: what would hang is refused at start, but can be changed since."""
+    """Check TorchServe's current settings, which the management API can change after the start."""
     hello, description = evidence.hello, evidence.description
     if not isinstance(hello, HelloAnswer) or not isinstance(description, Description):
         return
@@ -256,29 +253,25 @@ def _settings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _session(evidence: Evidence) -> Iterator[Finding]:
-    """Whether a session can be had, and kept."""
+    """Find the reasons why a session cannot be opened or kept."""
     failure = evidence.session
+    store = "check that the store of handler.store.url is reachable and has room"
     if isinstance(failure, StoreFailed):
         yield error(
             "store",
-            f"no session can be written down: {failure.message}",
-            "see that the store of handler.store.url is there and has room; turns end again as soon as it takes them",
+            f"sessions cannot be written: {failure.message}",
+            f"{store}; turns continue as soon as it accepts writes",
         )
     elif isinstance(failure, TooManySessions):
         yield warning("sessions", "all places are taken", "close some, or raise maxNumSequence")
-    elif isinstance(failure, StatefulError):
-        yield error(
-            "sessions",
-            f"none can be opened: {failure.code}: {failure.message}",
-            "see TorchServe's log",
-        )
     elif failure is not None:
-        yield error("sessions", f"none can be opened: {failure.message}", "see TorchServe's log")
+        code = f"{failure.code}: " if isinstance(failure, StatefulError) else ""
+        yield error("sessions", f"no session can be opened: {code}{failure.message}", _LOG)
     elif evidence.is_saved is False:
         yield warning(
             "store",
-            "it takes no writes: sessions are served, and lost with their engine (`policy: best_effort`)",
-            "see that the store of handler.store.url is there and has room",
+            "it accepts no writes: sessions work, but are lost with their engine (`policy: best_effort`)",
+            store,
         )
 
 

@@ -1,7 +1,4 @@
-"""`ts-stateful doctor`: whether a model serves, why not, and putting right what TorchServe's management API can.
-
-Owns its options and help. What is wrong is `diagnosis`'s to say, and `repair` puts it right.
-"""
+"""The command `ts-stateful doctor`: its options, its help, and one examination."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ import argparse
 import contextlib
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 from ts_stateful.cli.diagnosis import diagnose, in_words
-from ts_stateful.cli.evidence import Evidence, gather
+from ts_stateful.cli.evidence import ExaminedModel, gather
 from ts_stateful.cli.numbers import positive
 from ts_stateful.cli.repair import repaired
 from ts_stateful.cli.terminal import Terminal
@@ -25,28 +20,29 @@ from ts_stateful.client.addresses import parse_address
 from ts_stateful.client.management import Management
 from ts_stateful.client.transports.rest import HttpTransport
 from ts_stateful.client.transports.transport import Transport, TransportOptions
+from ts_stateful.clock import SYSTEM_CLOCK
 
 __all__ = ["EPILOG", "add_options", "attend", "examine"]
 
 EPILOG = """\
-Asks TorchServe about the model, the worker, an engine and, by a session that it opens and closes, the store. /ping does not
-tell: it is Healthy for minutes while requests hang. Run it where TorchServe runs, since the management API listens there alone.
+Examines TorchServe's description of the model, the worker and an engine. It also opens and closes a session, to examine the
+store. /ping is not enough: it stays Healthy for minutes while requests hang. Run the doctor on TorchServe's machine, because
+the management API listens only there.
 
-With --repair it does what that API can: it scales the model to no worker and back to one, or unregisters it and registers it
-again. Engines outlive their worker, and sessions are in the store: they go on. Requests in flight break; this package's clients
-take them up again. It does nothing to a model that is healthy, or is being started.
+--repair uses that API. It scales the model to no worker and back to one, or unregisters it and registers it again. Engines
+survive their worker, so sessions continue. Requests in flight break; clients of this package resume them. The doctor does not
+repair a model that is healthy or starting.
 
-  continuous   TorchServe starts a worker that died again by itself. What hangs here needs registering, or a restart
-  async        scaling puts it right
-  sequence     scaling serves new sessions alone: those that were open hang until the model is registered anew, or TorchServe
-               restarted
+  continuous   TorchServe replaces a dead worker itself. If requests still hang, register the model again, or restart TorchServe
+  async        scaling repairs it
+  sequence     after scaling, only new sessions work. For the open ones register the model again, or restart TorchServe
 
-Registering needs enable_model_api=true in config.properties. It lets everybody who reaches the management port run code, so it
-is off; turn it on where only you do, or restart TorchServe instead. A model that was registered anew is unknown to
-/invocations; /predictions/MODEL reaches it.
+Registering needs enable_model_api=true in config.properties. It lets all clients of the management port run code, so it is off
+by default. Turn it on only if the port is private. After a model was registered again, /invocations does not find it; use
+/predictions/MODEL.
 
-With --watch it goes on looking, and --repair puts right what it sees twice in a row, or six times, where it may pass: a model
-that gives no answer may have much to do. Have it run beside TorchServe where a profile other than `continuous` is served.
+--watch examines again and again. With --repair it repairs an error that it finds twice in a row. If the model may only be busy,
+it waits for six times. Run it beside TorchServe if the profile is not `continuous`.
 
 examples:
   ts-stateful doctor
@@ -54,23 +50,33 @@ examples:
   ts-stateful doctor --repair
   ts-stateful doctor --repair --watch 10
 
-exit status: 0 healthy (perhaps with warnings), 1 something is wrong, 2 wrong usage.
+exit status: 0 healthy (perhaps with warnings), 1 an error was found, 2 wrong usage.
 """
 
 
+class _DatedTerminal(Terminal):
+    """A terminal that writes the local time before each line."""
+
+    def line(self, text: str = "") -> None:
+        """Print a line after the time."""
+        super().line(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}")
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds them; the environment's defaults are read now."""
-    parser.add_argument("--repair", action="store_true", help="put right what can be")
+    """Add the options; their defaults in the environment are read now."""
+    parser.add_argument(
+        "--repair", action="store_true", help="repair what the management API can repair"
+    )
     parser.add_argument(
         "--watch",
         type=positive,
         metavar="SECONDS",
-        help="look again so long after every look, until it is interrupted, and say what has changed",
+        help="examine again after this time, until interrupted, and print changes",
     )
     parser.add_argument("--model", default="chat", help="name of the model (default: %(default)s)")
     for flag, port, text in (
-        ("--url", 8080, "where TorchServe takes requests"),
-        ("--management-url", 8081, "where its management API is"),
+        ("--url", 8080, "address of the inference API"),
+        ("--management-url", 8081, "address of the management API"),
     ):
         default = f"http://127.0.0.1:{port}"
         parser.add_argument(flag, default=default, help=f"{text} (default: %(default)s)")
@@ -79,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=5.0,
         metavar="SECONDS",
-        help="what takes longer than this hangs (default: %(default)g)",
+        help="an answer that takes longer counts as missing (default: %(default)g)",
     )
     for flag, variable, kind in (
         ("--token", "TS_STATEFUL_TOKEN", "inference"),
@@ -88,64 +94,52 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag,
             default=os.environ.get(variable) or None,
-            help=f"the {kind} key of TorchServe's token authorization, in its key_file.json (default: ${variable})",
+            help=f"the {kind} key in TorchServe's key_file.json, if token authorization is on (default: ${variable})",
         )
     parser.add_argument(
         "--session-header",
         default="ts_request_sequence_id",
         metavar="NAME",
-        help="the session header, if TorchServe is configured with another (default: %(default)s)",
+        help="the session header of TorchServe's configuration (default: %(default)s)",
     )
-    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="trusted certificates, as PEM")
 
 
 def examine(options: argparse.Namespace) -> bool:
-    """Prints what is wrong, and what is left of it where a repair is asked for; returns whether the model is healthy.
-
-    Does not return where `watch` says how many seconds lie between two looks.
+    """Print the findings and repair them if asked. Return True if the model is healthy; with `watch`, never return.
 
     Raises:
-        ValueError: a URL cannot be meant.
+        ValueError: a URL is malformed.
     """
-    terminal = Terminal(sys.stdout)
-    with _connections(options) as (management, transport):
-        look = partial(gather, options.model, management, transport, options.timeout)
+    with _examined(options) as model:
         if options.watch is None:
-            return attend(look, management, repair=options.repair, say=terminal.line)
-
-        def say(line: str) -> None:
-            terminal.line(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}")
-
-        watch = Watch(look, management, repair=options.repair, say=say)
+            return attend(model, Terminal(sys.stdout), repair=options.repair)
+        watch = Watch(model, _DatedTerminal(sys.stdout), repair=options.repair)
         while True:
             watch.look_again()
-            time.sleep(options.watch)
+            SYSTEM_CLOCK.sleep(options.watch)
 
 
-def attend(
-    look: Callable[[], Evidence],
-    management: Management,
-    *,
-    repair: bool,
-    say: Callable[[str], None],
-) -> bool:
-    """As `examine`, of what `look` sees."""
-    evidence = look()
+def attend(model: ExaminedModel, terminal: Terminal, *, repair: bool) -> bool:
+    """Examine the model once, repair it if asked, and then examine it again. Return True if it is healthy."""
+    evidence = gather(model)
     diagnosis = diagnose(evidence)
     for line in in_words(evidence, diagnosis):
-        say(line)
+        terminal.line(line)
     if diagnosis.is_healthy or not repair:
         return diagnosis.is_healthy
-    return repaired(management, evidence, diagnosis.repair, say) and attend(
-        look, management, repair=False, say=say
+    return repaired(model.management, evidence, diagnosis.repair, terminal) and attend(
+        model, terminal, repair=False
     )
 
 
 @contextlib.contextmanager
-def _connections(options: argparse.Namespace) -> Iterator[tuple[Management, Transport]]:
+def _examined(options: argparse.Namespace) -> Iterator[ExaminedModel]:
     address = parse_address(options.url)
     if address.is_grpc:
-        raise ValueError(f"the doctor asks over HTTP: --url cannot be {options.url}")
+        raise ValueError(
+            f"the doctor needs HTTP, not --url {options.url}; give http:// or https://"
+        )
     token = {} if options.token is None else {"Authorization": f"Bearer {options.token}"}
     settings = TransportOptions(
         options.model, token, options.session_header, ca_file=options.ca_file
@@ -155,4 +149,4 @@ def _connections(options: argparse.Namespace) -> Iterator[tuple[Management, Tran
         options.management_url, token=options.management_token, ca_file=options.ca_file
     )
     with contextlib.closing(transport), contextlib.closing(management):
-        yield management, transport
+        yield ExaminedModel(options.model, management, transport, options.timeout)

@@ -1,7 +1,4 @@
-"""What can be seen of a model from outside: what TorchServe says of it, and what comes back when it is asked.
-
-Owns the requests that find it out, which harm nothing. What they mean is `diagnosis`'s.
-"""
+"""Observations of a model from outside: TorchServe's description of it, and its answers to harmless requests."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from ts_stateful.protocol.answers import Closed, HelloAnswer, Opened, SessionInf
 from ts_stateful.protocol.errors import InvalidRequest, SessionError, StatefulError
 from ts_stateful.protocol.requests import Close, Command, Continue, Hello, Info, Open
 
-__all__ = ["PROBE_SESSION", "Evidence", "gather"]
+__all__ = ["PROBE_SESSION", "Evidence", "ExaminedModel", "gather"]
 
-# In the sequence profile TorchServe keeps a place for every id that it meets: the same one is asked under each time, also by
-# deploy/kubernetes/hello.py. An id that was there when a worker was lost hangs for ever, as its sessions do.
+# In the sequence profile TorchServe keeps a place for every id, so all probes use this one, also deploy/kubernetes/hello.py.
+# An id from before a worker's death hangs for ever, as the sessions of that time do.
 PROBE_SESSION = "ts-stateful-doctor"
-_NEW_IDS = 2  # TorchServe loses the first new id behind a worker that died
+_NEW_IDS = 2  # TorchServe loses the first new id after a worker's death
 _SESSION_S = 60.0
 
 _Answer = TypeVar("_Answer")
@@ -31,41 +28,45 @@ Failure = ClientError | StatefulError
 
 
 @dataclass(frozen=True)
+class ExaminedModel:
+    """A model, the connections to examine it, and the time that each answer may take."""
+
+    name: str
+    management: Management
+    transport: Transport
+    timeout_s: float
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """What was seen. None: there was no sense in asking."""
+    """Observations of a model. None: not examined."""
 
     model: str
     description: Description | Failure
     worker: Failure | None  # why its worker does not answer; None: it does
-    new_ids: bool | None = None  # whether it answers under ids that TorchServe has not met before
-    models: tuple[str, ...] = ()  # what else is registered, where the model is not
-    # Whether a worker that is not ready has a process; None: it is on another machine, where that cannot be seen.
+    new_ids: bool | None = None  # True: it answers under ids that are new to TorchServe
+    models: tuple[str, ...] = ()  # the registered models, if this one is missing
+    # True: a worker that is not ready has a process. None: it runs on another machine, so that is unknown.
     is_starting: bool | None = False
-    is_gone: bool = False  # no worker has a process, whatever TorchServe says
+    has_exited: bool = False  # no worker has a process; TorchServe may still call it READY
     hello: HelloAnswer | Failure | None = None
-    session: Failure | None = None  # why none can be opened
-    is_saved: bool | None = None  # whether the store has what was opened
+    session: Failure | None = None  # why no session can be opened
+    is_saved: bool | None = None  # True: the store has the opened session
 
     @property
     def is_unregistered(self) -> bool:
-        """Whether TorchServe has no such model."""
+        """Return True if TorchServe has no such model."""
         refused = self.description
         return isinstance(refused, ServerRefused) and refused.is_without_model
 
 
-def gather(
-    model: str,
-    management: Management,
-    transport: Transport,
-    timeout_s: float,
-    before: Evidence | None = None,
-) -> Evidence:
-    """Asks, in an order in which every question makes sense; each answer may take `timeout_s` seconds.
+def gather(model: ExaminedModel, before: Evidence | None = None) -> Evidence:
+    """Examine the model from TorchServe down to the store, as far as each part answers.
 
-    Where nothing was answered `before` either, no more ids are spent on it: each holds a place until it has idled.
+    If no answer came `before` either, use no more new ids: each keeps a place until it has been idle.
     """
-    probe = _Probe(transport, timeout_s)
-    seen = _from_outside(model, management, probe.worker(PROBE_SESSION))
+    probe = _Probe(model.transport, model.timeout_s)
+    seen = _from_outside(model, probe.worker(PROBE_SESSION))
     if seen.worker is not None:
         if before is not None and isinstance(before.worker, DeadlineExceeded):
             return replace(seen, new_ids=before.new_ids)
@@ -77,9 +78,10 @@ def gather(
     return replace(seen, hello=hello, session=session, is_saved=is_saved)
 
 
-def _from_outside(model: str, management: Management, worker: Failure | None) -> Evidence:
-    """What TorchServe says of the model, and this machine of its workers' processes."""
-    description = _tried(lambda: management.describe(model))
+def _from_outside(model: ExaminedModel, worker: Failure | None) -> Evidence:
+    """Read TorchServe's description of the model, and look for its workers' processes on this machine."""
+    management = model.management
+    description = _tried(lambda: management.describe(model.name))
     models: tuple[str, ...] = ()
     if isinstance(description, ClientError):
         with contextlib.suppress(ClientError):
@@ -89,21 +91,21 @@ def _from_outside(model: str, management: Management, worker: Failure | None) ->
     is_starting = any(process for status, process in runs if status != "READY")
     is_unseen = any(process is None for _, process in runs)
     return Evidence(
-        model,
+        model.name,
         description,
         worker,
         models=models,
         is_starting=is_starting or (None if is_unseen else False),
-        is_gone=bool(runs) and all(process is False for _, process in runs),
+        has_exited=bool(runs) and all(process is False for _, process in runs),
     )
 
 
 def _new_ids(probe: _Probe, seen: Evidence) -> bool | None:
-    """Whether ids are served that TorchServe has not met before, where those that it has met hang."""
+    """Return True if new ids get answers while known ones hang; None if that is no question."""
     description = seen.description
     if not isinstance(description, Description) or not isinstance(seen.worker, DeadlineExceeded):
         return None
-    if not description.stateful or not description.is_ready or seen.is_gone:
+    if not description.stateful or not description.is_ready or seen.has_exited:
         return None
     return any(probe.worker(None) is None for _ in range(_NEW_IDS))
 
@@ -117,16 +119,16 @@ class _Probe:
         return _tried(lambda: parse(self._transport.call(command, self._timeout_s), answer))
 
     def worker(self, session_id: str | None) -> Failure | None:
-        # The worker itself refuses it, so its answer says nothing of engines.
+        # The worker itself refuses this command, so no engine takes part.
         refused = self.ask(Continue(session_id=session_id, turn=0), HelloAnswer)
         return None if isinstance(refused, InvalidRequest | HelloAnswer) else refused
 
     def session(self) -> tuple[Failure | None, bool | None]:
-        """Opens a session, which is written to the store, and closes it."""
+        """Open a session, which goes to the store, and close it."""
         opened = self.ask(Open(session_id=PROBE_SESSION, ttl_s=_SESSION_S), Opened)
-        if isinstance(opened, InvalidRequest):  # the model keeps none, or takes steps
+        if isinstance(opened, InvalidRequest):  # the model has no sessions, or takes steps
             return None, None
-        # One of this name may be open already, left from an earlier time or by a doctor at another node of the same store.
+        # It may be open already: from an earlier run, or by a doctor at another node of the same store.
         if not isinstance(opened, Opened | SessionError):
             return opened, None
         info = self.ask(Info(session_id=PROBE_SESSION), SessionInfo)

@@ -1,7 +1,4 @@
-"""The subcommands.
-
-Owns exit codes and the one line that says why a command failed.
-"""
+"""The entry of `ts-stateful`, its exit statuses, and the commands that talk to a server."""
 
 from __future__ import annotations
 
@@ -14,12 +11,11 @@ from typing import Any, cast
 
 import msgspec
 
-from ts_stateful.cli.chat import Chat
+from ts_stateful.cli.chat import ChatLoop, ChatOptions
 from ts_stateful.cli.check import check
 from ts_stateful.cli.doctor import examine
 from ts_stateful.cli.parser import build_parser
 from ts_stateful.cli.plan import plan
-from ts_stateful.cli.sagemaker_local import Unservable, serve
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client import (
     MAX_BODY_BYTES,
@@ -41,7 +37,7 @@ _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status. Usage errors and `--help` raise `SystemExit`, as argparse does."""
+    """Run a command and return its exit status. Wrong usage and `--help` raise `SystemExit`, as argparse does."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = build_parser().parse_args(arguments)
     try:
@@ -52,14 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _OK
         if options.command == "doctor":
             return _OK if examine(options) else _FAILED
-        if options.command == "sagemaker-local":
-            serve(options)
-            return _OK
         return _talk(options)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has enough. Python would complain once more when it flushes at exit.
+        # The reader of the output closed it. Python would report that again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
     except StatefulError as error:
@@ -68,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.message)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ConfigError, ModelUnknown, PlanRefused, Unservable) as error:
+    except (ConfigError, ModelUnknown, PlanRefused) as error:
         return _fail(str(error))
-    except ValueError as error:  # of the URL
+    except ValueError as error:  # a malformed URL
         return _fail(str(error), _USAGE)
 
 
@@ -92,15 +85,8 @@ def _talk(options: argparse.Namespace) -> int:
 
 def _chat(server: Server, options: argparse.Namespace) -> int:
     session = server.attach(options.session) if options.session else None
-    chat = Chat(
-        server,
-        Terminal(sys.stdout),
-        sys.stdin,
-        session=session,
-        system=options.system,
-        images=options.image,
-        options=_prompt_options(options),
-    )
+    given = ChatOptions(session, options.system, tuple(options.image), _prompt_options(options))
+    chat = ChatLoop(server, Terminal(sys.stdout), sys.stdin, given)
     return _FAILED if chat.run() and not sys.stdin.isatty() else _OK
 
 

@@ -1,7 +1,4 @@
-"""Where the sizes of a model come from: a folder, a `config.json`, or the hub.
-
-Owns the download of a configuration; weights are never downloaded.
-"""
+"""Sizes of a model in a folder, in a `config.json`, or on the hub. Weights are never downloaded."""
 
 from __future__ import annotations
 
@@ -16,21 +13,22 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def find_model(name: str) -> TransformerSize:
-    """The sizes of a model: in a folder, in a `config.json`, or on the hub.
+    """Find the sizes of a model by a path or a hub id.
 
     Raises:
-        ModelUnknown: there is none, or it does not tell.
+        ModelUnknown: there is no such model, or its configuration lacks the sizes.
     """
     if Path(name).exists():
         return read_transformer(Path(name))
     if not _HUB_ID.fullmatch(name):
-        raise ModelUnknown(f"{name} is neither a folder, nor a config.json, nor a hub id")
+        raise ModelUnknown(
+            f"{name} is neither a folder, nor a config.json, nor a hub id (owner/name)"
+        )
     try:
-        from huggingface_hub import hf_hub_download  # noqa: PLC0415 - part of the server; seldom needed
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415 - installed with the server
     except ImportError:
         raise ModelUnknown(
-            f"{name}: the hub is asked by huggingface_hub, which is not installed; download the model's config.json"
-            " and give its path"
+            f"huggingface_hub is not installed, so {name} cannot be downloaded; download its config.json and give the path"
         ) from None
     try:
         return read_transformer(Path(hf_hub_download(name, "config.json")))
@@ -38,5 +36,5 @@ def find_model(name: str) -> TransformerSize:
         raise
     except (OSError, ValueError) as error:
         raise ModelUnknown(
-            f"{name} is not here, and the hub does not give its config.json ({error}); download it and give its path"
+            f"the hub does not return the config.json of {name} ({error}); download it and give its path"
         ) from None

@@ -1,7 +1,4 @@
-"""Numbers among the options of the command: which are taken, and what is said of the others.
-
-Owns the types that argparse is given.
-"""
+"""Numbers in options, as types of argparse."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ _MAX = 1_000_000_000
 
 
 def whole(least: int, most: int = _MAX) -> Callable[[str], int]:
-    """A type of argparse: a whole number in these bounds, which are taken as well."""
+    """Return a type for whole numbers from `least` to `most`."""
 
     def parsed(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number, or not a whole one") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text} is not from {least} to {most:,}")
         return value
@@ -29,11 +26,11 @@ def whole(least: int, most: int = _MAX) -> Callable[[str], int]:
 
 
 def positive(text: str) -> float:
-    """A type of argparse: a number above 0, seconds for instance."""
+    """Convert a number above 0, for instance of seconds."""
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if not 0 < value <= _MAX:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {_MAX:,}")
     return value

@@ -1,27 +1,28 @@
-"""The options of the command, and its help.
-
-Owns the argparse parser; knows nothing of what the subcommands do.
-"""
+"""The options and the help of `ts-stateful`."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from ts_stateful.cli import doctor, plan_options, sagemaker_local
+from ts_stateful.cli import doctor, plan
+from ts_stateful.cli.chat import COMMANDS
 from ts_stateful.cli.numbers import positive, whole
 
 __all__ = ["DEFAULT_URL", "build_parser"]
 
 DEFAULT_URL = "grpc://127.0.0.1:7070"
 
-_DESCRIPTION = "Sessions of vision-language models on TorchServe, from the command line."
+_DESCRIPTION = (
+    "Talk to vision-language models on TorchServe in sessions. Plan, check and repair a server."
+)
 _EPILOG = """\
 environment:
   TS_STATEFUL_URL    the server, if --url is not given
-  TS_STATEFUL_TOKEN  the token, if --token is not given (options are visible to other users of a machine)
+  TS_STATEFUL_TOKEN  the token, if --token is not given (other users of a machine can see options)
 
 examples:
   ts-stateful chat --image examples/shapes/scene.png
@@ -31,50 +32,52 @@ examples:
   ts-stateful doctor --repair
   ts-stateful plan --sessions 500 --gpus 4 --gpu-memory 80GiB --model /models/llava-1.5-7b-hf > model-config.yaml
   ts-stateful check model-config.yaml
-  ts-stateful sagemaker-local --instances 2 --endpoint demo
+
+`ts-stateful COMMAND --help` explains each command.
 
 exit status: 0 done, 1 failed (the reason is on standard error), 2 wrong usage, 130 interrupted.
 """
-_CHAT_EPILOG = """\
-Each line is a prompt. The session is opened with the first one and closed at the end. Behind each reply stand the time to its
-first piece and the tokens that did not have to be computed again.
+_CHAT_EPILOG = f"""\
+Each line is a prompt. The first one opens the session, and the end of the chat closes it. After each reply the chat prints the
+time to its first piece, its tokens, and the tokens that came from the session's cache.
 
-  /image FILE  sends an image (a file or a URL) with the next prompt, or opens the session with it
-  /info        shows the figures of the session
-  /fork        goes on in a copy of the session; the one that was copied stays as it is
-  /rewind N    forgets what came behind turn N; 0 goes back to the beginning
-  /sessions    lists the sessions of this chat; /sessions N goes on in number N
-  /help        shows these commands
-  /quit        ends the session, as Ctrl-D does
-  Ctrl-C       cancels the reply in progress; what has come stays part of the session
+{textwrap.indent(COMMANDS, "  ")}
 
-example:
+examples:
   ts-stateful chat --system "Answer in one word." --image scene.png
+  ts-stateful chat --session 0123456789abcdef0123456789abcdef
 """
 _PROMPT_EPILOG = """\
+Without --session the command opens a session and closes it after the reply.
+
 examples:
   ts-stateful prompt "What color is the circle?" --image examples/shapes/scene.png
   ts-stateful prompt - --max-new-tokens 50 < question.txt
   ts-stateful prompt "And the square?" --session 0123456789abcdef0123456789abcdef
 """
 _INFO_EPILOG = """\
+Prints the server's version, profile and limits, or the state, turns, tokens and bytes of a session.
+
 examples:
   ts-stateful info
   ts-stateful info 0123456789abcdef0123456789abcdef --json
 """
 _CHECK_EPILOG = """\
-Finds what would make TorchServe hang, leak or lose sessions, without a server: errors, with status 1. Warnings are about what
-would be slow, risky or too small. Then it says what the configuration holds: sessions, requests, and bytes where they are
-known: of models with states, and with --model. `ts-stateful plan` makes a configuration for so many sessions.
+Needs no server. Errors are settings with which TorchServe would hang, leak or lose sessions. Warnings are settings that are
+slow, risky or too small. Each finding has its cure. Without errors, the command prints the capacity: sessions, requests, and
+the bytes of models with states or, with --model, of a language model. `ts-stateful plan` makes a configuration for a number of
+sessions.
 
 examples:
   ts-stateful check model-config.yaml
   ts-stateful check model-config.yaml --model /models/llava-1.5-7b-hf
+
+exit status: 0 no errors (perhaps warnings), 1 errors, 2 wrong usage.
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser; the environment's defaults are read now."""
+    """Build the parser. Defaults in the environment are read now."""
     parser = argparse.ArgumentParser(
         prog="ts-stateful",
         description=_DESCRIPTION,
@@ -105,24 +108,21 @@ def build_parser() -> argparse.ArgumentParser:
     prompt.add_argument("prompt", help="the prompt; - reads it from standard input")
     prompt.add_argument("--json", action="store_true", help="print one JSON document at the end")
     info = add("info", "show the server or one of its sessions", _INFO_EPILOG, connection)
-    info.add_argument("session", nargs="?", help="the id of a session; without it, the server")
+    info.add_argument("session", nargs="?", help="the id of a session; omit it for the server")
     info.add_argument("--json", action="store_true", help="print one JSON document")
     doctor.add_options(
-        add("doctor", "find out whether a model serves, and revive it", doctor.EPILOG)
+        add("doctor", "examine a model that does not answer, and repair it", doctor.EPILOG)
     )
     _add_offline(add)
     return parser
 
 
 def _add_offline(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
-    """The commands that speak to no server."""
-    check = add("check", "check a configuration of TorchServe and the handler", _CHECK_EPILOG)
+    """Add the commands that need no server."""
+    check = add("check", "check a configuration and print its capacity", _CHECK_EPILOG)
     check.add_argument("file", type=Path, help="a model-config.yaml")
-    check.add_argument("--model", help="its language model: a folder, a config.json, or a hub id")
-    plan = add("plan", "print a configuration for so many sessions", plan_options.EPILOG)
-    plan_options.add_options(plan)
-    text = "serve an endpoint like SageMaker's on this machine"
-    sagemaker_local.add_options(add("sagemaker-local", text, sagemaker_local.EPILOG))
+    check.add_argument("--model", help="the language model: a folder, a config.json, or a hub id")
+    plan.add_options(add("plan", "print a configuration for a number of sessions", plan.EPILOG))
 
 
 def _connection_options() -> argparse.ArgumentParser:
@@ -140,14 +140,14 @@ def _connection_options() -> argparse.ArgumentParser:
         type=positive,
         default=120.0,
         metavar="SECONDS",
-        help="for a whole reply (default: %(default)g)",
+        help="longest time for a whole reply (default: %(default)g)",
     )
     group.add_argument(
         "--token",
         default=os.environ.get("TS_STATEFUL_TOKEN") or None,
-        help="a key of TorchServe's token authorization",
+        help="the inference key, if token authorization is on (default: $TS_STATEFUL_TOKEN)",
     )
-    group.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust")
+    group.add_argument("--ca-file", type=Path, metavar="FILE", help="trusted certificates, as PEM")
     group.add_argument(
         "--max-body-bytes",
         type=whole(1),
@@ -159,7 +159,9 @@ def _connection_options() -> argparse.ArgumentParser:
 
 def _generation_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
-    group = parser.add_argument_group("session and reply; the server has defaults")
+    group = parser.add_argument_group(
+        "session and reply (unset options take the server's defaults)"
+    )
     group.add_argument(
         "--image",
         action="append",
@@ -168,11 +170,18 @@ def _generation_options() -> argparse.ArgumentParser:
         help="a file or a URL; may be repeated",
     )
     group.add_argument("--system", metavar="TEXT", help="the system prompt")
-    group.add_argument("--session", metavar="ID", help="go on with this session and leave it open")
-    group.add_argument("--max-new-tokens", type=int, metavar="N")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    group.add_argument("--top-p", type=float, metavar="P")
-    group.add_argument("--top-k", type=int, metavar="K")
-    group.add_argument("--seed", type=int, metavar="N")
-    group.add_argument("--stop", action="append", metavar="TEXT", help="may be repeated")
+    group.add_argument("--session", metavar="ID", help="continue this session, and leave it open")
+    group.add_argument("--max-new-tokens", type=int, metavar="N", help="limit of the reply")
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy"
+    )
+    group.add_argument("--top-p", type=float, metavar="P", help="sample from this probability mass")
+    group.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
+    group.add_argument("--seed", type=int, metavar="N", help="seed of sampling")
+    group.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end the reply before this text; may be repeated",
+    )
     return parser

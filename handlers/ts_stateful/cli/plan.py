@@ -1,7 +1,4 @@
-"""`ts-stateful plan`: from options to what is asked, from a plan to standard output.
-
-Owns what the options mean together, and beside the configuration that one may start from.
-"""
+"""The command `ts-stateful plan`: its options, its help, and its output."""
 
 from __future__ import annotations
 
@@ -13,85 +10,126 @@ from pathlib import Path
 from typing import Any
 
 from ts_stateful.cli.models import find_model
+from ts_stateful.cli.numbers import positive, whole
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.check import Finding, read_document
-from ts_stateful.config.schema import Config, ConfigError, load_config
-from ts_stateful.config.sizes import StatesSize
+from ts_stateful.config.schema import ConfigError, load_config
+from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize, parse_bytes
 from ts_stateful.plan import Asked, PlanRefused, make_plan
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["plan"]
+__all__ = ["EPILOG", "add_options", "plan"]
+
+_MAX_BYTES = 1 << 50
+_FIELDS = ("sessions", "active", "gpus", "gpu_memory", "memory", "weight_bytes", "opened_per_min")
+_FIELDS += ("session_tokens", "session_image_tokens")
+
+EPILOG = """\
+Prints a model-config.yaml that `ts-stateful check` accepts, after a table of its arithmetic. Warnings on standard error name
+the sessions that do not fit. They leave a full device, and return with their next turn: from host memory (--memory), or, for
+language models, by computing their history again. Requests that cannot work are refused, with options that work. No model is
+loaded, and neither a GPU nor torch is needed. docs/capacity.md explains the arithmetic.
+
+  language models     a token takes layers x KV heads x (key + value width) x bytes of the dtype, by config.json
+                      a session takes its tokens, and the embeddings of its images while it is open
+  models with state   a session takes the declared states, with growing ones at their `max`
+  a device            (memory - weights - 1 GiB for CUDA, or 2 GiB for TorchServe on a CPU) x 80 %; activations need the rest
+  sequence profile    a session keeps a place in the batch until it has been idle for --idle minutes, even after it ended
+
+examples:
+  500 sessions on four GPUs; those that do not fit move to host memory:
+    ts-stateful plan --sessions 500 --gpus 4 --gpu-memory 80GiB --memory 256GiB \\
+        --model /models/llava-1.5-7b-hf > model-config.yaml
+  shorter sessions, one of five with a turn in progress:
+    ts-stateful plan --sessions 500 --active 100 --gpus 4 --gpu-memory 80GiB --model config.json --tokens 1500
+  a model with states, with 30 new gRPC streams a minute:
+    ts-stateful plan --sessions 200 --profile sequence --idle 1 --opens 30 --config examples/counter/model-config.yaml
+  a CPU:
+    ts-stateful plan --sessions 50 --memory 32GiB --model examples/shapes/model
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options. Those in `_FIELDS` are stored under the names of `Asked`."""
+    add = parser.add_argument_group("sessions").add_argument
+    add("--sessions", type=whole(1), required=True, metavar="N", help="sessions open at once")
+    text = "turns in progress at once (default: a tenth of the sessions, at least 16)"
+    add("--active", type=whole(1), metavar="N", help=text)
+    text = "minutes after which an unused session ends (default: that of --config, else 10)"
+    add("--idle", type=positive, metavar="MIN", help=text)
+    text = "new sessions a minute; matters in the sequence profile"
+    add("--opens", dest="opened_per_min", type=positive, default=0, metavar="N", help=text)
+    profiles = [profile.value for profile in Profile]
+    text = "TorchServe's kind of batching (default: that of --config, else continuous)"
+    add("--profile", choices=profiles, help=text)
+
+    add = parser.add_argument_group("size of a session").add_argument
+    add("--model", help="a language model: its folder, its config.json, or a hub id")
+    add("--context", type=whole(1), metavar="TOKENS", help="longest context of a session")
+    text = "a usual session with its images (default: --context, else 4096 or the model's window)"
+    add("--tokens", dest="session_tokens", type=whole(1), metavar="TOKENS", help=text)
+    text = "image tokens among them (default: those of one image)"
+    add("--image-tokens", dest="session_image_tokens", type=whole(0), metavar="N", help=text)
+    add("--dtype", choices=["auto", *DTYPE_BYTES], help="dtype of weights and KV states")
+    text = "size of the weights (default: by their files, else estimated)"
+    add("--weights", dest="weight_bytes", type=_bytes, metavar="BYTES", help=text)
+    text = "a model-config.yaml to start from; its other keys stay, and its states are counted"
+    add("--config", type=Path, metavar="FILE", help=text)
+    text = "one session of a model with states, without --config"
+    add("--state-bytes", type=_bytes, metavar="BYTES", help=text)
+
+    add = parser.add_argument_group("hardware, with bytes as 80GiB or 24GB").add_argument
+    text = "GPUs, with one engine each (default: 0, a CPU)"
+    add("--gpus", type=whole(0), default=0, metavar="N", help=text)
+    add("--gpu-memory", type=_bytes, metavar="BYTES", help="memory of one GPU")
+    add("--memory", type=_bytes, metavar="BYTES", help="memory of the machine")
 
 
 def plan(options: argparse.Namespace, arguments: Sequence[str]) -> None:
-    """Prints a configuration, and on standard error what the hardware does not hold.
+    """Print a configuration, and warnings on standard error.
 
     Raises:
-        PlanRefused, ModelUnknown, ConfigError: nothing was printed; the message says why and what to do.
+        PlanRefused, ModelUnknown, ConfigError: nothing was printed; the message has the reason and the remedy.
     """
-    kept, base = _base(options.config)
-    made = make_plan(_asked(options, base, kept), kept, shlex.join(["ts-stateful", *arguments]))
+    kept = {} if options.config is None else read_document(options.config) or {}
+    if isinstance(kept, Finding):
+        raise ConfigError(f"{kept.key} {kept.message}")
+    made = make_plan(_asked(options, kept), kept, shlex.join(["ts-stateful", *arguments]))
     for warning in made.warnings:
         Terminal(sys.stderr).line(f"warning: {warning}")
     Terminal(sys.stdout).text(made.text)
 
 
-def _base(path: Path | None) -> tuple[dict[str, Any], Config | None]:
-    if path is None:
-        return {}, None
-    document = read_document(path)
-    if isinstance(document, Finding):
-        raise ConfigError(f"{document.key} {document.message}")
-    return dict(document or {}), load_config(document)
-
-
-def _asked(options: argparse.Namespace, base: Config | None, kept: Mapping[str, Any]) -> Asked:
-    states = _states(options, base)
-    model = find_model(options.model) if options.model is not None else None
-    if states is not None and model is not None:
-        raise PlanRefused(
-            "--model is for language models, and states are given; leave one of them out"
-        )
-    settings = Config() if base is None else base
-    handler, frontend = settings.handler, settings.frontend
-    profile = Profile(options.profile) if options.profile else None
+def _asked(options: argparse.Namespace, kept: Mapping[str, Any]) -> Asked:
+    base, path = load_config(kept), options.model
+    frontend, handler, state = base.frontend, base.handler, base.state
+    states = StatesSize.of(state.states) if state else None
+    if options.state_bytes is not None:
+        states = StatesSize.given(options.state_bytes)
+    if states is not None and path is not None:
+        raise PlanRefused("--model is for language models, but states are given; omit one of them")
+    # In an archive, archive.sh calls the folder of a model `model`.
+    name = "model" if path is not None and Path(path).exists() else path
     return Asked(
-        sessions=options.sessions,
-        profile=profile or frontend.profile,
-        gpus=options.gpus,
-        active=options.active,
-        model=model,
-        model_name=None if model is None else _name_in_archive(options.model),
+        **{name: getattr(options, name) for name in _FIELDS},
+        profile=Profile(options.profile) if options.profile else frontend.profile,
+        model=None if path is None else find_model(path),
+        model_name=name,
         states=states,
-        max_rows=_max_rows(kept, base),
-        fixed_rows=base is not None and base.state is not None and base.state.fixed_rows,
+        max_rows=state.max_rows if state and "maxRows" in kept["handler"] else None,
+        fixed_rows=state is not None and state.fixed_rows,
         dtype=options.dtype or handler.dtype,
         context=options.context or handler.context_length,
-        session_tokens=options.tokens,
-        session_image_tokens=options.image_tokens,
-        gpu_memory=options.gpu_memory,
-        memory=options.memory,
-        weight_bytes=options.weights,
         idle_min=options.idle or frontend.idle_s / 60,
-        opened_per_min=options.opens,
-        waiting=Asked.waiting if base is None else frontend.max_sequence_job_queue_size,
+        waiting=frontend.max_sequence_job_queue_size if options.config else Asked.waiting,
     )
 
 
-def _states(options: argparse.Namespace, base: Config | None) -> StatesSize | None:
-    declared = base.state if base is not None else None
-    if options.state_bytes is not None:
-        return StatesSize.given(options.state_bytes)
-    return StatesSize.of(declared.states) if declared is not None else None
-
-
-def _max_rows(kept: Mapping[str, Any], base: Config | None) -> int | None:
-    """Where the file itself says so: a default is the plan's to choose."""
-    if base is None or base.state is None or "maxRows" not in kept["handler"]:
-        return None
-    return base.state.max_rows
-
-
-def _name_in_archive(model: str) -> str:
-    """What `handler.model` says: the folder that archive.sh packs, or the hub id."""
-    return "model" if Path(model).exists() else model
+def _bytes(text: str) -> int:
+    try:
+        value = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not 1 <= value <= _MAX_BYTES:
+        raise argparse.ArgumentTypeError(f"{text} is not from 1 byte to a pebibyte")
+    return value

@@ -1,7 +1,4 @@
-"""What is asked of a plan, and what follows from it at once.
-
-Owns the defaults of what was left open, and the shares of the engines.
-"""
+"""The request for a plan, with the defaults of open values and the shares of the engines."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from ts_stateful.config.sizes import StatesSize, TransformerSize
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["Asked", "PlanRefused", "refuse"]
+__all__ = ["Asked", "PlanRefused"]
 
 _MANY_SESSIONS = 1_000_000
 _LEAST_ACTIVE = 16
@@ -18,20 +15,14 @@ _USUAL_TOKENS = 4096
 
 
 class PlanRefused(ValueError):
-    """What is asked cannot work; the message says why, and what would."""
-
-
-def refuse(reason: str, cure: str) -> PlanRefused:
-    """In the form in which all of them are told."""
-    return PlanRefused(f"{reason}; {cure}")
+    """A request that cannot work. The message gives the reason and, after `; `, options that work."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """So many sessions, on such hardware. Memory is in bytes; None is what nobody has told.
+    """A number of sessions and the hardware for them. Memory is in bytes; None is unknown.
 
-    At most one of `model` and `states` is given. `model_name`, `max_rows` and `fixed_rows` are what `handler` shall say of it.
-    A session holds `tokens`, of which `image_tokens` stand for its images.
+    At most one of `model` and `states` is given. `model_name`, `max_rows` and `fixed_rows` are for `handler`.
     """
 
     sessions: int
@@ -46,7 +37,7 @@ class Asked:
     dtype: str = "auto"
     context: int | None = None
     session_tokens: int | None = None
-    session_image_tokens: int | None = None
+    session_image_tokens: int | None = None  # of session_tokens
     gpu_memory: int | None = None
     memory: int | None = None
     weight_bytes: int | None = None
@@ -56,77 +47,69 @@ class Asked:
 
     def __post_init__(self) -> None:
         if not 1 <= self.sessions <= _MANY_SESSIONS:
-            raise refuse(f"{self.sessions:,} sessions", f"ask for 1 to {_MANY_SESSIONS:,}")
+            raise PlanRefused(f"{self.sessions:,} sessions; ask for 1 to {_MANY_SESSIONS:,}")
         if self.active is not None and self.active > self.sessions:
-            raise refuse(
-                f"{self.active:,} turns in progress in {self.sessions:,} sessions: a session has one at a time",
-                f"ask for at most --active {self.sessions}",
-            )
+            turns = f"--active {self.active} with one turn in each of {self.sessions:,} sessions"
+            raise PlanRefused(f"{turns}; ask for at most --active {self.sessions}")
         if self.gpu_memory is not None and not self.gpus:
-            raise refuse("the memory of GPUs, but no GPU", "say --gpus N, or --memory for a CPU")
+            raise PlanRefused("--gpu-memory without a GPU; give --gpus N, or --memory for a CPU")
         if self.model is not None:
             _check_tokens(self, self.model)
 
     @property
     def engines(self) -> int:
-        """One per GPU or one on the CPU, and none without a session."""
+        """Return one engine per GPU or one on the CPU, but no engine without a session."""
         return max(1, min(self.gpus, self.sessions))
 
     @property
     def shares(self) -> list[int]:
-        """The sessions of each engine."""
+        """Return the sessions of each engine; the last has most."""
         return [(self.sessions + index) // self.engines for index in range(self.engines)]
 
     @property
     def share(self) -> int:
-        """Those of the engine that has most."""
+        """Return the sessions of the fullest engine."""
         return self.shares[-1]
 
     @property
     def turns(self) -> int:
-        """In progress at once: a tenth of the sessions, where nobody has said how many."""
+        """Return the turns in progress at once; by default a tenth of the sessions, at least 16."""
         return self.active or min(self.sessions, max(_LEAST_ACTIVE, -(-self.sessions // 10)))
 
     @property
     def counted_dtype(self) -> str:
-        """With which bytes are counted: of `auto` what a GPU gets, and on a CPU the larger of what it may be."""
-        if self.dtype != "auto":
-            return self.dtype
-        return "bfloat16" if self.gpus else "float32"
+        """Return the dtype for counting bytes. `auto` is bfloat16 on a GPU, and at most float32 on a CPU."""
+        return ("bfloat16" if self.gpus else "float32") if self.dtype == "auto" else self.dtype
 
     @property
     def tokens(self) -> int:
-        """Of a session: as many as its context may have, or a usual number where that is not bounded."""
+        """Return the tokens of a session; by default its context, or 4,096 if that is unlimited."""
         window = self.model.window if self.model else None
         return self.session_tokens or self.context or min(window or _USUAL_TOKENS, _USUAL_TOKENS)
 
     @property
     def image_tokens(self) -> int:
-        """Of a session: one image, where nobody has said how many."""
+        """Return the image tokens of a session; by default those of one image."""
         if self.session_image_tokens is not None or self.model is None:
             return self.session_image_tokens or 0
         return min(self.model.image_tokens or 0, self.tokens)
 
     @property
     def weights(self) -> int:
-        """Bytes of the model's weights; 0 where they are not known."""
+        """Return the bytes of the model's weights; 0 if unknown."""
         if self.weight_bytes is not None or self.model is None:
             return self.weight_bytes or 0
         return self.model.weight_bytes(self.counted_dtype)
 
 
 def _check_tokens(asked: Asked, model: TransformerSize) -> None:
+    window = min(model.window or 1 << 62, asked.context or 1 << 62)
     for option, tokens in (("--context", asked.context), ("--tokens", asked.session_tokens)):
-        window = min(filter(None, (model.window, asked.context)), default=tokens)
-        if tokens is not None and window is not None and tokens > window:
-            raise refuse(
-                f"{option} {tokens}: the context window has {window:,} tokens",
-                f"ask for at most {option} {window}",
-            )
-    if asked.image_tokens > asked.tokens:
-        window = min(filter(None, (model.window, asked.context)), default=asked.image_tokens)
-        longer = f"--tokens {asked.image_tokens}, or " if asked.image_tokens <= window else ""
-        raise refuse(
-            f"{asked.image_tokens:,} tokens of images in a session of {asked.tokens:,} tokens",
-            f"ask for {longer}at most --image-tokens {asked.tokens}",
-        )
+        if tokens is not None and tokens > window:
+            reason = f"{option} {tokens}: the context window has {window:,} tokens"
+            raise PlanRefused(f"{reason}; ask for at most {option} {window}")
+    images, tokens = asked.image_tokens, asked.tokens
+    if images > tokens:
+        longer = f"--tokens {images}, or " if images <= window else ""
+        reason = f"{images:,} image tokens in a session of {tokens:,} tokens"
+        raise PlanRefused(f"{reason}; ask for {longer}at most --image-tokens {tokens}")

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clock import FakeClock
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
-from ts_stateful.cli.chat import Chat
+from ts_stateful.cli.chat import ChatLoop, ChatOptions
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client import connect
 from ts_stateful.protocol.errors import InternalError, SessionExpired
@@ -48,7 +49,7 @@ def test_chat_is_a_session(
 def test_chat_forks_and_goes_back(
     run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`/fork` goes on in a copy, `/sessions` finds the way back, `/rewind` forgets; all of them are closed at the end."""
+    """`/fork` continues in a copy, `/sessions` switches back, `/rewind` removes turns; the end closes all sessions."""
     lines = "/fork\n/sessions\none\ntwo\n/fork\nthree\n/sessions 1\n/rewind 1\nother\n/sessions\n"
     assert run("chat", lines=lines) == 0
     out = capsys.readouterr().out
@@ -67,7 +68,7 @@ def test_chat_forks_and_goes_back(
 def test_chat_refuses_what_there_is_not(
     run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A turn or a session that does not exist is named, and the conversation goes on."""
+    """A missing turn or session is reported, and the conversation continues."""
     lines = "/rewind 1\none\n/rewind 2\n/rewind x\n/sessions 2\n/sessions x\ntwo\n"
     assert run("chat", lines=lines) == 1
     out = capsys.readouterr().out
@@ -77,13 +78,13 @@ def test_chat_refuses_what_there_is_not(
 
 
 def test_chat_notices_which_sessions_have_ended(url: str, fake: FakeSessions) -> None:
-    """The list says so, and one that is found ended is taken off it; a session that was given stays open."""
+    """The list marks ended sessions and then drops them; a given session stays open."""
     out, lines = io.StringIO(), io.StringIO("/fork\none\n/sessions\n/sessions 1\ntwo\n")
     with connect(url) as server:
         given = server.open(session_id="mine")
         fake.fail("info", Fault(error=SessionExpired("idle")))
         fake.fail("prompt", Fault(error=SessionExpired("idle")))
-        assert Chat(server, Terminal(out), lines, session=given).run() == 1
+        assert ChatLoop(server, Terminal(out), lines, ChatOptions(given)).run() == 1
     assert "  1  mine  ended\n* 2" in out.getvalue()
     assert "\n  1  mine  0 turns\n* 1  mine  0 turns\n" in out.getvalue()
     assert [turn.prompt for turn in fake.sessions["mine"]] == ["two"]
@@ -93,7 +94,7 @@ def test_chat_notices_which_sessions_have_ended(url: str, fake: FakeSessions) ->
 def test_chat_survives_errors(
     run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line that fails is named and the conversation goes on; an ended session is replaced."""
+    """A failed line is reported and the conversation continues; an ended session is replaced."""
     fake.fail("prompt", Fault(error=InternalError("id 7")), Fault(error=SessionExpired("idle")))
     assert (
         run("chat", lines="one\n/dance\ntwo\n/image no/such.png\nthree\nfour\n/quit\nfive\n") == 1
@@ -103,14 +104,14 @@ def test_chat_survives_errors(
     assert "no such command: /dance" in out
     assert "the next prompt opens a new one" in out
     assert "error: no/such.png: No such file" in out
-    assert "images have to be given again" in out
+    assert "the images were dropped" in out
     assert reply_to("four") in out
     assert len(fake.of_kind("open")) == 2
     assert "five" not in out
 
 
 def test_chat_keeps_a_session_that_it_was_given(run: Run, url: str, fake: FakeSessions) -> None:
-    """`chat --session` leaves the session as it found it: open."""
+    """`chat --session` leaves the session open."""
     with connect(url) as server:
         server.open(session_id="mine")
     assert run("chat", "--session", "mine", lines="Hello\n") == 0
@@ -130,7 +131,8 @@ def test_an_interrupted_reply_is_cancelled(url: str, fake: FakeSessions) -> None
 
     out = Interrupting()
     with connect(url) as server:
-        chat = Chat(server, Terminal(out), io.StringIO("one\ntwo\n"), clock=lambda: 0.0)
+        lines = io.StringIO("one\ntwo\n")
+        chat = ChatLoop(server, Terminal(out), lines, ChatOptions(), FakeClock())
         assert chat.run() == 0
     assert "cancelled]" in out.getvalue()
     assert reply_to("two") in out.getvalue()
@@ -139,7 +141,7 @@ def test_an_interrupted_reply_is_cancelled(url: str, fake: FakeSessions) -> None
 
 
 def test_a_terminal_gets_no_control_characters() -> None:
-    """Text of a model cannot move the cursor of a terminal; a file gets it as it is."""
+    """Text of a model cannot move the cursor of a terminal; a file receives it unchanged."""
 
     class Tty(io.StringIO):
         def isatty(self) -> bool:
@@ -153,7 +155,7 @@ def test_a_terminal_gets_no_control_characters() -> None:
     assert file.getvalue() == "a\x1b]0;title\x07\tb\nnote\n"
 
 
-# Whoever runs the tests in the background may have them ignore Ctrl-C, which is inherited.
+# Tests in the background may ignore Ctrl-C, and child processes inherit that.
 _COMMAND = """\
 import signal, sys
 from ts_stateful.cli.main import main
@@ -179,18 +181,18 @@ class _Pty:
         os.close(slave)
 
     def type(self, text: str) -> None:
-        """Types."""
+        """Write to the terminal."""
         os.write(self.master, text.encode())
 
     def expect(self, text: str) -> None:
-        """Reads until the text has been seen; it counts as read then."""
+        """Read until the text was printed, and drop all up to it."""
         while text not in self.seen:
             assert select.select([self.master], [], [], 60)[0], self.seen
             self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
         self.seen = self.seen.partition(text)[2]
 
     def close(self) -> None:
-        """Ends it, if it has not ended."""
+        """End the command if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

@@ -1,9 +1,9 @@
-"""`ts-stateful doctor`: it finds what TorchServe hides, says it in words, and puts right what can be."""
+"""`ts-stateful doctor`: it finds the errors that TorchServe hides, explains them, and repairs some."""
 
 from __future__ import annotations
 
 import contextlib
-from functools import partial
+import io
 
 import pytest
 
@@ -12,7 +12,8 @@ from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions, Fault
 from ts_stateful.cli import main
 from ts_stateful.cli.doctor import attend
-from ts_stateful.cli.evidence import PROBE_SESSION, gather
+from ts_stateful.cli.evidence import PROBE_SESSION, ExaminedModel
+from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client.errors import ClientError, DeadlineExceeded, ProtocolError, ServerRefused
 from ts_stateful.protocol.errors import (
     EngineUnavailable,
@@ -26,7 +27,7 @@ from ts_stateful.protocol.errors import (
 
 
 class Practice:
-    """A doctor with one patient; `said` is what was printed last."""
+    """A doctor with one model; `said` is the last output."""
 
     def __init__(self, model: FakeModel) -> None:
         self.model = model
@@ -34,18 +35,18 @@ class Practice:
         self.said = ""
 
     def healthy(self, name: str = "chat", *, repair: bool = False) -> bool:
-        """What the exit status says."""
-        lines: list[str] = []
-        look = partial(gather, name, self.management, FakeTransport(self.model), 5.0)
+        """Examine the model, and return True if it is healthy."""
+        out = io.StringIO()
+        examined = ExaminedModel(name, self.management, FakeTransport(self.model), 5.0)
         try:
-            return attend(look, self.management, repair=repair, say=lines.append)
+            return attend(examined, Terminal(out), repair=repair)
         finally:
-            self.said = "\n".join(lines)
+            self.said = out.getvalue().rstrip("\n")
 
 
 @pytest.mark.parametrize("profile", ["continuous", "sequence", "async"])
 def test_a_healthy_model_is_left_alone(profile: str) -> None:
-    """Nothing is repaired that works; the session that was opened is closed, and asked under again the next time."""
+    """The doctor does not repair it. It closes its session, and uses the same id the next time."""
     practice = Practice(FakeModel(profile))
     for _ in range(2):
         assert practice.healthy(repair=True)
@@ -56,14 +57,14 @@ def test_a_healthy_model_is_left_alone(profile: str) -> None:
     assert asked == {PROBE_SESSION}
 
 
-def test_a_worker_that_is_lost_is_found_and_replaced() -> None:
-    """In the sequence profile TorchServe starts no other one; registering brings everybody back."""
+def test_a_dead_worker_is_found_and_replaced() -> None:
+    """In the sequence profile TorchServe starts no other one; registering revives all sessions."""
     practice = Practice(FakeModel("sequence", model_api=True))
     assert practice.healthy()
     practice.model.kill()
     assert not practice.healthy()
-    assert practice.said.startswith("error: worker: its process is gone, and TorchServe starts no")
-    assert "  cure: `ts-stateful doctor --repair`" in practice.said
+    assert practice.said.startswith("error: worker: its process exited, and TorchServe starts no")
+    assert "  cure: run `ts-stateful doctor --repair`" in practice.said
     assert practice.model.deeds == []
     assert practice.healthy(repair=True)
     assert practice.model.deeds == ["register"]
@@ -71,35 +72,35 @@ def test_a_worker_that_is_lost_is_found_and_replaced() -> None:
 
 
 def test_without_the_model_api_new_sessions_alone_are_revived() -> None:
-    """That is said, with the cure, and is no health; scaling once more would lose those that are served by now."""
+    """The model is still unhealthy; scaling again would break the sessions that work now."""
     practice = Practice(FakeModel("sequence"))
     practice.model.ask(b'{"type": "open"}', "mine")
     practice.model.kill()
     assert not practice.healthy(repair=True)
     assert practice.model.deeds == ["scale 0", "scale 1"]
     assert "enable_model_api is not set" in practice.said
-    assert "error: sessions: those that were open when a worker was lost" in practice.said
+    assert "error: sessions: sessions that were open when a worker died" in practice.said
     assert "cure: restart TorchServe" in practice.said
     practice.model.ask(b'{"type": "open"}', "new")
     assert not practice.healthy(repair=True)
-    assert "not repaired: to scale the model would not help" in practice.said
+    assert "not repaired: scaling the model would not help" in practice.said
     assert len(practice.model.deeds) == 2
     practice.model.ask(b'{"type": "info"}', "new")
 
 
-def test_a_worker_that_serves_and_counts_as_lost() -> None:
+def test_a_worker_that_serves_and_counts_as_dead() -> None:
     """In the async profile scaling is enough."""
     practice = Practice(FakeModel("async"))
     practice.model.kill()
     assert not practice.healthy()
-    assert "it answers, but TorchServe takes it for lost" in practice.said
+    assert "it answers, but TorchServe considers it dead" in practice.said
     assert practice.healthy(repair=True)
     assert practice.model.deeds == ["scale 0", "scale 1"]
 
 
 @pytest.mark.parametrize("model_api", [False, True])
 def test_a_customized_description_is_named(model_api: bool) -> None:
-    """A worker that is READY and gets nothing: the reason is told, and scaling alone does not heal it."""
+    """A worker that is READY and gets no request: the doctor explains it, and scaling alone does not help."""
     practice = Practice(FakeModel(model_api=model_api))
     practice.model.stuck = True
     assert practice.healthy(repair=True) is model_api
@@ -111,7 +112,7 @@ def test_a_customized_description_is_named(model_api: bool) -> None:
 def test_a_model_that_was_scaled_to_none_gets_its_worker_back(
     monkeypatch: pytest.MonkeyPatch, ends: BaseException
 ) -> None:
-    """Also where TorchServe takes long to stop it, or somebody waits no longer."""
+    """This holds if TorchServe stops it slowly, and if the command is interrupted."""
     practice = Practice(FakeModel("async"))
     practice.model.kill()
     scale = practice.model.scale
@@ -130,7 +131,7 @@ def test_a_model_that_was_scaled_to_none_gets_its_worker_back(
 def test_a_model_that_was_unregistered_is_registered_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where TorchServe takes long to end it, so that nobody heard of it."""
+    """This holds if TorchServe ends it slowly and the answer is lost."""
     practice = Practice(FakeModel("sequence", model_api=True))
     assert practice.healthy()
     practice.model.kill()
@@ -146,7 +147,7 @@ def test_a_model_that_was_unregistered_is_registered_again(
 
 
 def test_a_model_without_a_worker_gets_one() -> None:
-    """As somebody had scaled it to none."""
+    """It was scaled to none."""
     practice = Practice(FakeModel())
     practice.model.workers = []
     assert not practice.healthy()
@@ -160,13 +161,13 @@ def test_of_several_workers_one_is_left() -> None:
     practice = Practice(FakeModel())
     practice.model.workers = ["READY", "READY"]
     assert not practice.healthy()
-    assert "error: workers: 2 of them" in practice.said
+    assert "error: workers: the model has 2" in practice.said
     assert practice.healthy(repair=True)
     assert practice.model.workers == ["READY"]
 
 
-def test_who_is_asked_may_not_be_there() -> None:
-    """Neither TorchServe, nor the model, nor the management API; with the API alone missing the model is asked all the same."""
+def test_missing_parts_are_named() -> None:
+    """TorchServe, the model or the management API may be missing; without the API the model is still examined."""
     practice = Practice(FakeModel())
     assert not practice.healthy("chta", repair=True)
     assert "TorchServe has no model chta; it has: chat" in practice.said
@@ -175,8 +176,8 @@ def test_who_is_asked_may_not_be_there() -> None:
     assert practice.said.startswith("warning: management API: ")
     practice.model.is_up = False
     assert not practice.healthy(repair=True)
-    assert practice.said.startswith("error: TorchServe: nobody listens")
-    assert practice.said.endswith("management API could put right")
+    assert practice.said.startswith("error: TorchServe: no server listens")
+    assert practice.said.endswith("management API cannot repair this")
 
 
 @pytest.mark.parametrize(
@@ -185,18 +186,18 @@ def test_who_is_asked_may_not_be_there() -> None:
         ("hello", Fault(), False, "error: engine: the worker answers, its engine does not"),
         ("hello", Fault(error=EngineUnavailable("x")), False, "error: engine: the worker answers"),
         ("hello", Fault(error=InternalError("id 7")), False, "error: engine: id 7"),
-        ("open", Fault(error=StoreFailed("full")), False, "error: store: no session can be"),
-        ("open", Fault(error=InternalError("id 8")), False, "error: sessions: none can be opened"),
-        ("open", Fault(), False, "error: sessions: none can be opened: no answer"),
+        ("open", Fault(error=StoreFailed("full")), False, "error: store: sessions cannot be"),
+        ("open", Fault(error=InternalError("id 8")), False, "error: sessions: no session can be"),
+        ("open", Fault(), False, "error: sessions: no session can be opened: no answer"),
         ("open", Fault(error=TooManySessions("x")), True, "warning: sessions: all places"),
         ("open", Fault(error=InvalidRequest("x")), True, "ok: chat answers"),
         ("open", Fault(error=SessionExists("x")), True, "ok: chat answers"),
         ("info", Fault(error=SessionMoved("x")), True, "ok: chat answers"),
-        ("info", Fault(error=InternalError("x")), False, "error: sessions: none can be opened"),
+        ("info", Fault(error=InternalError("x")), False, "error: sessions: no session can be"),
     ],
 )
-def test_what_is_behind_the_worker(kind: str, fault: Fault, healthy: bool, said: str) -> None:
-    """Engine and store are told from the worker, and TorchServe is not troubled about them."""
+def test_engine_and_store_are_examined(kind: str, fault: Fault, healthy: bool, said: str) -> None:
+    """Their failures differ from the worker's, and cause no repair."""
     practice = Practice(FakeModel())
     practice.model.sessions.fail(kind, fault)
     assert practice.healthy(repair=True) is healthy
@@ -204,13 +205,13 @@ def test_what_is_behind_the_worker(kind: str, fault: Fault, healthy: bool, said:
     assert practice.model.deeds == []
 
 
-def test_what_the_store_has_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_accepts_no_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `policy: best_effort` it is a warning."""
     practice = Practice(FakeModel())
-    told = practice.model.sessions._info
-    monkeypatch.setattr(practice.model.sessions, "_info", lambda r: {**told(r), "saved": False})
+    info = practice.model.sessions._info
+    monkeypatch.setattr(practice.model.sessions, "_info", lambda r: {**info(r), "saved": False})
     assert practice.healthy()
-    assert practice.said.startswith("warning: store: it takes no writes")
+    assert practice.said.startswith("warning: store: it accepts no writes")
 
 
 @pytest.mark.parametrize(
@@ -221,14 +222,16 @@ def test_what_the_store_has_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
             503,
             "ServiceUnavailableException",
             "sequence",
-            "error: sessions: TorchServe has no place",
+            "error: sessions: TorchServe has no free place",
         ),
         (503, "ServiceUnavailableException", "continuous", "error: queue: "),
         (500, "InternalServerException", "continuous", "error: worker: requests are refused"),
     ],
 )
-def test_what_torchserve_refuses(status: int, kind: str, profile: str, said: str) -> None:
-    """In words that say what to do."""
+def test_refusals_of_torchserve_are_explained(
+    status: int, kind: str, profile: str, said: str
+) -> None:
+    """Each has its cure."""
     practice = Practice(FakeModel(profile))
     practice.model.refuses = ServerRefused(kind, status=status, kind=kind)
     assert not practice.healthy()
@@ -239,26 +242,26 @@ def test_what_torchserve_refuses(status: int, kind: str, profile: str, said: str
     "answer", [ServerRefused("no such page", status=404), ProtocolError("<html>")]
 )
 def test_a_model_is_left_alone_if_something_else_was_asked(answer: ClientError) -> None:
-    """At a wrong --url something answers as TorchServe does not, which says nothing of the model."""
+    """A wrong --url leads to another server, which is no evidence about the model."""
     practice = Practice(FakeModel())
     practice.model.refuses = answer
     assert not practice.healthy(repair=True)
-    assert practice.said.startswith("error: inference API: what answers there is not TorchServe")
+    assert practice.said.startswith("error: inference API: another server than TorchServe")
     assert practice.model.deeds == []
 
 
 def test_a_model_that_may_be_loading_elsewhere_is_left_alone() -> None:
-    """Whether a worker that is not ready has a process is seen on its machine alone."""
+    """The process of a worker is visible only on its machine."""
     practice = Practice(FakeModel("sequence"))
     practice.management.is_local = False
     practice.model.kill()
     assert not practice.healthy(repair=True)
-    assert "cure: run this on the machine of TorchServe" in practice.said
+    assert "cure: run the doctor on TorchServe's machine" in practice.said
     assert practice.model.deeds == []
 
 
 def test_settings_that_hang_are_found_again() -> None:
-    """The rules are those of `ts-stateful check`, applied to what TorchServe has made of the settings."""
+    """The rules are those of `ts-stateful check`, for TorchServe's current settings."""
     model = FakeModel("sequence")
     hello = model.sessions._hello({})
     hello["limits"]["max_sessions"] = 65
@@ -269,14 +272,14 @@ def test_settings_that_hang_are_found_again() -> None:
 
 
 def test_the_command_speaks_http(fake: FakeSessions, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its exit status is that of the model; what it cannot mean is 2."""
-    nobody = "http://127.0.0.1:1"
+    """Its exit status is that of the model; malformed URLs are 2."""
+    closed = "http://127.0.0.1:1"
     with http_server(fake) as port:
-        address = ["--url", f"http://127.0.0.1:{port}", "--management-url", nobody]
+        address = ["--url", f"http://127.0.0.1:{port}", "--management-url", closed]
         assert main(["doctor", *address, "--token", "secret", "--timeout", "60"]) == 0
         assert "ok: chat answers" in capsys.readouterr().out
         assert fake.headers[0]["authorization"] == "Bearer secret"
         assert fake.headers[0]["ts_request_sequence_id"] == PROBE_SESSION
-    assert main(["doctor", "--url", nobody, "--management-url", nobody]) == 1
+    assert main(["doctor", "--url", closed, "--management-url", closed]) == 1
     assert main(["doctor", "--url", "grpc://127.0.0.1:7070"]) == 2
     assert main(["doctor", "--management-url", "grpc://127.0.0.1:7071"]) == 2

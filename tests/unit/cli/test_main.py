@@ -86,19 +86,19 @@ def test_wrong_usage_is_status_two(run: Run, capsys: pytest.CaptureFixture[str])
     """What the command line cannot mean is refused with status 2."""
     assert run("info", "--url", "nonsense") == 2
     assert "grpc://" in capsys.readouterr().err
-    for arguments, told in (
+    for arguments, message in (
         ((), "required: COMMAND"),
         (("prompt",), "required: prompt"),
         (("dance",), "invalid choice: 'dance'"),
         (("info", "--timeout", "-1"), "-1 is not above 0"),
-        (("info", "--timeout", "soon"), "'soon' is no number"),
+        (("info", "--timeout", "soon"), "'soon' is not a number"),
         (("info", "--max-body-bytes", "0"), "0 is not from 1"),
-        (("info", "--max-body-bytes", "1.5"), "'1.5' is no number, or not a whole one"),
+        (("info", "--max-body-bytes", "1.5"), "'1.5' is not a whole number"),
     ):
         with pytest.raises(SystemExit) as caught:
             run(*arguments)
         assert caught.value.code == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["", "chat", "prompt", "info", "check", "doctor", "plan"])

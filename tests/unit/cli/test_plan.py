@@ -1,4 +1,4 @@
-"""`ts-stateful plan` and `check --model`: configurations from the command line, without a server, a GPU or torch."""
+"""`ts-stateful plan` and `check --model`, without a server, a GPU or torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LLAMA = {
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    """The config.json of a model of 1.2 billion weights."""
+    """Write the config.json of a model with 1.2 billion weights."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(_LLAMA))
     return path
@@ -37,7 +37,7 @@ def llama(tmp_path: Path) -> Path:
 def test_a_plan_is_a_file_that_the_check_passes(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Standard output is the file, standard error what the hardware does not hold."""
+    """Standard output has the file, standard error the sessions that do not fit."""
     options = "--sessions 500 --gpus 4 --gpu-memory 80GiB --context 32768"
     assert main(["plan", *options.split(), "--model", str(llama)]) == 0
     out, err = capsys.readouterr()
@@ -55,13 +55,13 @@ def test_a_plan_is_a_file_that_the_check_passes(
 def test_a_plan_without_a_model_is_about_torchserve_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And says what would tell the rest."""
+    """A warning names the missing options."""
     assert main(["plan", "--sessions", "20"]) == 0
     out, err = capsys.readouterr()
     document = yaml.safe_load(out)
     assert document["maxNumSequence"] == 20
     assert "deviceCacheBytes" not in document["handler"]
-    assert "--model tells it" in err
+    assert "give --model" in err
 
 
 def test_a_configuration_to_start_from(
@@ -84,18 +84,18 @@ def test_a_configuration_to_start_from(
 
 
 def test_bytes_of_a_state_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
-    """For a model whose declarations are not written yet."""
+    """The model may lack its declarations."""
     options = "--sessions 40 --gpus 1 --gpu-memory 16GiB --state-bytes 100MiB"
     assert main(["plan", *options.split()]) == 0
     out = capsys.readouterr().out
-    assert "40 sessions of an engine take 3.91 GiB: 40 of them stay" in " ".join(
-        out.replace("#", "").split()
-    )
-    assert "inputs, outputs, states" in out
+    table = " ".join(out.replace("#", "").split())
+    assert "sessions 40 x 100 MiB = 3.91 GiB" in table
+    assert "on a device 40 sessions" in table
+    assert "inputs, outputs and states" in out
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "told"),
+    ("options", "status", "message"),
     [
         ("--sessions 5 --model no/such/folder", 1, "neither a folder"),
         ("--sessions 5 --config none.yaml", 1, "cannot be read"),
@@ -104,17 +104,17 @@ def test_bytes_of_a_state_can_be_given(capsys: pytest.CaptureFixture[str]) -> No
         ("--sessions 90000 --profile sequence", 1, "--profile continuous"),
         ("", 2, "--sessions"),
         ("--sessions 0", 2, "from 1 to"),
-        ("--sessions many", 2, "no number"),
+        ("--sessions many", 2, "is not a"),
         ("--sessions 5 --idle nan", 2, "above 0"),
-        ("--sessions 5 --idle soon", 2, "no number"),
+        ("--sessions 5 --idle soon", 2, "is not a"),
         ("--sessions 5 --memory 4gigs", 2, "write 80GiB"),
         ("--sessions 5 --memory 0", 2, "1 byte"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(
-    options: str, status: int, told: str, llama: Path, capsys: pytest.CaptureFixture[str]
+def test_a_refusal_is_one_line(
+    options: str, status: int, message: str, llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 1 for what cannot work, 2 for what cannot be meant; nothing on standard output."""
+    """Status 1 is for impossible requests, 2 for wrong usage; standard output stays empty."""
     arguments = ["plan", *options.format(model=llama).split()]
     if status == 2:
         with pytest.raises(SystemExit) as caught:
@@ -124,14 +124,14 @@ def test_what_cannot_be_planned_is_one_line(
         assert main(arguments) == status
     out, err = capsys.readouterr()
     assert out == ""
-    assert told in err
+    assert message in err
     if status == 1:
         assert err.startswith("error: ")
         assert err.count("\n") == 1
 
 
 def test_a_model_of_the_hub_is_described_by_its_config_alone(tmp_path: Path) -> None:
-    """The hub's cache is enough; what is neither there nor to be had is refused with the way out."""
+    """The hub's cache is enough; a missing model is refused with a remedy."""
     repository = tmp_path / "models--owner--name"
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

@@ -1,43 +1,49 @@
-"""`ts-stateful doctor --watch`: what it says, and when it does something."""
+"""`ts-stateful doctor --watch`: its output, and the time of its repairs."""
 
 from __future__ import annotations
 
-from functools import partial
+import io
 
 import pytest
 
 from tests.support.fake_management import FakeManagement, FakeModel, FakeTransport
-from ts_stateful.cli.evidence import gather
+from ts_stateful.cli.evidence import ExaminedModel
+from ts_stateful.cli.terminal import Terminal
 from ts_stateful.cli.watch import Watch
 from ts_stateful.client.errors import DeadlineExceeded, ServerUnreachable
 
 
 class Ward:
-    """A watch over one model; `said` is what it printed."""
+    """A watch over one model; `said` has the printed lines."""
 
     def __init__(self, model: FakeModel, *, repair: bool = True) -> None:
         self.model = model
         self.management = FakeManagement(model)
-        self.said: list[str] = []
-        look = partial(gather, "chat", self.management, FakeTransport(model), 5.0)
-        self._watch = Watch(look, self.management, repair=repair, say=self.said.append)
+        self._out = io.StringIO()
+        examined = ExaminedModel("chat", self.management, FakeTransport(model), 5.0)
+        self._watch = Watch(examined, Terminal(self._out), repair=repair)
+
+    @property
+    def said(self) -> list[str]:
+        """Return the lines printed so far."""
+        return self._out.getvalue().splitlines()
 
     def look(self, times: int = 1) -> list[str]:
-        """So many looks; what was done about what they saw."""
+        """Look so many times, and return the repairs so far."""
         for _ in range(times):
             self._watch.look_again()
         return self.model.deeds
 
 
-def test_what_has_not_changed_is_said_once() -> None:
-    """That it is well, that it is not, and that it is well again."""
+def test_only_changes_are_printed() -> None:
+    """The model is healthy, then not, then healthy again."""
     ward = Ward(FakeModel("sequence"), repair=False)
     assert ward.look(3) == []
     assert ward.said == ["ok: chat answers: sequence profile, version 0.0"]
     ward.model.kill()
     ward.look(3)
     assert len(ward.said) == 3
-    assert ward.said[1].startswith("error: worker: its process is gone")
+    assert ward.said[1].startswith("error: worker: its process exited")
     ward.model.register()
     ward.look(3)
     assert ward.said[3:] == ward.said[:1]
@@ -46,8 +52,8 @@ def test_what_has_not_changed_is_said_once() -> None:
 @pytest.mark.parametrize(
     ("profile", "deeds"), [("sequence", ["register"]), ("async", ["scale 0", "scale 1"])]
 )
-def test_a_lost_worker_is_replaced_when_it_was_seen_twice(profile: str, deeds: list[str]) -> None:
-    """Each time that it is lost."""
+def test_a_dead_worker_is_replaced_after_two_looks(profile: str, deeds: list[str]) -> None:
+    """This holds for each death."""
     ward = Ward(FakeModel(profile, model_api=True))
     for times in (1, 2, 3):
         ward.look()
@@ -58,19 +64,19 @@ def test_a_lost_worker_is_replaced_when_it_was_seen_twice(profile: str, deeds: l
         assert ward.said[-1] == f"ok: chat answers: {profile} profile, version 0.0"
 
 
-def test_what_torchserve_has_not_noticed_is_seen() -> None:
-    """A worker that is READY and has no process; where TorchServe will start another one by itself, that is waited for."""
+def test_a_death_that_torchserve_missed_is_found() -> None:
+    """A READY worker has no process; if TorchServe will start another one itself, the watch waits."""
     for profile, looks in (("sequence", 2), ("continuous", 6)):
         ward = Ward(FakeModel(profile, model_api=True))
         ward.look()
         ward.model.is_unnoticed = True
         assert ward.look(looks - 1) == []
-        assert ward.said[1].startswith("error: worker: its process is gone")
+        assert ward.said[1].startswith("error: worker: its process exited")
         assert ward.look() != []
 
 
-def test_who_may_be_busy_is_given_time() -> None:
-    """A model that is ready and silent may have much to do; when it answers in between, that was it."""
+def test_a_busy_model_gets_time() -> None:
+    """A silent model may be busy; an answer in between starts the count again."""
     ward = Ward(FakeModel(model_api=True))
     for _ in range(2):
         ward.model.stuck = True
@@ -81,8 +87,8 @@ def test_who_may_be_busy_is_given_time() -> None:
     assert ward.look(6) == ["register"]
 
 
-def test_what_does_not_help_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It breaks off what others are doing."""
+def test_a_repair_without_effect_becomes_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair breaks requests in flight."""
     ward = Ward(FakeModel("async"))
     monkeypatch.setattr(ward.model, "scale", lambda count: ward.model.deeds.append(f"to {count}"))
     ward.model.kill()
@@ -94,8 +100,8 @@ def test_what_does_not_help_is_tried_ever_less_often(monkeypatch: pytest.MonkeyP
     assert tries == [2, 6, 14, 30, 62, 126, 190, 254]
 
 
-def test_a_repair_that_broke_off_is_ended_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was unregistered and could not be registered has not been forgotten."""
+def test_a_failed_repair_is_completed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was unregistered but not registered again is registered later."""
     ward = Ward(FakeModel("sequence", model_api=True))
     register, failures = ward.management.register, [DeadlineExceeded("no answer within 10 s")]
 
@@ -114,8 +120,8 @@ def test_a_repair_that_broke_off_is_ended_later(monkeypatch: pytest.MonkeyPatch)
     assert ward.said[-1].startswith("ok: chat answers")
 
 
-def test_a_model_that_others_unregister_is_left_alone() -> None:
-    """They know why."""
+def test_an_unregistered_model_is_left_alone() -> None:
+    """Its operators removed it."""
     ward = Ward(FakeModel("sequence", model_api=True))
     ward.look()
     ward.model.registered = False
@@ -123,7 +129,7 @@ def test_a_model_that_others_unregister_is_left_alone() -> None:
     assert "error: model: TorchServe has no model chat" in ward.said[1]
 
 
-def test_a_torchserve_that_is_gone_is_waited_for() -> None:
+def test_a_stopped_torchserve_is_waited_for() -> None:
     """It may be restarted."""
     ward = Ward(FakeModel("sequence", model_api=True))
     ward.look()
@@ -134,19 +140,19 @@ def test_a_torchserve_that_is_gone_is_waited_for() -> None:
     assert [line.partition(":")[0] for line in ward.said] == ["ok", "error", "  cure", "ok"]
 
 
-def test_looking_takes_no_places() -> None:
-    """In the sequence profile every id that is asked under holds one; those of a hang are as many as one look needs."""
+def test_looks_use_no_places() -> None:
+    """In the sequence profile each id keeps a place; many looks at a hang use as many ids as one."""
     ward = Ward(FakeModel("sequence"), repair=False)
     ward.look()
     ward.model.scale(0)
     ward.model.scale(1)
     ward.look(50)
-    assert "those that were open when a worker was lost" in ward.said[1]
+    assert "sessions that were open when a worker died" in ward.said[1]
     assert len(ward.model._met) <= 3
 
 
 def test_an_error_of_the_inference_api_alone_is_not_repaired() -> None:
-    """Nobody listens there, so nobody can be helped."""
+    """No server listens there."""
     ward = Ward(FakeModel("sequence", model_api=True))
     ward.model.refuses = ServerUnreachable("connection refused")
     assert ward.look(20) == []

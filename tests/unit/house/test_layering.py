@@ -31,17 +31,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "client": {"pb", "protocol"},
     "plan": {"protocol", "config"},
     "torchserve": {"protocol", "process"},
-    "sagemaker_local": {"protocol", "process", "torchserve"},
-    "cli": {
-        "pb",
-        "protocol",
-        "config",
-        "client",
-        "plan",
-        "process",
-        "sagemaker_local",
-        "torchserve",
-    },
+    "cli": {"pb", "protocol", "config", "client", "plan"},
 }
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
 _WITHOUT_TORCH = {"safetensors"}  # does not load torch; blobs have its format
@@ -54,7 +44,7 @@ _MAY_IMPORT_TORCH = {
 _ENGINES = {"engine", "language", "recurrent"}
 _NEVER_TORCH = {"ts_stateful.language.scheduler"}
 _NETWORK = {"httpx", "httpcore", "requests", "aiohttp", "urllib.request", "urllib3"}
-_MAY_OPEN = {"media", "client", "sagemaker_local"}
+_MAY_OPEN = {"media", "client"}
 
 
 def _modules() -> dict[str, ast.Module]:

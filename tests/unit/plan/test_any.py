@@ -1,4 +1,4 @@
-"""plan, for anything that may be asked: what is accepted works, and what is refused says what would."""
+"""Plans for any request: accepted ones work, and refusals name options that work."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from ts_stateful.config.check import check_config
 from ts_stateful.config.schema import load_config
 from ts_stateful.config.sizes import StatesSize, TransformerSize
 from ts_stateful.plan import Asked, Plan, PlanRefused
-from ts_stateful.plan.budget import Budget, find_budget
-from ts_stateful.plan.weight import Weight, weight
+from ts_stateful.plan.budget import Budget, Weight, find_budget, weight
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import SharedCache
@@ -71,10 +70,10 @@ _asked = st.tuples(_anything, st.one_of(_of_a_model, _of_states, st.just({})))
 
 @settings(max_examples=100)
 @given(_asked, st.data())
-def test_what_is_accepted_passes_and_what_is_refused_says_what_would(
+def test_accepted_requests_work_and_refusals_name_options_that_work(
     parts: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject
 ) -> None:
-    """A plan has no error to check, and whoever does as a refusal says arrives at a plan."""
+    """The check finds no error in a plan, and following the refusals leads to a plan."""
     fields = {**parts[0], **parts[1]}
     if not fields["gpus"]:
         fields["gpu_memory"] = None
@@ -127,7 +126,7 @@ def _budget(asked: Asked, memory: int) -> tuple[Weight, Budget]:
 def test_a_table_of_sessions_holds_as_many(
     sessions: int, gpus: int, gpu_memory: int, memory: int | None, model: TransformerSize
 ) -> None:
-    """With the planned budgets, the engines' own accounting keeps the planned numbers on devices and in host memory."""
+    """With the planned budgets, the session tables keep the planned numbers on devices and in host memory."""
     asked = Asked(sessions, gpus=gpus, model=model, memory=memory, context=4096)
     one, budget = _budget(asked, gpu_memory)
     found = [_filled(share, one, budget) for share in asked.shares]
@@ -140,7 +139,7 @@ def test_a_table_of_sessions_holds_as_many(
 
 @dataclasses.dataclass
 class _State:
-    """Bytes on a device or on the host; its images stay."""
+    """Bytes on a device or on the host."""
 
     size: int
     residency: Residency = Residency.DEVICE
@@ -161,7 +160,7 @@ class _State:
         self.residency = Residency.RECORD
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -171,7 +170,7 @@ class _Image:
 
 
 def _filled(share: int, one: Weight, budget: Budget) -> list[Residency]:
-    """Where the states of an engine's sessions are when all have been used, one after the other."""
+    """Use all sessions of an engine in turn, and return the places of their states."""
     limits = Limits(share, 60.0, 600.0, device_bytes=budget.device, host_bytes=budget.host)
     shared: SharedCache[_Image] = SharedCache(0)
     table: SessionTable[_State] = SessionTable(limits, shared)

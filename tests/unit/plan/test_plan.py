@@ -1,4 +1,4 @@
-"""plan: numbers that can be followed, for each profile, language models and models with states."""
+"""Plans for each profile, for language models and for models with states."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tests.support.plans import GIB, LLAMA_8B, LLAVA_7B, document_of, plan_of
 from ts_stateful.config.schema import load_config
 from ts_stateful.config.sizes import StatesSize, read_transformer
 from ts_stateful.plan import Asked, PlanRefused, make_plan
-from ts_stateful.plan.budget import Budget, find_budget
-from ts_stateful.plan.weight import Weight, weight
+from ts_stateful.plan.budget import Budget, Weight, find_budget, weight
 from ts_stateful.protocol.profile import Profile
 
 
@@ -44,15 +43,15 @@ def test_a_known_plan() -> None:
         "32 layers x 32 KV heads x (128 + 128) x 2 bytes (bfloat16) = 524,288 bytes a token"
         in comments
     )
-    assert "All 125 sessions of an engine take" in comments
-    assert "23 of them stay" in comments
+    assert "engines 4 with 125 sessions each" in comments
+    assert "on a device 23 sessions" in comments
     [warning] = [text for text in plan.warnings if "not all sessions fit" in text]
-    assert "computed again when they go on (4,096 tokens each)" in warning
+    assert "are computed again when they continue" in warning
 
 
 @pytest.mark.parametrize("profile", Profile)
 def test_numbers_of_a_profile(profile: Profile) -> None:
-    """Continuous batches hold turns, sequence batches sessions, open and lately ended; async ones a request."""
+    """Continuous batches hold turns, sequence batches open and recently ended sessions, async batches a request."""
     asked = Asked(200, profile, idle_min=2, opened_per_min=30)
     document = document_of(plan_of(asked))
     expected = {
@@ -68,7 +67,7 @@ def test_numbers_of_a_profile(profile: Profile) -> None:
 
 
 def test_turns_in_progress_size_the_batch() -> None:
-    """And a quarter more for requests beside them."""
+    """A quarter more is for requests beside them."""
     assert document_of(plan_of(Asked(1000, active=400)))["batchSize"] == 500
 
 
@@ -79,15 +78,15 @@ def test_a_large_model_has_time_to_load() -> None:
     assert document_of(plan_of(Asked(8)))["startupTimeout"] == 1200
 
 
-def test_more_gpus_than_sessions_are_told() -> None:
-    """A session lives on one of them."""
+def test_more_gpus_than_sessions_are_reported() -> None:
+    """A session uses one GPU."""
     plan = plan_of(Asked(3, gpus=8))
     assert document_of(plan)["handler"]["engines"] == 3
     assert any("5 of 8 GPUs have nothing to do" in warning for warning in plan.warnings)
 
 
 def test_states_are_never_computed_again() -> None:
-    """Sequences that do not fit the device need host memory, and are refused where there is none."""
+    """Sequences that do not fit the device need host memory; without it they are refused."""
     states = StatesSize.given(GIB)
     asked = Asked(100, gpus=1, gpu_memory=40 * GIB, memory=105 * GIB, states=states)
     _, budget = _budget(asked, 40 * GIB)
@@ -100,7 +99,7 @@ def test_states_are_never_computed_again() -> None:
 
 
 def test_a_state_models_other_keys_are_taken_over(repository: Path) -> None:
-    """Declarations stay, numbers are planned, also in a flow of lists and dicts."""
+    """Declarations stay, and numbers are planned."""
     kept = yaml.safe_load((repository / "examples/counter/model-config.yaml").read_text())
     size = StatesSize.of(load_config(kept).state.states)  # type: ignore[union-attr]
     asked = Asked(5000, Profile.CONTINUOUS, gpus=1, gpu_memory=8 * GIB, states=size)
@@ -111,8 +110,8 @@ def test_a_state_models_other_keys_are_taken_over(repository: Path) -> None:
     assert "sequenceBatching" not in document
 
 
-def test_what_is_taken_over_is_checked() -> None:
-    """A kept key that does not work is refused by its name."""
+def test_kept_keys_are_checked() -> None:
+    """The refusal names a kept key that does not work."""
     with pytest.raises(PlanRefused, match="restartDeadlineSec"):
         make_plan(Asked(5, Profile.SEQUENCE), {"handler": {"restartDeadlineSec": 500}}, "plan")
     with pytest.raises(PlanRefused, match="modle"):
@@ -120,14 +119,14 @@ def test_what_is_taken_over_is_checked() -> None:
 
 
 def test_the_command_cannot_leave_its_comment() -> None:
-    """Whatever a path has in it, the file stays what was planned."""
+    """The characters of a path cannot change the file."""
     command = "ts-stateful plan --model 'a\nminWorkers: 7\u2028maxWorkers: 7\x85b\x00'"
     document = yaml.safe_load(make_plan(Asked(5), {}, command).text)
     assert document["minWorkers"] == document["maxWorkers"] == 1
 
 
 def test_dtype_halves_what_a_session_takes(tmp_path: Path) -> None:
-    """float32 doubles bytes of states and of weights."""
+    """float32 doubles the bytes of KV states."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     model = read_transformer(tmp_path)
     half = weight(Asked(1, model=model, dtype="bfloat16"))
@@ -138,7 +137,7 @@ def test_dtype_halves_what_a_session_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "remedy"),
     [
         ({"active": 9}, "--active 5"),
         ({"gpu_memory": GIB}, "--gpus"),
@@ -149,7 +148,7 @@ def test_dtype_halves_what_a_session_takes(tmp_path: Path) -> None:
         ({"model": LLAMA_8B, "memory": 8 * GIB}, "--memory 34GiB"),
     ],
 )
-def test_what_cannot_work_is_refused(fields: dict[str, Any], told: str) -> None:
-    """With what would."""
-    with pytest.raises(PlanRefused, match=told):
+def test_impossible_requests_are_refused(fields: dict[str, Any], remedy: str) -> None:
+    """The refusal names options that work."""
+    with pytest.raises(PlanRefused, match=remedy):
         plan_of(Asked(5, **fields))

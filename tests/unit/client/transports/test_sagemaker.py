@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from deploy.sagemaker.local.eventstream import MEDIA_TYPE, payload_part, stream_error
+from deploy.sagemaker.local.server import ServiceLimits
 from tests.support.fake_client import FakeTime, connected
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from tests.support.sagemaker import ENDPOINT, endpoint_of, serving
 from ts_stateful.client import RequestTooLarge, Server, ServerRefused, ServerUnreachable, connect
 from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
-from ts_stateful.sagemaker_local.eventstream import MEDIA_TYPE, payload_part, stream_error
-from ts_stateful.sagemaker_local.server import Limits
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_turn_that_outlives_the_time_limit_is_joined(fake: FakeSessions, time:
     """The service waits for a minute; the client then sends the same turn again, and it happens once."""
     fake.fail("prompt", Fault(lost=True, stalls=True))
     with (
-        endpoint_of(fake, limits=Limits(model_s=1.5)) as url,
+        endpoint_of(fake, limits=ServiceLimits(model_s=1.5)) as url,
         connect(f"sagemaker://{ENDPOINT}?endpoint_url={url}", policy=time.policy()) as server,
         server.open() as session,
     ):

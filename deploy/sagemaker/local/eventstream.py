@@ -1,6 +1,6 @@
 """The encoding of AWS's event streams, outbound: `application/vnd.amazon.eventstream`.
 
-Owns the frames of one response stream of the runtime API. A frame is
+A frame is
 
     total length u32 | headers length u32 | CRC32 of these u32 | headers | payload | CRC32 of all of it u32
 
@@ -24,7 +24,7 @@ _CRC_BYTES = 4
 
 
 def payload_part(data: bytes) -> bytes:
-    """The event that carries a part of the model's answer."""
+    """Encode a part of the model's answer."""
     headers = {
         ":message-type": "event",
         ":event-type": "PayloadPart",
@@ -34,7 +34,7 @@ def payload_part(data: bytes) -> bytes:
 
 
 def stream_error(kind: str, fields: Mapping[str, str]) -> bytes:
-    """The event that ends a stream in failure: a `ModelStreamError` or an `InternalStreamFailure`."""
+    """Encode the failure that ends a stream: a `ModelStreamError` or an `InternalStreamFailure`."""
     headers = {
         ":message-type": "exception",
         ":exception-type": kind,

@@ -1,7 +1,4 @@
-"""The runtime API over HTTP, between clients and containers.
-
-Owns the two operations, `GET /ping`, and the health of instances. Which instance takes a request is `routing`'s to say.
-"""
+"""The runtime API over HTTP, between clients and containers."""
 
 from __future__ import annotations
 
@@ -9,12 +6,31 @@ import asyncio
 import contextlib
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from deploy.sagemaker.local.calls import CUSTOM_ATTRIBUTES, VARIANT, Invocation, read_invocation
+from deploy.sagemaker.local.containers import (
+    ContainerAnswer,
+    Containers,
+    TimedOut,
+    Unreachable,
+    WentAway,
+)
+from deploy.sagemaker.local.errors import (
+    TIMED_OUT,
+    WENT_AWAY,
+    ServiceError,
+    body_too_large,
+    model_error,
+    model_failed,
+)
+from deploy.sagemaker.local.eventstream import MEDIA_TYPE, payload_part, stream_error
+from deploy.sagemaker.local.routing import Instance, Router
+from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import (
     CLOSED_SESSION_ID,
     MAX_BODY_BYTES,
@@ -24,35 +40,18 @@ from ts_stateful.protocol.sagemaker import (
     STREAM_TIMEOUT_S,
     parse_opened,
 )
-from ts_stateful.sagemaker_local.calls import CUSTOM_ATTRIBUTES, VARIANT, Call, read_call
-from ts_stateful.sagemaker_local.containers import (
-    Answer,
-    Containers,
-    TimedOut,
-    Unreachable,
-    WentAway,
-)
-from ts_stateful.sagemaker_local.errors import (
-    TIMED_OUT,
-    WENT_AWAY,
-    ServiceError,
-    body_too_large,
-    model_error,
-    model_failed,
-)
-from ts_stateful.sagemaker_local.eventstream import MEDIA_TYPE, payload_part, stream_error
-from ts_stateful.sagemaker_local.routing import Instance, Router
 
-__all__ = ["Limits", "make_app"]
+__all__ = ["ServiceLimits", "make_app"]
 
-_MAX_MISSED_PINGS = 3  # in a row; a session that is sent elsewhere does not come back
+_MAX_MISSED_PINGS = 3  # in a row; a session that moves does not come back
 _CONTENT_TYPE = "X-Amzn-SageMaker-Content-Type"  # of what a stream carries
 
 
 @dataclass(frozen=True)
-class Limits:
-    """`model_s` for a whole answer and for the beginning of a stream, `stream_s` for all of it; containers are asked for their
-    health every `ping_s`.
+class ServiceLimits:
+    """The time limits, and the interval of health checks.
+
+    `model_s` limits a whole answer and the beginning of a stream, `stream_s` a whole stream.
     """
 
     model_s: float = MODEL_TIMEOUT_S
@@ -60,18 +59,15 @@ class Limits:
     ping_s: float = 5.0
 
 
-_SERVICE = Limits()
+_SERVICE = ServiceLimits()
 
 
 def make_app(
-    name: str,
-    router: Router,
-    limits: Limits = _SERVICE,
-    say: Callable[[str], None] = lambda _: None,
+    name: str, router: Router, terminal: Terminal, limits: ServiceLimits = _SERVICE
 ) -> web.Application:
-    """The endpoint of that name as an application; `say` gets a line when an instance leaves service or returns."""
-    endpoint = _Endpoint(name, router, limits, say)
-    # The limit is one more than a body may have: aiohttp refuses what is as long as it.
+    """Make the application of an endpoint. It prints a line when an instance leaves service or returns."""
+    endpoint = _Endpoint(name, router, terminal, limits)
+    # aiohttp refuses a body as long as its limit, so the limit is one byte more.
     app = web.Application(client_max_size=MAX_BODY_BYTES + 1, middlewares=[_as_the_service])
     app.cleanup_ctx.append(endpoint.running)
     app.on_response_prepare.append(_number)
@@ -97,19 +93,19 @@ async def _as_the_service(request: web.Request, handler: Handler) -> web.StreamR
 
 
 class _Endpoint:
-    """One endpoint while it runs; `running` opens and closes what it holds."""
+    """One endpoint; `running` starts and stops its health checks and connections."""
 
     def __init__(
-        self, name: str, router: Router, limits: Limits, say: Callable[[str], None]
+        self, name: str, router: Router, terminal: Terminal, limits: ServiceLimits
     ) -> None:
         self._name = name
         self._router = router
         self._limits = limits
-        self._say = say
+        self._terminal = terminal
         self._containers = Containers()
 
     async def running(self, _app: web.Application) -> AsyncIterator[None]:
-        """Holds the connections to the containers, and looks after their health."""
+        """Check the health of instances until the application stops."""
         watch = asyncio.create_task(self._watch())
         yield
         watch.cancel()
@@ -118,7 +114,7 @@ class _Endpoint:
         await self._containers.close()
 
     async def invoke(self, request: web.Request) -> web.Response:
-        """InvokeEndpoint: one answer, whole."""
+        """Serve InvokeEndpoint: one whole answer."""
         call = self._call(request, streams=False)
         body = await _body(request)
         async with self._answer(call, body, self._limits.model_s) as answer:
@@ -127,14 +123,14 @@ class _Endpoint:
             return web.Response(body=await self._whole(answer), headers=headers)
 
     async def invoke_stream(self, request: web.Request) -> web.StreamResponse:
-        """InvokeEndpointWithResponseStream: every part as it comes; a failure behind the first is an event of the stream."""
+        """Serve InvokeEndpointWithResponseStream: each part at once. A failure after the headers is an event of the stream."""
         call = self._call(request, streams=True)
         body = await _body(request)
         async with self._answer(call, body, self._limits.stream_s) as answer:
             headers = {**_headers_of(answer), "Content-Type": MEDIA_TYPE}
             headers[_CONTENT_TYPE] = answer.headers.get("Content-Type", "")
             response = web.StreamResponse(headers=headers)
-            with contextlib.suppress(ConnectionResetError):  # the client has gone
+            with contextlib.suppress(ConnectionResetError):  # the client disconnected
                 await response.prepare(request)
                 async with contextlib.aclosing(_frames(answer)) as frames:
                     async for frame in frames:
@@ -143,7 +139,7 @@ class _Endpoint:
             return response
 
     async def ping(self, _request: web.Request) -> web.Response:
-        """Healthy while an instance is in service; says which are."""
+        """List the instances. The status is 200 while one is in service, else 503."""
         held = self._router.num_sessions()
         instances = [
             {"url": one.url, "in_service": one.in_service, "sessions": held[one]}
@@ -153,14 +149,17 @@ class _Endpoint:
         document = {"status": "Healthy" if healthy else "Unhealthy", "instances": instances}
         return web.json_response(document, status=200 if healthy else 503)
 
-    def _call(self, request: web.Request, *, streams: bool) -> Call:
-        return read_call(self._name, request.match_info["name"], request.headers, streams=streams)
+    def _call(self, request: web.Request, *, streams: bool) -> Invocation:
+        name = request.match_info["name"]
+        return read_invocation(self._name, name, request.headers, streams=streams)
 
     @contextlib.asynccontextmanager
-    async def _answer(self, call: Call, body: bytes, total_s: float) -> AsyncIterator[Answer]:
-        """A container's answer, as far as its headers, of which the router has learned.
+    async def _answer(
+        self, call: Invocation, body: bytes, total_s: float
+    ) -> AsyncIterator[ContainerAnswer]:
+        """Return a container's answer once its headers are there, and update the router from them.
 
-        An instance that cannot be connected to has seen nothing of the request, which goes to another one.
+        If an instance refuses the connection, it has seen nothing of the request, so another one gets it.
         """
         while True:
             instance = self._router.choose(call.session_id)
@@ -178,14 +177,16 @@ class _Endpoint:
                     yield answer
                     return
 
-    async def _begin(self, instance: Instance, call: Call, body: bytes, total_s: float) -> Answer:
+    async def _begin(
+        self, instance: Instance, call: Invocation, body: bytes, total_s: float
+    ) -> ContainerAnswer:
         begin_s = self._limits.model_s
         with self._failures():
             return await self._containers.invoke(
                 instance.url, call, body, begin_s=begin_s, total_s=total_s
             )
 
-    async def _whole(self, answer: Answer) -> bytes:
+    async def _whole(self, answer: ContainerAnswer) -> bytes:
         with self._failures():
             return await answer.read()
 
@@ -211,8 +212,10 @@ class _Endpoint:
     def _set_health(self, instance: Instance, *, in_service: bool) -> None:
         if instance.in_service != in_service:
             instance.in_service = in_service
-            with contextlib.suppress(OSError):  # whoever read what is printed may have gone
-                self._say(f"{instance.url} {'returns to' if in_service else 'leaves'} service")
+            with contextlib.suppress(OSError):  # nothing may read standard output any more
+                self._terminal.line(
+                    f"{instance.url} {'returns to' if in_service else 'leaves'} service"
+                )
 
 
 async def _body(request: web.Request) -> bytes:
@@ -224,14 +227,14 @@ async def _body(request: web.Request) -> bytes:
         raise body_too_large() from None
 
 
-def _headers_of(answer: Answer) -> dict[str, str]:
+def _headers_of(answer: ContainerAnswer) -> dict[str, str]:
     headers = {"x-Amzn-Invoked-Production-Variant": VARIANT}
     if CUSTOM_ATTRIBUTES in answer.headers:
         headers[CUSTOM_ATTRIBUTES] = answer.headers[CUSTOM_ATTRIBUTES]
     return headers
 
 
-def _session_headers_of(answer: Answer) -> dict[str, str]:
+def _session_headers_of(answer: ContainerAnswer) -> dict[str, str]:
     opened = answer.headers.get(SESSION_ID, "")
     headers = {NEW_SESSION_ID: opened} if parse_opened(opened) else {}
     if CLOSED_SESSION_ID in answer.headers:
@@ -239,7 +242,7 @@ def _session_headers_of(answer: Answer) -> dict[str, str]:
     return headers
 
 
-async def _frames(answer: Answer) -> AsyncGenerator[bytes, None]:
+async def _frames(answer: ContainerAnswer) -> AsyncGenerator[bytes, None]:
     try:
         async for part in answer.parts():
             yield payload_part(part)

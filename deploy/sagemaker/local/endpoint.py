@@ -1,8 +1,4 @@
-"""The endpoint as a process: several TorchServes of one archive, and the runtime API in front of them.
-
-Owns their lifetimes and the signals that end them. TorchServe is started by `ts_stateful.torchserve.server`, one instance after
-the other, each on free ports of loopback.
-"""
+"""The endpoint as a process: several TorchServes with one archive, and the runtime API in front of them."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import contextlib
 import dataclasses
 import signal
 import socket
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +14,10 @@ from types import FrameType
 
 from aiohttp import web
 
+from deploy.sagemaker.local.routing import Instance, Router
+from deploy.sagemaker.local.server import make_app
+from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import CONTAINER_VARIABLES
-from ts_stateful.sagemaker_local.routing import Instance, Router
-from ts_stateful.sagemaker_local.server import make_app
 from ts_stateful.torchserve.ports import HOST, Ports
 from ts_stateful.torchserve.server import ServerFailed, TorchServe
 
@@ -33,7 +29,7 @@ _GOODBYE_S = 1.0  # for requests in flight when the endpoint stops
 
 @dataclass(frozen=True)
 class Settings:
-    """What to serve. Logs of the instances go to files in `log_folder`; `port` 0 is a free one."""
+    """Everything that the endpoint serves with. Instances log to files in `log_folder`; `port` 0 takes a free one."""
 
     archive: Path
     endpoint: str
@@ -45,11 +41,11 @@ class Settings:
     start_timeout_s: float
 
 
-def run(settings: Settings, say: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM, then stops every instance. `say` gets the lines that a user waits for, `ready` at last.
+def run(settings: Settings, terminal: Terminal) -> None:
+    """Serve until SIGINT or SIGTERM, then stop every instance. Print the addresses, and `ready` at the end.
 
     Raises:
-        ServerFailed, JavaMissing: the port is taken, or an instance did not start; those that did are stopped.
+        ServerFailed, JavaMissing: the port is taken, or an instance did not start; the others are stopped.
     """
     for end in _SIGNALS:  # a shell may have started this with SIGINT ignored
         signal.signal(end, _interrupt)
@@ -61,9 +57,9 @@ def run(settings: Settings, say: Callable[[str], None]) -> None:
                 server = stack.enter_context(_server(settings, number, ports))
                 servers.append(server)
                 instances.append(Instance(server.http_url))
-                say(f"instance {number}  {server.http_url}  {server.log_file}")
-            asyncio.run(_serve(settings.endpoint, instances, listener, say))
-            for end in _SIGNALS:  # what is being stopped is not interrupted
+                terminal.line(f"instance {number}  {server.http_url}  {server.log_file}")
+            asyncio.run(_serve(settings.endpoint, instances, listener, terminal))
+            for end in _SIGNALS:  # nothing interrupts the stop
                 signal.signal(end, signal.SIG_IGN)
             with ThreadPoolExecutor() as threads:  # each takes some seconds
                 list(threads.map(TorchServe.stop, servers))
@@ -86,19 +82,19 @@ def _server(settings: Settings, number: int, ports: Ports) -> TorchServe:
 
 
 def _bound(port: int) -> socket.socket:
-    """A port taken before anything is started, on which nobody listens yet."""
+    """Bind the port before any instance starts; nothing listens on it yet."""
     bound = socket.socket()
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((HOST, port))
     except OSError:
         bound.close()
-        raise ServerFailed(f"in use on {HOST}: port {port}") from None
+        raise ServerFailed(f"port {port} of {HOST} is in use; choose another with --port") from None
     return bound
 
 
 def _distinct_ports(count: int) -> list[Ports]:
-    """Free ports for so many servers; one that is offered twice, as nobody listens on it yet, is taken once."""
+    """Choose free ports for `count` servers. The system may offer a port twice while nothing listens on it."""
     taken: set[int] = set()
     chosen: list[Ports] = []
     while len(chosen) < count:
@@ -111,14 +107,14 @@ def _distinct_ports(count: int) -> list[Ports]:
 
 
 async def _serve(
-    endpoint: str, instances: list[Instance], listener: socket.socket, say: Callable[[str], None]
+    endpoint: str, instances: list[Instance], listener: socket.socket, terminal: Terminal
 ) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for end in _SIGNALS:
         loop.add_signal_handler(end, stopped.set)
-    app = make_app(endpoint, Router(instances), say=say)
-    # A request whose client has gone is given up, so that its container hears of it.
+    app = make_app(endpoint, Router(instances), terminal)
+    # Cancel a request when its client disconnects; the container then sees the connection close.
     runner = web.AppRunner(
         app, access_log=None, shutdown_timeout=_GOODBYE_S, handler_cancellation=True
     )
@@ -126,8 +122,8 @@ async def _serve(
     try:
         await web.SockSite(runner, listener).start()
         url = f"http://{HOST}:{listener.getsockname()[1]}"
-        say(f"endpoint    {url}/endpoints/{endpoint}/invocations")
-        say("ready")
+        terminal.line(f"endpoint    {url}/endpoints/{endpoint}/invocations")
+        terminal.line("ready")
         await stopped.wait()
     finally:
         await runner.cleanup()

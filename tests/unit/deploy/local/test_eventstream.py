@@ -1,4 +1,4 @@
-"""sagemaker_local.eventstream: frames that AWS's own decoder reads."""
+"""Event streams: frames that AWS's own decoder reads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from botocore.eventstream import EventStreamBuffer, EventStreamMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ts_stateful.sagemaker_local.eventstream import payload_part, stream_error
+from deploy.sagemaker.local.eventstream import payload_part, stream_error
 
 
 def _decoded(data: bytes, cut: int) -> list[EventStreamMessage]:
-    """The messages in a stream that arrives in pieces of `cut` bytes."""
+    """Decode a stream that arrives in pieces of `cut` bytes."""
     buffer = EventStreamBuffer()
     messages = []
     for start in range(0, len(data), cut):

@@ -1,26 +1,22 @@
-"""Which instance takes a request.
-
-Owns the instances, what the endpoint has learned of sessions from their containers, and the choice. Knows nothing of HTTP; the
-clock comes from outside.
-"""
+"""The choice of an instance for a request."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from deploy.sagemaker.local.errors import session_not_found, unavailable
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.sagemaker import parse_opened
-from ts_stateful.sagemaker_local.errors import session_not_found, unavailable
 
 __all__ = ["Instance", "Router"]
 
 
 @dataclass(eq=False)
 class Instance:
-    """One container. `num_requests` are those that it has not answered yet."""
+    """One container. `num_requests` counts requests in flight."""
 
     url: str
     in_service: bool = True
@@ -28,7 +24,7 @@ class Instance:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Counts a request while it is served."""
+        """Count a request until it is served."""
         self.num_requests += 1
         try:
             yield
@@ -43,20 +39,17 @@ class _Place:
 
 
 class Router:
-    """Routes by session: to the instance that opened it, until it is closed or the time has come that `Expires` said."""
+    """A table of sessions and the instances that opened them, until `Expires` or until they are closed."""
 
-    def __init__(
-        self, instances: Sequence[Instance], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, instances: Sequence[Instance], clock: Clock = SYSTEM_CLOCK) -> None:
         self.instances = tuple(instances)
         self._clock = clock
         self._places: dict[str, _Place] = {}
 
     def choose(self, session_id: str | None) -> Instance:
-        """The instance for a request about a session, or about none or a new one (None).
+        """Choose the instance for a session, or for a request without a session or with a new one (None).
 
-        A session whose instance is out of service goes to another one and stays there. Whether that one knows it is its own to
-        say.
+        A session whose instance is out of service moves to another one and stays there. That one may not have it.
 
         Raises:
             ServiceError: no open session has that id, or no instance is in service.
@@ -71,23 +64,23 @@ class Router:
             place.instance = self._least_loaded()
         return place.instance
 
-    def opened(self, told: str, instance: Instance) -> None:
-        """Takes in that an instance's container has said `<id>; Expires=...`; anything else says nothing."""
-        session = parse_opened(told)
+    def opened(self, header: str, instance: Instance) -> None:
+        """Record a session that a container opened, from `<id>; Expires=...`. Ignore any other value."""
+        session = parse_opened(header)
         if session is not None:
             self._places[session.session_id] = _Place(instance, session.expires_at)
 
     def closed(self, session_id: str) -> None:
-        """Takes in that a container has closed a session."""
+        """Remove a session that a container closed."""
         self._places.pop(session_id, None)
 
     def num_sessions(self) -> Counter[Instance]:
-        """How many open sessions each instance has."""
+        """Count the open sessions of each instance."""
         self._drop_expired()
         return Counter(place.instance for place in self._places.values())
 
     def _least_loaded(self) -> Instance:
-        """By requests in flight; where these are as many, by open sessions."""
+        """Choose by requests in flight, then by open sessions."""
         held = self.num_sessions()
         in_service = [instance for instance in self.instances if instance.in_service]
         if not in_service:
@@ -95,6 +88,6 @@ class Router:
         return min(in_service, key=lambda instance: (instance.num_requests, held[instance]))
 
     def _drop_expired(self) -> None:
-        now = self._clock()
+        now = self._clock.unix()
         for session_id in [name for name, place in self._places.items() if place.expires_at <= now]:
             del self._places[session_id]

@@ -1,7 +1,4 @@
-"""One request of the runtime API, as a client sent it: checked, and as the container gets it.
-
-Owns which headers the service knows, and their limits. Everything else that a client sends is dropped, as the service does.
-"""
+"""One request of the runtime API: checked, and as the container receives it."""
 
 from __future__ import annotations
 
@@ -9,20 +6,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deploy.sagemaker.local.errors import endpoint_not_found, validation_error, violated
 from ts_stateful.protocol.sagemaker import ID_PATTERN, NEW_SESSION, SESSION_ID, is_session_id
-from ts_stateful.sagemaker_local.errors import endpoint_not_found, validation_error, violated
 
-__all__ = ["CUSTOM_ATTRIBUTES", "VARIANT", "Call", "read_call"]
+__all__ = ["CUSTOM_ATTRIBUTES", "VARIANT", "Invocation", "read_invocation"]
 
 CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 VARIANT = "AllTraffic"  # the only one
 _MAX_CUSTOM_ATTRIBUTES = 1024
 
+# The service drops all other headers.
 _PASSED = ("Content-Type", CUSTOM_ATTRIBUTES, SESSION_ID, "X-Amzn-SageMaker-Inference-Id")
-# `Accept` of a stream travels under a name of its own, because the stream itself is of another type.
+# A stream has its own media type, so `Accept` for its content has another name.
 _ACCEPTS = ("X-Amzn-SageMaker-Accept", "Accept")
 # Parameters of endpoints with several models, containers or components.
-_ELSEWHERE = {
+_UNSUPPORTED = {
     "X-Amzn-SageMaker-Target-Model": "targetModel",
     "X-Amzn-SageMaker-Target-Container-Hostname": "targetContainerHostname",
     "X-Amzn-SageMaker-Inference-Component": "inferenceComponentName",
@@ -31,25 +29,27 @@ _ASCII = re.compile(r"[\x00-\x7f]*")
 
 
 @dataclass(frozen=True)
-class Call:
-    """`session_id` is None without a session and for a new one; `headers` are those that the container gets."""
+class Invocation:
+    """A checked request. `session_id` is None without a session and for a new one; `headers` go to the container."""
 
     session_id: str | None
     headers: dict[str, str]
 
 
-def read_call(endpoint: str, asked_for: str, headers: Mapping[str, str], *, streams: bool) -> Call:
-    """The call that a request's headers (compared without regard to case) make to the endpoint that it asks for.
+def read_invocation(
+    endpoint: str, requested: str, headers: Mapping[str, str], *, streams: bool
+) -> Invocation:
+    """Check the headers of a request for the endpoint `requested`. Lookups in `headers` must ignore case.
 
     Raises:
-        ServiceError: the service would refuse it.
+        ServiceError: the service would refuse the request.
     """
-    if asked_for != endpoint:
-        raise endpoint_not_found(asked_for)
+    if requested != endpoint:
+        raise endpoint_not_found(requested)
     variant = headers.get("X-Amzn-SageMaker-Target-Variant", VARIANT)
     if variant != VARIANT:
         raise validation_error(f"Variant {variant} not found for endpoint {endpoint}.")
-    for name, member in _ELSEWHERE.items():
+    for name, member in _UNSUPPORTED.items():
         if name in headers:
             raise validation_error(f"Endpoint {endpoint} does not support {member}.")
     attributes = headers.get(CUSTOM_ATTRIBUTES, "")
@@ -60,11 +60,11 @@ def read_call(endpoint: str, asked_for: str, headers: Mapping[str, str], *, stre
     accept = next((headers[name] for name in _ACCEPTS if name in headers), None)
     if accept is not None:
         passed["Accept"] = accept
-    return Call(_session_id(headers.get(SESSION_ID), streams=streams), passed)
+    return Invocation(_session_id(headers.get(SESSION_ID), streams=streams), passed)
 
 
 def _session_id(value: str | None, *, streams: bool) -> str | None:
-    """A stream cannot open a session: there `NEW_SESSION` is an id of the wrong form."""
+    """Check a session id. A stream cannot open a session, so `NEW_SESSION` is malformed there."""
     if value is None or (value == NEW_SESSION and not streams):
         return None
     if not is_session_id(value):

@@ -1,4 +1,4 @@
-"""sagemaker_local.server: what boto3, as it is, sees of the endpoint, and what the containers see of boto3."""
+"""The runtime API, as an unchanged boto3 uses it and as the containers see it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
 
+from deploy.sagemaker.local.server import ServiceLimits
 from tests.support.fake_container import FakeContainer
 from tests.support.sagemaker import ENDPOINT, parts_of, serving
 from tests.support.sagemaker_service import EXPIRES, Service
-from ts_stateful.sagemaker_local.server import Limits
 
-SHORT = Limits(model_s=0.2)
+SHORT = ServiceLimits(model_s=0.2)
 _PATIENCE_S = 30.0
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[Limits], Service]]:
-    """Starts services."""
+def start() -> Iterator[Callable[[ServiceLimits], Service]]:
+    """Return a function that starts services."""
     with contextlib.ExitStack() as stack:
 
-        def start(limits: Limits) -> Service:
+        def start(limits: ServiceLimits) -> Service:
             service = Service(limits)
             stack.callback(service.close)
             return service
@@ -38,9 +38,9 @@ def start() -> Iterator[Callable[[Limits], Service]]:
 
 
 @pytest.fixture
-def service(start: Callable[[Limits], Service]) -> Service:
-    """A service with the service's own limits."""
-    return start(Limits())
+def service(start: Callable[[ServiceLimits], Service]) -> Service:
+    """Start a service with SageMaker's limits."""
+    return start(ServiceLimits())
 
 
 def _refused(call: Callable[[], Any], code: str, status: int) -> dict[str, Any]:
@@ -71,17 +71,17 @@ def test_a_session_is_opened_used_and_closed(service: Service) -> None:
     assert [len(one.seen) for one in service.containers] == [4, 3]
 
 
-def test_a_session_ends_when_its_container_said(service: Service) -> None:
-    """Behind `Expires` the id is unknown, to streams as well."""
-    service.time.now = 999_999_999
+def test_a_session_ends_at_expires(service: Service) -> None:
+    """After `Expires` the id is unknown, also to streams."""
+    service.clock.now += 59
     service.open("abc")
     service.invoke("abc")
-    service.time.now = 1_000_000_000
+    service.clock.now += 1
     for call in (service.invoke, service.stream):
         _refused(partial(call, "abc"), "ValidationError", 400)
 
 
-def test_a_bare_id_of_the_container_goes_to_nobody(service: Service) -> None:
+def test_a_bare_id_of_the_container_opens_no_session(service: Service) -> None:
     """A container that repeats the session's id, without `Expires`, has opened nothing."""
     assert "NewSessionId" not in service.invoke("NEW_SESSION", {"opens": "abc"})
     _refused(lambda: service.invoke("abc"), "ValidationError", 400)
@@ -114,7 +114,7 @@ def test_the_container_sees_what_the_service_passes(service: Service) -> None:
 
 
 def test_custom_attributes_come_back(service: Service) -> None:
-    """Those that the container sets, with the type of its answer."""
+    """The container sets them, and the type of its answer."""
     answer = service.invoke()
     assert (answer["CustomAttributes"], answer["ContentType"]) == ("done", "application/json")
     answer = service.stream(body={"parts": []})
@@ -133,7 +133,7 @@ def test_a_stream_arrives_part_by_part(service: Service) -> None:
 
 
 def test_an_error_of_the_container_is_a_model_error(service: Service) -> None:
-    """424, with what the container said and where its log would be."""
+    """It is 424, with the answer of the container and the address of its log."""
     for status, at_fault in ((410, "client"), (507, "server"), (302, "server")):
         body = {"status": status, "says": '{"error": {}}'}
         for call in (service.invoke, service.stream):
@@ -154,8 +154,8 @@ def test_an_error_opens_no_session(service: Service) -> None:
     _refused(lambda: service.invoke("abc"), "ValidationError", 400)
 
 
-def test_a_model_that_is_too_slow_is_given_up(start: Callable[[Limits], Service]) -> None:
-    """Behind the time limit the answer is the service's, and no longer the container's, whose status is 0."""
+def test_a_model_that_is_too_slow_is_given_up(start: Callable[[ServiceLimits], Service]) -> None:
+    """After the time limit the service answers instead of the container, with status 0."""
     service = start(SHORT)
     for call in (service.invoke, service.stream):
         response = _refused(partial(call, body={"waits": True}), "ModelError", 424)
@@ -163,9 +163,11 @@ def test_a_model_that_is_too_slow_is_given_up(start: Callable[[Limits], Service]
         assert "timed out" in response["OriginalMessage"]
 
 
-def test_a_stream_that_does_not_end_fails_as_an_event(start: Callable[[Limits], Service]) -> None:
-    """What came stands, and behind it the reason."""
-    service = start(Limits(stream_s=3.0))
+def test_a_stream_that_does_not_end_fails_as_an_event(
+    start: Callable[[ServiceLimits], Service],
+) -> None:
+    """The parts before stay, and the reason follows them."""
+    service = start(ServiceLimits(stream_s=3.0))
     answer = service.stream(body={"parts": ["one"], "silent": True})
     events: list[dict[str, Any]] = []
     with pytest.raises(EventStreamError, match="timed out") as caught:
@@ -183,8 +185,8 @@ def test_a_stream_that_breaks_fails_as_an_event(service: Service) -> None:
     assert parts_of(events) == b"one"
 
 
-def test_a_client_that_leaves_is_heard_of_by_its_container(service: Service) -> None:
-    """The request of a client that is gone does not stay in flight."""
+def test_a_request_of_a_disconnected_client_is_cancelled(service: Service) -> None:
+    """Its request does not stay in flight."""
     answer = service.stream(body={"parts": ["one"], "silent": True})
     next(iter(answer["Body"]))
     (busy,) = [instance for instance in service.router.instances if instance.num_requests]
@@ -194,7 +196,7 @@ def test_a_client_that_leaves_is_heard_of_by_its_container(service: Service) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"EndpointName": "other"}, "Endpoint other of account"),
         ({"SessionId": "a_b"}, "at 'sessionId' failed to satisfy constraint"),
@@ -206,10 +208,12 @@ def test_a_client_that_leaves_is_heard_of_by_its_container(service: Service) -> 
         ({"CustomAttributes": "a" * 1025}, "at 'customAttributes'"),
     ],
 )
-def test_a_wrong_request_is_refused(service: Service, options: dict[str, Any], told: str) -> None:
-    """As a ValidationError, and no container sees it."""
+def test_a_wrong_request_is_refused(
+    service: Service, options: dict[str, Any], message: str
+) -> None:
+    """The error is a ValidationError, and no container sees the request."""
     response = _refused(lambda: service.invoke(**options), "ValidationError", 400)
-    assert told in response["Error"]["Message"]
+    assert message in response["Error"]["Message"]
     assert not any(one.seen for one in service.containers)
 
 
@@ -239,7 +243,7 @@ def _ping(url: str) -> tuple[int, dict[str, Any]]:
 
 def test_an_instance_that_is_gone_is_left_out() -> None:
     """A connection that is refused takes an instance out of service; its sessions and new ones go to the other."""
-    service = Service(Limits())
+    service = Service(ServiceLimits())
     with contextlib.closing(service):
         with serving(FakeContainer().app) as (gone,):
             pass
@@ -247,7 +251,7 @@ def test_an_instance_that_is_gone_is_left_out() -> None:
         service.open("abc")
         first.url = gone
         service.invoke("abc")
-        assert service.said == [f"{gone} leaves service"]
+        assert service.screen.lines == [f"{gone} leaves service"]
         assert service.containers[1].seen[-1]["x-amzn-sagemaker-session-id"] == "abc"
         status, document = _ping(service.url)
         assert (status, document["status"]) == (200, "Healthy")
@@ -260,33 +264,35 @@ def test_an_instance_that_is_gone_is_left_out() -> None:
         assert _ping(service.url)[0] == 503
 
 
-def test_an_instance_that_is_not_healthy_gets_nothing(start: Callable[[Limits], Service]) -> None:
+def test_an_instance_that_is_not_healthy_gets_nothing(
+    start: Callable[[ServiceLimits], Service],
+) -> None:
     """One whose ping fails three times in a row leaves service, and returns when it answers."""
-    service = start(Limits(ping_s=0.01))
+    service = start(ServiceLimits(ping_s=0.01))
     first, second = service.containers
     first.sick_pings = 1_000_000
-    _wait_for(lambda: len(service.said) == 1)
+    _wait_for(lambda: len(service.screen.lines) == 1)
     assert service.open("abc") == 1
     first.sick_pings = 0
-    _wait_for(lambda: len(service.said) == 2)
+    _wait_for(lambda: len(service.screen.lines) == 2)
     assert service.open("def") == 0
-    assert [line.split()[1:] for line in service.said] == [
+    assert [line.split()[1:] for line in service.screen.lines] == [
         ["leaves", "service"],
         ["returns", "to", "service"],
     ]
     assert len(second.seen) == 1
 
 
-def test_instances_leave_and_return_where_nobody_listens(
-    start: Callable[[Limits], Service],
+def test_instances_leave_and_return_while_standard_output_is_closed(
+    start: Callable[[ServiceLimits], Service],
 ) -> None:
-    """Whoever read what is printed may have gone: requests go to the other instance, and health is watched on."""
-    service = start(Limits(ping_s=0.01))
-    service.deaf = True
+    """Requests go to the other instance, and health checks continue."""
+    service = start(ServiceLimits(ping_s=0.01))
+    service.screen.is_broken = True
     service.containers[0].sick_pings = 1_000_000
-    _wait_for(lambda: len(service.said) == 1)
+    _wait_for(lambda: len(service.screen.lines) == 1)
     service.containers[0].sick_pings = 0
-    _wait_for(lambda: len(service.said) == 2)
+    _wait_for(lambda: len(service.screen.lines) == 2)
     assert service.open("abc") == 0
     with serving(FakeContainer().app) as (gone,):
         pass
@@ -295,13 +301,13 @@ def test_instances_leave_and_return_where_nobody_listens(
     assert len(service.containers[1].seen) == 1
 
 
-def test_a_ping_that_is_missed_moves_nobody(start: Callable[[Limits], Service]) -> None:
+def test_a_ping_that_is_missed_moves_nobody(start: Callable[[ServiceLimits], Service]) -> None:
     """Two in a row, as of a machine that is busy, change nothing."""
-    service = start(Limits(ping_s=0.01))
+    service = start(ServiceLimits(ping_s=0.01))
     for _ in range(3):
         service.containers[0].sick_pings = 2
         _wait_for(lambda: service.containers[0].sick_pings < -1)
-    assert service.said == []
+    assert service.screen.lines == []
 
 
 def _wait_for(happened: Callable[[], bool]) -> None:

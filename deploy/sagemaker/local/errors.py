@@ -1,8 +1,4 @@
-"""The errors that the service answers, with its statuses and in its words.
-
-Owns their bodies: `Message` and the error's own fields as JSON, the error's name in a header. Where the service's wording is
-known it is used; the names of account and region are made up.
-"""
+"""The service's errors with its statuses and, where known, its wording. Account and region are invented."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ WENT_AWAY = "An error occurred while handling request as the model process exite
 
 
 class ServiceError(Exception):
-    """An error of the runtime API. `code` is None where the service names none; `fields` stand beside `Message`."""
+    """An error of the runtime API. `code` is None where the service names none; `fields` join `Message` in the body."""
 
     def __init__(self, code: str | None, status: int, message: str, **fields: Any) -> None:
         super().__init__(message)
@@ -47,12 +43,12 @@ class ServiceError(Exception):
 
 
 def validation_error(message: str) -> ServiceError:
-    """The request is at fault."""
+    """Return the error for a wrong request."""
     return ServiceError("ValidationError", 400, message)
 
 
 def violated(member: str, value: str, constraint: str) -> ServiceError:
-    """A member of the request is not what the service model takes."""
+    """Return the error for a member of the request that breaks a constraint of the service model."""
     return validation_error(
         f"1 validation error detected: Value '{value}' at '{member}' failed to satisfy constraint:"
         f" Member must {constraint}"
@@ -60,34 +56,34 @@ def violated(member: str, value: str, constraint: str) -> ServiceError:
 
 
 def endpoint_not_found(name: str) -> ServiceError:
-    """There is no endpoint of that name."""
+    """Return the error for an unknown endpoint."""
     return validation_error(f"Endpoint {name} of account {ACCOUNT} not found.")
 
 
 def session_not_found(session_id: str) -> ServiceError:
-    """No open session has that id: it never existed, was closed, or is past its `Expires`."""
+    """Return the error for a session that never existed, was closed, or is past its `Expires`."""
     return validation_error(f"Session {session_id} not found.")
 
 
 def body_too_large() -> ServiceError:
-    """More bytes than a request may have; comes from in front of the service, which is why it has no name."""
+    """Return the error for a body over the limit. It comes from in front of the service, so it has no name."""
     return ServiceError(None, 413, f"HTTP content length exceeded {MAX_BODY_BYTES} bytes.")
 
 
 def unavailable() -> ServiceError:
-    """No instance is in service."""
+    """Return the error for an endpoint without an instance in service."""
     return ServiceError(
         "ServiceUnavailable", 503, "The service is unavailable. Try your call again."
     )
 
 
 def model_error(endpoint: str, status: int, body: bytes) -> ServiceError:
-    """The container answered with an error status, of which the client sees the original."""
+    """Return the error for an error status of the container; it carries the original status and body."""
     return _model_error(endpoint, status, body.decode("utf-8", "replace"))
 
 
 def model_failed(endpoint: str, status: int, reason: str) -> ServiceError:
-    """The container gave no answer: `TIMED_OUT` (status 0) or `WENT_AWAY` (500)."""
+    """Return the error for a missing answer: `TIMED_OUT` (status 0) or `WENT_AWAY` (500)."""
     return _model_error(endpoint, status, reason)
 
 

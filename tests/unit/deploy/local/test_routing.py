@@ -1,46 +1,44 @@
-"""sagemaker_local.routing and sagemaker_api: sessions stay where they are, and new ones go where there is room."""
+"""Routing: sessions stay on their instance, and new ones go to the least loaded one."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_client import FakeTime
+from deploy.sagemaker.local.errors import ServiceError
+from deploy.sagemaker.local.routing import Instance, Router
+from tests.support.clock import FakeClock
 from ts_stateful.protocol.sagemaker import is_session_id, parse_opened
-from ts_stateful.sagemaker_local.errors import ServiceError
-from ts_stateful.sagemaker_local.routing import Instance, Router
 
-AT = 1_700_000_000  # 2023-11-14T22:13:20Z
+AT = 1_700_000_000  # 2023-11-14T22:13:20Z, the Unix time of a new FakeClock
 IN_A_MINUTE = "2023-11-14T22:14:20Z"
 
 
 @pytest.fixture
-def time() -> FakeTime:
-    """A clock that stands at `AT`."""
-    time = FakeTime()
-    time.now = AT
-    return time
+def clock() -> FakeClock:
+    """Return a clock that stands at `AT`."""
+    return FakeClock()
 
 
 @pytest.fixture
-def router(time: FakeTime) -> Router:
-    """Three instances."""
-    return Router([Instance(f"http://{number}") for number in (1, 2, 3)], time.monotonic)
+def router(clock: FakeClock) -> Router:
+    """Return a router with three instances."""
+    return Router([Instance(f"http://{number}") for number in (1, 2, 3)], clock)
 
 
-def test_a_session_stays_on_its_instance_until_it_expires(router: Router, time: FakeTime) -> None:
-    """It is found where its container opened it up to the second that `Expires` names, and then nowhere."""
+def test_a_session_stays_on_its_instance_until_it_expires(router: Router, clock: FakeClock) -> None:
+    """Its instance serves it up to the second in `Expires`; then the session is unknown."""
     third = router.instances[2]
     router.opened(f"abc; Expires={IN_A_MINUTE}", third)
-    time.now = AT + 59.9
+    clock.now += 59.9
     assert router.choose("abc") is third
-    time.now = AT + 60
+    clock.now += 0.1
     with pytest.raises(ServiceError, match="Session abc not found"):
         router.choose("abc")
     assert not router.num_sessions()
 
 
 def test_a_session_that_was_closed_is_unknown(router: Router) -> None:
-    """Closing is learned from the container too; closing what is not there changes nothing."""
+    """The container reports a closed session; closing an unknown one changes nothing."""
     router.opened(f"abc; Expires={IN_A_MINUTE}", router.instances[0])
     router.closed("other")
     assert router.choose("abc") is router.instances[0]
@@ -51,7 +49,7 @@ def test_a_session_that_was_closed_is_unknown(router: Router) -> None:
 
 
 def test_a_new_session_goes_to_the_least_loaded_instance(router: Router) -> None:
-    """Requests in flight count first, open sessions where these are as many."""
+    """Requests in flight count first, then open sessions."""
     first, second, third = router.instances
     assert router.choose(None) is first
     router.opened(f"a; Expires={IN_A_MINUTE}", first)
@@ -65,7 +63,7 @@ def test_a_new_session_goes_to_the_least_loaded_instance(router: Router) -> None
 
 
 def test_sessions_of_an_instance_that_stopped_go_to_another_and_stay(router: Router) -> None:
-    """Also when the first one is back, which has lost them."""
+    """They stay there when the first instance returns, which has lost them."""
     first, second, third = router.instances
     router.opened(f"a; Expires={IN_A_MINUTE}", first)
     router.opened(f"b; Expires={IN_A_MINUTE}", second)
@@ -90,7 +88,7 @@ def test_without_an_instance_the_service_is_unavailable(router: Router) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "header",
     [
         "abc",
         "",
@@ -101,14 +99,14 @@ def test_without_an_instance_the_service_is_unavailable(router: Router) -> None:
         "abc; Expires=2023-11-14T22:14:20Z; Path=/",
     ],
 )
-def test_what_is_no_opening_is_not_learned(router: Router, told: str) -> None:
-    """A bare id, and anything that the service's pattern does not have, opens nothing."""
-    router.opened(told, router.instances[0])
+def test_other_headers_open_no_session(router: Router, header: str) -> None:
+    """A bare id opens no session, nor does a header of another form."""
+    router.opened(header, router.instances[0])
     assert not router.num_sessions()
 
 
 def test_expires_is_utc() -> None:
-    """The timestamp is read as UTC, whatever the machine's time zone."""
+    """The timestamp is UTC in every time zone of the machine."""
     opened = parse_opened("abc; Expires=2023-11-14T22:13:20Z")
     assert opened is not None
     assert opened.expires_at == AT
