@@ -1,7 +1,7 @@
-"""A probe: ends with status 0 if the model of this container answers. Kubernetes' own probes cannot send a body.
+"""A probe with status 0 if the model of this container answers. Kubernetes' own probes cannot send a body.
 
-It asks under one id, that of `ts-stateful doctor`: in the sequence profile TorchServe keeps a place for every id that it meets,
-and one that was there when a worker was lost hangs for ever, as the sessions that were open then do.
+It uses the id of `ts-stateful doctor`. In the sequence profile TorchServe keeps a place for every id, and ids from before a
+worker's death hang for ever, as the sessions of that time do.
 """
 
 import os

@@ -21,8 +21,10 @@ from ts_stateful.protocol.profile import Profile
 __all__ = ["EPILOG", "add_options", "plan"]
 
 _MAX_BYTES = 1 << 50
-_FIELDS = ("sessions", "active", "gpus", "gpu_memory", "memory", "weight_bytes", "opened_per_min")
-_FIELDS += ("session_tokens", "session_image_tokens")
+_FIELDS = (  # of `Asked`, under their own names
+    *("sessions", "active", "gpus", "gpu_memory", "memory", "weight_bytes", "opened_per_min"),
+    *("session_tokens", "session_image_tokens"),
+)
 
 EPILOG = """\
 Prints a model-config.yaml that `ts-stateful check` accepts, after a table of its arithmetic. Warnings on standard error name
@@ -50,7 +52,7 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options. Those in `_FIELDS` are stored under the names of `Asked`."""
+    """Add the options."""
     add = parser.add_argument_group("sessions").add_argument
     add("--sessions", type=whole(1), required=True, metavar="N", help="sessions open at once")
     text = "turns in progress at once (default: a tenth of the sessions, at least 16)"

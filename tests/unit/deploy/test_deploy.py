@@ -1,4 +1,4 @@
-"""deploy/sagemaker/deploy.py against botocore's stub, which knows what SageMaker's API takes and gives."""
+"""deploy/sagemaker/deploy.py against botocore's stub, which checks parameters and answers by SageMaker's API model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from botocore.response import StreamingBody
 from botocore.stub import Stubber
 
 from deploy.sagemaker import deploy
+from tests.support.clock import FakeClock
 
 UP = ["up", "demo", "--image", "1234.dkr.ecr.us-east-1.amazonaws.com/ts:1", "--role"]
 UP += ["arn:aws:iam::123456789012:role/endpoint", "--model-data", "s3://bucket/chat"]
@@ -21,7 +22,7 @@ ARN = "arn:aws:sagemaker:us-east-1:123456789012:endpoint/demo"
 
 
 class Service:
-    """Clients of SageMaker whose answers are prepared; no network."""
+    """Clients of SageMaker with prepared answers, and no network."""
 
     def __init__(self) -> None:
         self.clients = {
@@ -34,23 +35,23 @@ class Service:
         self.out = io.StringIO()
 
     def run(self, *arguments: str) -> int:
-        """Runs the command, which neither waits nor reaches anybody."""
+        """Run the command without waiting."""
         return deploy.main(
             arguments,
             client=lambda name, **_: self.clients[name],
             out=self.out,
-            sleep=lambda _: None,
+            clock=FakeClock(),
         )
 
     def creates(self, instance_type: str = "ml.g5.xlarge") -> None:
-        """Expects the calls that make the endpoint, and takes them."""
+        """Expect and answer the calls that make the endpoint."""
         options = [*UP, "--instance-type", instance_type]
         for operation, parameters in deploy.calls_to_make(deploy.parser().parse_args(options)):
             arn = "".join(part.title() for part in operation.split("_")[1:]) + "Arn"
             self.sagemaker.add_response(operation, {arn: ARN}, parameters)
 
     def describes(self, *statuses: str, **fields: str) -> None:
-        """Tells these, one after the other."""
+        """Answer with these statuses, one after the other."""
         now = datetime.now(timezone.utc)
         for status in statuses:
             description = {"EndpointName": "demo", "EndpointArn": ARN, "EndpointStatus": status}
@@ -58,12 +59,12 @@ class Service:
             self.sagemaker.add_response("describe_endpoint", {**description, **times, **fields})
 
     def misses(self, operation: str) -> None:
-        """Knows nothing of what it is asked for."""
+        """Answer that the resource does not exist."""
         message = f"Could not find {operation} of demo."
         self.sagemaker.add_client_error(operation, "ValidationException", message)
 
     def answers(self) -> None:
-        """The model says hello."""
+        """Answer the `hello` of the model."""
         body = b'{"profile": "continuous"}'
         response: dict[str, Any] = {"Body": StreamingBody(io.BytesIO(body), len(body))}
         expected = {
@@ -76,7 +77,7 @@ class Service:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    """One that has to have been asked for everything that it was prepared for."""
+    """Return a service, and check that all prepared answers were used."""
     service = Service()
     with service.sagemaker, service.runtime:
         yield service
@@ -87,7 +88,7 @@ def service() -> Iterator[Service]:
 
 
 def test_up_makes_everything_and_waits_until_the_model_answers(service: Service) -> None:
-    """An endpoint in service may still be loading its model: what it is asked then runs out of time."""
+    """An endpoint in service may still load its model; requests then time out."""
     service.creates()
     service.describes("Creating", "Creating", "InService")
     service.runtime.add_client_error("invoke_endpoint", "ModelError", "timed out")
@@ -101,15 +102,15 @@ def test_up_makes_everything_and_waits_until_the_model_answers(service: Service)
     service.clients["sagemaker-runtime"].meta.events.register("provide-client-params", wait)
     assert service.run(*UP) == 0
     assert silent == []
-    told = [line.split("s  ", 1)[1] for line in service.out.getvalue().splitlines()]
-    assert told[:3] == ["create_model", "create_endpoint_config", "create_endpoint"]
-    assert told[3:] == ["Creating", "InService", 'answers: {"profile": "continuous"}']
+    printed = [line.split("s  ", 1)[1] for line in service.out.getvalue().splitlines()]
+    assert printed[:3] == ["create_model", "create_endpoint_config", "create_endpoint"]
+    assert printed[3:] == ["Creating", "InService", 'answers: {"profile": "continuous"}']
 
 
-def test_up_tells_why_an_endpoint_failed(
+def test_up_reports_why_an_endpoint_failed(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And where its log is."""
+    """The message names its log group."""
     service.creates()
     service.describes("Creating")
     service.describes("Failed", FailureReason="The container did not pass the ping health check.")
@@ -122,21 +123,21 @@ def test_up_tells_why_an_endpoint_failed(
 def test_up_gives_up_on_a_model_that_never_answers(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After the time that an instance may take to start."""
+    """It waits as long as an instance may take to start."""
     service.creates()
     service.describes("InService")
-    service.runtime.add_client_error("invoke_endpoint", "ModelError", "timed out")
-    clock = iter([0.0, *[10.0] * 5, 5000.0])
+    for _ in range(3):
+        service.runtime.add_client_error("invoke_endpoint", "ModelError", "timed out")
     endpoint = deploy.Endpoint(
-        "demo", *service.clients.values(), out=service.out, clock=lambda: next(clock)
+        "demo", *service.clients.values(), out=service.out, clock=FakeClock()
     )
     with pytest.raises(deploy.Failed, match="does not answer"):
-        endpoint.up(deploy.calls_to_make(deploy.parser().parse_args(UP)), load_timeout_s=1800)
+        endpoint.up(deploy.calls_to_make(deploy.parser().parse_args(UP)), load_timeout_s=20)
     assert capsys.readouterr().err == ""
 
 
-def test_up_repeats_what_aws_refuses(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a line, not as a traceback."""
+def test_up_prints_a_refusal_of_aws(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a line, not a traceback."""
     message = "Cannot create already existing model"
     service.sagemaker.add_client_error("create_model", "ValidationException", message)
     assert service.run(*UP) == 1
@@ -144,7 +145,7 @@ def test_up_repeats_what_aws_refuses(service: Service, capsys: pytest.CaptureFix
 
 
 def test_down_deletes_in_the_order_in_which_it_can_be_done(service: Service) -> None:
-    """First the endpoint, and the rest when it is gone."""
+    """The endpoint comes first, and the rest after its deletion."""
     service.sagemaker.add_response("delete_endpoint", {}, {"EndpointName": "demo"})
     service.describes("Deleting", "Deleting")
     service.misses("describe_endpoint")
@@ -155,14 +156,14 @@ def test_down_deletes_in_the_order_in_which_it_can_be_done(service: Service) -> 
     assert [line.split()[-1] for line in service.out.getvalue().splitlines()] == [
         "delete_endpoint",
         "Deleting",
-        "gone",
+        "deleted",
         "delete_endpoint_config",
         "delete_model",
     ]
 
 
 def test_down_cleans_up_after_half_an_up(service: Service) -> None:
-    """What was not made is not missed."""
+    """Missing resources are skipped."""
     service.misses("delete_endpoint")
     service.misses("delete_endpoint_config")
     service.sagemaker.add_response("delete_model", {}, {"ModelName": "demo"})
@@ -172,21 +173,21 @@ def test_down_cleans_up_after_half_an_up(service: Service) -> None:
 def test_down_stops_where_it_may_not_delete(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another error than that something is missing is one."""
+    """Other errors than a missing resource end the command."""
     service.sagemaker.add_client_error("delete_endpoint", "AccessDeniedException", "not yours")
     assert service.run("down", "demo") == 1
     assert "not yours" in capsys.readouterr().err
 
 
-def test_status_is_what_sagemaker_says(service: Service) -> None:
-    """As JSON."""
+def test_status_is_the_description_of_sagemaker(service: Service) -> None:
+    """It is JSON."""
     service.describes("InService")
     assert service.run("status", "demo") == 0
     assert '"EndpointStatus": "InService"' in service.out.getvalue()
 
 
 def test_a_dry_run_makes_no_call(service: Service) -> None:
-    """And shows all of them, with the folder of the model as a prefix that no other folder has."""
+    """It prints all calls; the folder of the model ends with a slash, so no other folder matches."""
     assert service.run(*UP, "--dry-run", "--env", "TS_MAX_REQUEST_SIZE=7000000") == 0
     shown = service.out.getvalue()
     assert shown.index("create_model") < shown.index("create_endpoint_config")
@@ -207,17 +208,17 @@ def test_a_dry_run_makes_no_call(service: Service) -> None:
 def test_instances_with_a_gpu_get_a_driver_that_is_new_enough(
     arguments: list[str], ami: str | None
 ) -> None:
-    """Unless it is said otherwise."""
+    """`--ami` chooses another one."""
     calls = deploy.calls_to_make(deploy.parser().parse_args([*UP, *arguments]))
     (variant,) = calls[1].parameters["ProductionVariants"]
     assert variant.get("InferenceAmiVersion") == ami
 
 
 @pytest.mark.parametrize("arguments", [["--model-data", "bucket/chat"], ["--env", "NAME"]])
-def test_what_cannot_be_is_refused(
+def test_malformed_options_are_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the command line."""
+    """The status is 2, and the message names the option's value."""
     with pytest.raises(SystemExit) as exit_:
         deploy.main([*UP, *arguments])
     assert exit_.value.code == 2

@@ -1,4 +1,4 @@
-"""The files in deploy/sagemaker that no Python reads: each by the linter of its kind, and what they have to agree on."""
+"""The files in deploy/sagemaker other than Python: their linters, and their agreement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCKERFILE = DEPLOY / "Dockerfile"
     [("cfn-lint", DEPLOY / "role.yaml"), ("hadolint", DOCKERFILE), ("shellcheck", SCRIPT)],
 )
 def test_the_linter_finds_nothing(linter: str, file: Path) -> None:
-    """In the CloudFormation template, the Dockerfile and the script."""
+    """This holds for the CloudFormation template, the Dockerfile and the script."""
     command = Path(sys.executable).with_name(linter)
     if not command.exists():
         pytest.skip(f"needs {linter}")
@@ -33,8 +33,8 @@ def test_the_linter_finds_nothing(linter: str, file: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_notebook_is_one_and_has_no_output() -> None:
-    """What it prints is not kept: it would be about somebody's endpoint."""
+def test_the_notebook_is_valid_and_has_no_output() -> None:
+    """Its output would be about a private endpoint."""
     notebook = json.loads((DEPLOY / "sessions.ipynb").read_text())
     nbformat.validate(notebook)
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -43,14 +43,14 @@ def test_the_notebook_is_one_and_has_no_output() -> None:
 
 
 def test_the_image_names_the_session_headers_as_sagemaker_does() -> None:
-    """For the worker, which is all that looks at them in the continuous profile."""
+    """In the continuous profile only the worker reads them."""
     environment = image_environment()
     assert environment["TS_REQUEST_SEQUENCE_ID"] == sagemaker_api.SESSION_ID
     assert environment["TS_REQUEST_SEQUENCE_END"] == sagemaker_api.CLOSED_SESSION_ID
 
 
-def test_what_the_dockerfile_copies_is_in_its_context() -> None:
-    """Nothing else is sent to Docker: neither environments nor models nor results."""
+def test_the_sources_of_the_dockerfile_are_in_its_context() -> None:
+    """Docker receives nothing else: no environments, models or results."""
     lines = DOCKERFILE.read_text().splitlines()
     copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
     assert all((ROOT / name).exists() for name in copied)
@@ -61,7 +61,7 @@ def test_what_the_dockerfile_copies_is_in_its_context() -> None:
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
-    """`aws` and `docker` that write down how they are called."""
+    """Make an `aws` and a `docker` that record their calls."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("aws", "docker"):
@@ -78,7 +78,7 @@ def commands(tmp_path: Path) -> Path:
 
 
 def push(commands: Path, *arguments: str, **environ: str) -> tuple[str, list[str]]:
-    """Runs the script; returns its output and the calls that it made."""
+    """Run the script. Return its output and its calls."""
     calls = commands.parent / "calls"
     done = subprocess.run(
         [SCRIPT, *arguments],
@@ -92,7 +92,7 @@ def push(commands: Path, *arguments: str, **environ: str) -> tuple[str, list[str
 
 
 def test_the_image_is_built_pushed_and_named(commands: Path) -> None:
-    """From SageMaker's image of the same region; the repository is made if it is not there."""
+    """The base is SageMaker's image of the same region; a missing repository is made."""
     image, calls = push(commands, "--tag", "7", AWS_REGION="eu-west-1")
     assert image == "123456789012.dkr.ecr.eu-west-1.amazonaws.com/torchserve-stateful:7\n"
     assert any(call.startswith("aws ecr create-repository --region eu-west-1") for call in calls)
@@ -107,19 +107,19 @@ def test_the_image_is_built_pushed_and_named(commands: Path) -> None:
 
 
 def test_another_base_needs_no_login(commands: Path) -> None:
-    """Unless it is in a registry of AWS."""
+    """Only the registries of AWS need one."""
     _, calls = push(commands, "--region", "us-west-2", "--base", "python:3.12-slim")
     assert sum(call.startswith("docker login") for call in calls) == 1
     assert any("--build-arg BASE=python:3.12-slim" in call for call in calls)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [(["--tags", "7"], "unknown option: --tags"), (["--tag"], "--tag needs a value")],
 )
-def test_a_wrong_option_is_refused(arguments: list[str], told: str) -> None:
-    """Before anything is built."""
+def test_a_wrong_option_is_refused(arguments: list[str], message: str) -> None:
+    """Nothing is built."""
     assert shutil.which("bash") is not None
     done = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr

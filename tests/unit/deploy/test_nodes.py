@@ -1,4 +1,4 @@
-"""The files in deploy/haproxy and deploy/kubernetes: valid, and in agreement with each other and the rest of the repository."""
+"""The files in deploy/haproxy and deploy/kubernetes: valid, and in agreement with each other and the repository."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ HEADERS = ("ts_request_sequence_id", SESSION_ID)
 
 @pytest.fixture(scope="module")
 def served(repository: Path) -> dict[str, Any]:
-    """The repository's model-config.yaml."""
+    """Read the repository's model-config.yaml."""
     document: dict[str, Any] = yaml.safe_load((repository / "model-config.yaml").read_text())
     return document
 
 
 @pytest.mark.parametrize("environ", [{}, {"TS_DNS": "torchserve.default.svc.cluster.local"}])
 def test_haproxy_takes_the_configuration(environ: dict[str, str]) -> None:
-    """With nodes by their addresses and by a name, without a warning."""
+    """Nodes may have addresses or a name; there is no warning."""
     binary = haproxy_binary()
     if binary is None:
         pytest.skip(NO_HAPROXY)
@@ -49,7 +49,7 @@ def test_checks_find_a_place_on_a_busy_node(served: dict[str, Any]) -> None:
 
 
 def test_the_table_keeps_a_session_for_as_long_as_it_can_live(served: dict[str, Any]) -> None:
-    """And has room for the longest id."""
+    """It has room for the longest id."""
     length, hours = re.findall(
         r"stick-table type string len (\d+) .* expire (\d+)h", CONFIG.read_text()
     )[0]
@@ -58,8 +58,8 @@ def test_the_table_keeps_a_session_for_as_long_as_it_can_live(served: dict[str, 
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_sessions_are_read_from_the_headers_that_there_are(header: str) -> None:
-    """Of requests, and of answers."""
+def test_sessions_are_read_from_both_headers(header: str) -> None:
+    """This holds for requests and answers."""
     text = CONFIG.read_text()
     assert f"set-var(txn.session) req.hdr({header})" in text
     assert f"stick store-response res.fhdr({header}),field(1,;) table sessions" in text
@@ -67,7 +67,7 @@ def test_sessions_are_read_from_the_headers_that_there_are(header: str) -> None:
 
 @pytest.fixture(scope="module")
 def objects() -> dict[tuple[str, str], Any]:
-    """What is in the base, by kind and name."""
+    """Read the objects of the base, by kind and name."""
     documents = [
         document
         for file in sorted((KUBERNETES / "base").glob("[!k]*.yaml"))
@@ -79,20 +79,20 @@ def objects() -> dict[tuple[str, str], Any]:
 
 
 def container(workload: Any) -> dict[str, Any]:
-    """The only one of its pods."""
+    """Return the only container of a workload's pods."""
     (only,) = workload["spec"]["template"]["spec"]["containers"]
     return dict(only)
 
 
 def environment(workload: Any) -> dict[str, str]:
-    """Variables of its container."""
+    """Return the variables of a workload's container."""
     return {one["name"]: one.get("value", "") for one in container(workload)["env"]}
 
 
-def test_services_and_budgets_select_pods_and_ports_that_there_are(
+def test_services_and_budgets_select_existing_pods_and_ports(
     objects: dict[tuple[str, str], Any],
 ) -> None:
-    """By labels, and by names of ports."""
+    """They select by labels, and by names of ports."""
     workloads = [one for one in objects.values() if "template" in one["spec"]]
     by_labels = {str(one["spec"]["selector"]["matchLabels"]): one for one in workloads}
     assert len(by_labels) == len(workloads) == 3
@@ -112,7 +112,7 @@ def test_services_and_budgets_select_pods_and_ports_that_there_are(
 
 
 def test_haproxy_finds_the_nodes(objects: dict[tuple[str, str], Any]) -> None:
-    """By the name of their service, on their ports, all of them; and listens where its own service says."""
+    """It finds all by the name and ports of their service, and listens on the ports of its own service."""
     haproxy = objects["Deployment", "haproxy"]
     variables = environment(haproxy)
     service, _, domain = variables["TS_DNS"].partition(".")
@@ -133,8 +133,8 @@ def test_haproxy_finds_the_nodes(objects: dict[tuple[str, str], Any]) -> None:
     assert variables["TS_MODEL"] == environment(objects["StatefulSet", "torchserve"])["MODEL"]
 
 
-def test_the_nodes_image_is_made_of_what_there_is() -> None:
-    """The Dockerfile's sources exist and are sent to Docker; its linter finds nothing."""
+def test_the_sources_of_the_nodes_image_exist() -> None:
+    """Docker receives the Dockerfile's sources, and its linter finds nothing."""
     dockerfile = KUBERNETES / "Dockerfile"
     lines = [line for line in dockerfile.read_text().splitlines() if line.startswith("COPY ")]
     copied = {word for line in lines for word in line.split()[1:-1]}
@@ -148,15 +148,15 @@ def test_the_nodes_image_is_made_of_what_there_is() -> None:
         assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_a_node_is_given_the_time_to_finish_its_turns(objects: dict[tuple[str, str], Any]) -> None:
-    """Its first process has engines drained; what TorchServe takes to stop comes on top."""
+def test_a_node_has_time_to_finish_its_turns(objects: dict[tuple[str, str], Any]) -> None:
+    """Its first process drains the engines; TorchServe's own stop takes additional time."""
     pod = objects["StatefulSet", "torchserve"]["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] >= EngineConfig().drain_sec + 10
     assert '"-m", "ts_stateful.torchserve.entrypoint"' in (KUBERNETES / "Dockerfile").read_text()
 
 
 def test_the_probe_asks_the_model() -> None:
-    """It ends well if that answers, and with an error otherwise."""
+    """Its status is 0 if the model answers, and 1 otherwise."""
     fake = FakeSessions()
     with http_server(fake) as port:
         for model, status in (("chat", 0), ("another", 1)):
@@ -172,7 +172,7 @@ def test_the_probe_asks_the_model() -> None:
 
 @pytest.mark.parametrize("folder", ["base", "gpu"])
 def test_kustomize_builds_it(folder: str) -> None:
-    """With HAProxy's configuration as it is in the repository, and on request with a GPU for each node."""
+    """The result has the repository's HAProxy configuration and, in `gpu`, a GPU for each node."""
     command = shutil.which("kubectl")
     if command is None:
         pytest.skip("needs kubectl")
