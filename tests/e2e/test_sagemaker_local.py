@@ -37,7 +37,7 @@ _GONE_S = 60.0
 
 
 class Endpoint:
-    """The command while it runs; a context manager, which ends it."""
+    """The running command, as a context manager that ends it."""
 
     def __init__(self, archive: Path, logs: Path) -> None:
         command = [sys.executable, "-m", "deploy.sagemaker.local"]
@@ -47,23 +47,23 @@ class Endpoint:
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     def wait_ready(self) -> None:
-        """Returns when it says `ready`."""
+        """Wait for the line `ready`."""
         assert self.process.stdout is not None
-        said: list[str] = []
+        lines: list[str] = []
         for line in self.process.stdout:
             if line == "ready\n":
-                self.url = said[-1].split()[-1].partition("/endpoints/")[0]
+                self.url = lines[-1].split()[-1].partition("/endpoints/")[0]
                 return
-            said.append(line)
-        raise AssertionError(f"it has ended; it said {said}")
+            lines.append(line)
+        raise AssertionError(f"the command ended after {lines}")
 
     def ping(self) -> dict[str, Any]:
-        """What the endpoint says of its instances."""
+        """Return the endpoint's answer to `/ping`."""
         answer: dict[str, Any] = httpx.get(f"{self.url}/ping", timeout=_GONE_S).json()
         return answer
 
     def sessions(self) -> list[int]:
-        """How many each instance has."""
+        """Count the sessions of each instance."""
         return [instance["sessions"] for instance in self.ping()["instances"]]
 
     def __enter__(self) -> Endpoint:
@@ -76,7 +76,7 @@ class Endpoint:
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """Two instances of the shapes model, with one store."""
+    """Start two instances of the shapes model, with one store."""
     folder = tmp_path_factory.mktemp("sagemaker")
     config = yaml.safe_load((ROOT / "model-config.yaml").read_text())
     config["handler"]["store"] = {"url": (folder / "store").as_uri(), "timeoutSec": 60}
@@ -89,7 +89,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 @pytest.fixture
 def invoke(endpoint: Endpoint) -> Iterator[Callable[..., Any]]:
-    """InvokeEndpoint with a document and a session."""
+    """Return a function that calls InvokeEndpoint with a document and a session."""
     boto = boto_client(endpoint.url)
 
     def invoke(document: dict[str, Any], session_id: str, *, stream: bool = False) -> Any:
@@ -107,13 +107,13 @@ def invoke(endpoint: Endpoint) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def server(endpoint: Endpoint) -> Iterator[Server]:
-    """The client's connection."""
+    """Connect this package's client."""
     with connect(f"sagemaker://demo?endpoint_url={endpoint.url}") as server:
         yield server
 
 
-def test_the_clients_of_other_servers_need_not_be_changed(invoke: Callable[..., Any]) -> None:
-    """DJL Serving's, and those of the samples with SGLang and LLaVA: what their documents have them send by boto3."""
+def test_clients_of_other_servers_work_unchanged(invoke: Callable[..., Any]) -> None:
+    """The requests come from the documents of DJL Serving and of the samples with SGLang and LLaVA."""
     opened = invoke({"requestType": "NEW_SESSION"}, "NEW_SESSION")
     session_id = opened["NewSessionId"].split(";")[0]
     assert json.loads(opened["Body"].read())["result"] == f"Session {session_id} created"
@@ -143,7 +143,7 @@ def test_the_clients_of_other_servers_need_not_be_changed(invoke: Callable[..., 
 def test_boto3_holds_a_conversation_on_each_instance(
     endpoint: Endpoint, invoke: Callable[..., Any]
 ) -> None:
-    """Sessions are opened by NEW_SESSION, on the instance with fewer of them, and prompts find them there."""
+    """NEW_SESSION opens sessions on the instance with fewer of them, and prompts find them there."""
     names = []
     for _ in range(2):
         opened = invoke({"type": "open", "system": "Be brief."}, "NEW_SESSION")
@@ -171,7 +171,7 @@ def test_boto3_holds_a_conversation_on_each_instance(
 
 
 def test_boto3_sees_the_errors_of_service_and_container(invoke: Callable[..., Any]) -> None:
-    """A session that nobody opened is the service's to refuse, a wrong field the container's."""
+    """The service refuses an unknown session, the container a wrong field."""
     with pytest.raises(ClientError) as caught:
         invoke({"prompt": "Hi"}, new_session_id())
     assert caught.value.response["Error"]["Code"] == "ValidationError"
@@ -188,7 +188,7 @@ def test_boto3_sees_the_errors_of_service_and_container(invoke: Callable[..., An
 
 
 def test_an_image_beyond_the_limit_of_the_service_is_seen(server: Server) -> None:
-    """It goes up in parts: with `open`, where the first prompt has it, and with a later prompt."""
+    """It is uploaded in parts: with `open`, where the first prompt carries it, and with a later prompt."""
     chunks = PIL.PngImagePlugin.PngInfo()
     chunks.add(b"nsYn", os.urandom(9_000_000))
     file = io.BytesIO()
@@ -206,7 +206,7 @@ def test_an_image_beyond_the_limit_of_the_service_is_seen(server: Server) -> Non
 
 
 def test_the_client_talks_about_a_picture(endpoint: Endpoint, server: Server) -> None:
-    """In pieces, whole and in a fork; typed errors come through, and the end of the block closes the sessions."""
+    """It talks in pieces, whole and in a fork, gets typed errors, and closes its sessions."""
     assert server.hello().profile == "continuous"
     with server.open(images=[SCENE]) as session:
         reply = session.prompt(QUESTION)
@@ -224,7 +224,7 @@ def test_the_client_talks_about_a_picture(endpoint: Endpoint, server: Server) ->
 
 
 def test_the_notebook_runs_from_top_to_bottom(endpoint: Endpoint) -> None:
-    """The one in deploy/sagemaker, which opens a session on the demo scene, asks, streams and closes."""
+    """The notebook in deploy/sagemaker opens a session on the demo scene, asks, streams and closes."""
     folder = ROOT / "deploy" / "sagemaker"
     cells = json.loads((folder / "sessions.ipynb").read_text())["cells"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
@@ -245,10 +245,10 @@ def test_the_notebook_runs_from_top_to_bottom(endpoint: Endpoint) -> None:
     assert sum(endpoint.sessions()) == 0
 
 
-def test_the_sessions_of_a_stopped_instance_go_on_at_another(
+def test_the_sessions_of_a_stopped_instance_continue_at_another(
     endpoint: Endpoint, server: Server
 ) -> None:
-    """In the middle of a stream too: the other instance reads them from the store, and says what they would have said."""
+    """This holds in the middle of a stream: the other instance reads the session from the store and sends the same text."""
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(server.open(images=[SCENE])) for _ in range(4)]
         replies = [session.prompt(QUESTION, **LONG) for session in sessions]
@@ -276,7 +276,7 @@ def test_the_sessions_of_a_stopped_instance_go_on_at_another(
 
 
 def test_sigterm_stops_everything(endpoint: Endpoint) -> None:
-    """The command ends with status 0, and neither a server nor a worker nor an engine is left."""
+    """The command ends with status 0, and no server, worker or engine is left."""
     processes = psutil.Process(endpoint.process.pid).children(recursive=True)
     assert any(is_engine(one) for one in processes)
     endpoint.process.terminate()
@@ -290,4 +290,4 @@ def _java_at(pid: int, port: int) -> psutil.Process:
         listens = [at for at in process.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
         if port in [at.laddr.port for at in listens]:
             return process
-    raise AssertionError(f"nobody listens on {port}")
+    raise AssertionError(f"no process listens on {port}")

@@ -32,12 +32,6 @@ the sessions that do not fit. They leave a full device, and return with their ne
 language models, by computing their history again. Requests that cannot work are refused, with options that work. No model is
 loaded, and neither a GPU nor torch is needed. docs/capacity.md explains the arithmetic.
 
-  language models     a token takes layers x KV heads x (key + value width) x bytes of the dtype, by config.json
-                      a session takes its tokens, and the embeddings of its images while it is open
-  models with state   a session takes the declared states, with growing ones at their `max`
-  a device            (memory - weights - 1 GiB for CUDA, or 2 GiB for TorchServe on a CPU) x 80 %; activations need the rest
-  sequence profile    a session keeps a place in the batch until it has been idle for --idle minutes, even after it ended
-
 examples:
   500 sessions on four GPUs; those that do not fit move to host memory:
     ts-stateful plan --sessions 500 --gpus 4 --gpu-memory 80GiB --memory 256GiB \\

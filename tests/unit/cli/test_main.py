@@ -35,7 +35,7 @@ def test_prompt_prints_the_reply(
 
 
 def test_prompt_prints_json(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """`prompt --json` prints one document with everything that is known of the turn."""
+    """`prompt --json` prints one document with all fields of the turn."""
     assert run("prompt", "-", "--json", lines="Hello") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["text"] == reply_to("Hello")
@@ -55,7 +55,7 @@ def test_prompt_goes_on_with_a_session(run: Run, url: str, fake: FakeSessions) -
 def test_info_shows_the_server_or_a_session(
     run: Run, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`info` prints the server's figures, `info SESSION` those of a session."""
+    """`info` describes the server, `info SESSION` a session."""
     assert run("info") == 0
     assert "profile: continuous\n" in capsys.readouterr().out
     with connect(url) as server:
@@ -67,9 +67,9 @@ def test_info_shows_the_server_or_a_session(
 def test_a_failure_is_one_line(
     run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever fails is said in one line on standard error, with status 1."""
+    """A failure is one line on standard error, with status 1."""
     fake.fail("open", Fault(error=InternalError("trace\nid 7")))
-    for arguments, said in (
+    for arguments, message in (
         (("prompt", "Hello"), "internal: trace id 7"),
         (("info", "nobody"), "session_not_found: no session nobody"),
         (("prompt", "Hello", "--image", "no/such.png"), "no/such.png: No such file"),
@@ -78,12 +78,12 @@ def test_a_failure_is_one_line(
         assert run(*arguments) == 1
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.startswith(f"error: {said}")
+        assert err.startswith(f"error: {message}")
         assert err.count("\n") == 1
 
 
 def test_wrong_usage_is_status_two(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the command line cannot mean is refused with status 2."""
+    """A malformed command line is refused with status 2."""
     assert run("info", "--url", "nonsense") == 2
     assert "grpc://" in capsys.readouterr().err
     for arguments, message in (
@@ -105,7 +105,7 @@ def test_wrong_usage_is_status_two(run: Run, capsys: pytest.CaptureFixture[str])
 def test_help_teaches_by_example(
     run: Run, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every help page ends with something to try."""
+    """Every help page ends with an example."""
     with pytest.raises(SystemExit) as caught:
         run(*([command] if command else []), "--help")
     assert caught.value.code == 0
@@ -115,14 +115,14 @@ def test_help_teaches_by_example(
 def test_the_token_may_come_from_the_environment(
     run: Run, fake: FakeSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token need not stand in the list of processes."""
+    """The token then stays out of the list of processes."""
     monkeypatch.setenv("TS_STATEFUL_TOKEN", "secret")
     assert run("info") == 0
     assert fake.headers[-1]["authorization"] == "Bearer secret"
 
 
 def test_http_works_alike(fake: FakeSessions, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command speaks HTTP as well."""
+    """The command works over HTTP, too."""
     with http_server(fake) as port:
         assert main(["prompt", "Hello", "--url", f"http://127.0.0.1:{port}"]) == 0
     assert capsys.readouterr().out == reply_to("Hello") + "\n"
@@ -131,7 +131,7 @@ def test_http_works_alike(fake: FakeSessions, capsys: pytest.CaptureFixture[str]
 def test_check_finds_what_is_wrong(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`check` passes the shipped configuration, and fails one that would hang, with the cure."""
+    """`check` accepts the shipped configuration, and refuses one that would hang, with the cure."""
     assert main(["check", str(repository / "model-config.yaml")]) == 0
     out = capsys.readouterr().out
     assert "holds: 256 sessions on an engine per device" in out
@@ -147,7 +147,7 @@ def test_check_finds_what_is_wrong(
 def test_an_interrupt_elsewhere_is_status_130(
     run: Run, fake: FakeSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C outside of a chat ends the command."""
+    """Ctrl-C outside a chat ends the command."""
 
     class Interrupted(io.StringIO):
         def write(self, text: str) -> int:
@@ -162,7 +162,7 @@ def test_an_interrupt_elsewhere_is_status_130(
 def test_a_full_server_is_waited_for(
     run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command waits as long as the server says, within its timeout."""
+    """The command waits for the server's `retry_after_s`, within its timeout."""
     fake.fail("prompt", Fault(error=QueueFull("full", retry_after_s=0.01)))
     assert run("prompt", "Hello") == 0
     fake.fail("prompt", Fault(error=QueueFull("full", retry_after_s=60.0)))

@@ -128,9 +128,8 @@ def test_up_gives_up_on_a_model_that_never_answers(
     service.describes("InService")
     for _ in range(3):
         service.runtime.add_client_error("invoke_endpoint", "ModelError", "timed out")
-    endpoint = deploy.Endpoint(
-        "demo", *service.clients.values(), out=service.out, clock=FakeClock()
-    )
+    sagemaker, runtime = service.clients.values()
+    endpoint = deploy.Endpoint("demo", sagemaker, runtime, service.out, FakeClock())
     with pytest.raises(deploy.Failed, match="does not answer"):
         endpoint.up(deploy.calls_to_make(deploy.parser().parse_args(UP)), load_timeout_s=20)
     assert capsys.readouterr().err == ""
