@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.recurrent import HANDLER
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 __all__ = ["ROOT", "published_server", "recompute_server", "stateful_server", "steps_server"]
 
@@ -95,11 +95,13 @@ def _server(name: str, folder: Path) -> TorchServe:
     log_file = folder / f"{name}.log"
     log_file.unlink(missing_ok=True)
     return TorchServe(
-        folder / f"{name}.mar",
-        name=name,
-        config=ROOT / "config.properties",
-        log_config=ROOT / "log4j2.xml",
-        log_file=log_file,
+        TorchServeSettings(
+            folder / f"{name}.mar",
+            name=name,
+            config=ROOT / "config.properties",
+            log_config=ROOT / "log4j2.xml",
+            log_file=log_file,
+        )
     )
 
 

@@ -18,7 +18,7 @@ import httpx
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from ts_stateful.client import Session, connect
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENE = ROOT / "examples" / "shapes" / "scene.png"  # a red circle, a blue square, a yellow triangle
@@ -105,10 +105,12 @@ def main() -> int:
     options = parser.parse_args()
     table = Table()
     server = TorchServe(
-        options.archive,
-        config=ROOT / "config.properties",
-        log_config=ROOT / "log4j2.xml",
-        log_file=ROOT / "build" / "demo" / "server.log",
+        TorchServeSettings(
+            options.archive,
+            config=ROOT / "config.properties",
+            log_config=ROOT / "log4j2.xml",
+            log_file=ROOT / "build" / "demo" / "server.log",
+        )
     )
     print("starting TorchServe ...", flush=True)
     with server:

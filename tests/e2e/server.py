@@ -15,7 +15,7 @@ import yaml
 
 from tests.support.ports import free_ports
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 __all__ = [
     "ENDLESS",
@@ -99,13 +99,15 @@ def profile_server(
     log = log_path(name or profile.value)
     log.unlink(missing_ok=True)
     return TorchServe(
-        archive,
-        ports=free_ports(),
-        config=ROOT / "config.properties",
-        log_config=ROOT / "log4j2.xml",
-        log_file=log,
-        environ=environ,
-        start_timeout_s=START_TIMEOUT_S,
+        TorchServeSettings(
+            archive,
+            ports=free_ports(),
+            config=ROOT / "config.properties",
+            log_config=ROOT / "log4j2.xml",
+            log_file=log,
+            environ=environ or {},
+            start_timeout_s=START_TIMEOUT_S,
+        )
     )
 
 

@@ -14,7 +14,7 @@ from torch import tensor
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
 from tests.support.ports import free_ports
 from ts_stateful.process.spec import EngineSpec
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 __all__ = ["BALANCE", "StateModels"]
 
@@ -44,14 +44,16 @@ class StateModels:
         log = log_path("state")
         log.unlink(missing_ok=True)
         self.server = TorchServe(
-            self._packed("counter", EXAMPLES / "counter"),
-            config=ROOT / "config.properties",
-            log_config=ROOT / "log4j2.xml",
-            name="counter",
-            ports=free_ports(),
-            log_file=log,
-            environ={"TS_ENABLE_MODEL_API": "true"},
-            start_timeout_s=START_TIMEOUT_S,
+            TorchServeSettings(
+                self._packed("counter", EXAMPLES / "counter"),
+                config=ROOT / "config.properties",
+                log_config=ROOT / "log4j2.xml",
+                name="counter",
+                ports=free_ports(),
+                log_file=log,
+                environ={"TS_ENABLE_MODEL_API": "true"},
+                start_timeout_s=START_TIMEOUT_S,
+            )
         )
 
     def __enter__(self) -> StateModels:

@@ -13,7 +13,7 @@ import yaml
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
 from tests.e2e.speak import DIALOGUE, Speaker, error_of
 from tests.support.ports import free_ports
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 Speak = Callable[[TorchServe], Speaker]
 
@@ -43,12 +43,14 @@ def planned(
     log = log_path(f"plan-{request.param}")
     log.unlink(missing_ok=True)
     with TorchServe(
-        pack(folder / "archive", "--config", str(config)),
-        config=ROOT / "config.properties",
-        log_config=ROOT / "log4j2.xml",
-        ports=free_ports(),
-        log_file=log,
-        start_timeout_s=START_TIMEOUT_S,
+        TorchServeSettings(
+            pack(folder / "archive", "--config", str(config)),
+            config=ROOT / "config.properties",
+            log_config=ROOT / "log4j2.xml",
+            ports=free_ports(),
+            log_file=log,
+            start_timeout_s=START_TIMEOUT_S,
+        )
     ) as server:
         yield server, config
 

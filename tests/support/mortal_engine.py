@@ -1,4 +1,4 @@
-"""An engine that dies as it is told to: a real socket, nothing behind it."""
+"""An engine that dies of chosen requests: a real socket without a model."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ts_stateful.protocol.stats import Stats
 
 __all__ = ["MortalEngine"]
 
-_PAUSE_S = 0.1  # without a message, after which what was taken is answered
+_PAUSE_S = 0.1  # without a message, after which all requests are answered
 
 
 class MortalEngine:
-    """Listens where the engine of a spec would. `kills` says whether a request is one that engines die of."""
+    """An engine at the socket of a spec. `kills` returns True for a request that kills it."""
 
     def __init__(self, spec: EngineSpec, kills: Callable[[Submit], bool]) -> None:
         self._kills = kills
-        self.lives: list[list[str]] = []  # what each life was sent
+        self.lives: list[list[str]] = []  # the requests of each life
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(spec.path("sock")))
         self._listener.listen()
         threading.Thread(target=self._live, daemon=True).start()
 
     def close(self) -> None:
-        """Ends for good."""
+        """End for good."""
         self._listener.close()
 
     def _live(self) -> None:
@@ -49,7 +49,7 @@ class MortalEngine:
                     [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
                 ) as process,
             ):
-                with contextlib.suppress(ConnectionError):  # who listened has gone first
+                with contextlib.suppress(ConnectionError):  # the worker has disconnected first
                     self._serve(connection, process.pid)
                 process.kill()
 
@@ -57,7 +57,7 @@ class MortalEngine:
         taken: list[str] = []
         while True:
             if not select.select([connection], [], [], _PAUSE_S)[0]:
-                while taken:  # nothing more has come that it could have died of
+                while taken:  # no request that kills has come
                     send(connection, Event(taken.pop(0), EventKind.LAST, b"{}"))
                 continue
             message: Any = receive(connection, at_engine=True)

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from ts_stateful.config.schema import load_config
-from ts_stateful.process.worker.dispatch import Dispatcher
+from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Request
 
 __all__ = ["Worker", "eventually"]
 
-# The longest that anything may take on a slow machine; nothing waits for it to pass.
+# The limit for any operation on a slow machine; no test waits for it to pass.
 WAIT_S = 90
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Returns as soon as something is so."""
+    """Return as soon as a condition is met."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline
@@ -31,7 +31,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 class Worker:
-    """What a TorchServe worker is to its engines."""
+    """A worker as its engines see it."""
 
     def __init__(
         self,
@@ -52,23 +52,17 @@ class Worker:
         self.events: dict[str, list[Event]] = {}
         self._arrived = threading.Condition()
         self._count = 0
-        self.dispatcher = Dispatcher(
-            load_config(document),
-            document,
-            model_name="tiny",
-            model_dir=model_dir,
-            on_event=self._note,
-            frontend_pid=frontend_pid,
-            fork_server=fork_server,
-        )
+        model = ServedModel(load_config(document), document, "tiny", model_dir, frontend_pid)
+        self.dispatcher = Dispatcher(model, self, fork_server=fork_server)
 
-    def _note(self, event: Event) -> None:
+    def post(self, event: Event) -> None:
+        """Record an event."""
         with self._arrived:
             self.events.setdefault(event.request_id, []).append(event)
             self._arrived.notify_all()
 
     def submit(self, command: Request, **fields: Any) -> str:
-        """Hands in a request; its id."""
+        """Submit a request; return its id."""
         request_id = self._new_id()
         self.dispatcher.submit(Submit(request_id, command, **fields))
         return request_id
@@ -78,7 +72,7 @@ class Worker:
         return f"{id(self)}-{self._count}"
 
     def wait(self, request_id: str, kind: EventKind = EventKind.LAST) -> dict[str, Any]:
-        """The first event of a kind, as a document."""
+        """Wait for the first event of a kind; return its document."""
 
         def found() -> Event | None:
             events = self.events.get(request_id, [])
@@ -92,22 +86,22 @@ class Worker:
         return document
 
     def ask(self, command: Request, **fields: Any) -> dict[str, Any]:
-        """The answer to a request."""
+        """Submit a request; return its answer."""
         return self.wait(self.submit(command, **fields))
 
     def describe(self) -> dict[str, Any]:
-        """What the management API is told."""
+        """Return the description for the management API."""
         request_id = self._new_id()
         self.dispatcher.describe(request_id)
         return self.wait(request_id)
 
     def engine_pid(self, index: int = 0) -> int:
-        """The process of one engine; 0 while it restarts."""
+        """Return the process of one engine; 0 while it restarts."""
         return int(self.describe()["engines"][index]["pid"] or 0)
 
     def kill(self, number: int, index: int = 0) -> int:
-        """Sends a signal to one engine, which has to run; its process."""
+        """Send a signal to one engine, which must run; return its process."""
         pid = self.engine_pid(index)
-        assert pid, "there is no engine"  # 0 would be all processes of the tests
+        assert pid, "there is no engine"  # a signal to 0 would reach all processes of the tests
         os.kill(pid, number)
         return pid

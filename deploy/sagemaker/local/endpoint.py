@@ -19,7 +19,7 @@ from deploy.sagemaker.local.server import make_app
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import CONTAINER_VARIABLES
 from ts_stateful.torchserve.ports import HOST, Ports
-from ts_stateful.torchserve.server import ServerFailed, TorchServe
+from ts_stateful.torchserve.server import ServerFailed, TorchServe, TorchServeSettings
 
 __all__ = ["Settings", "run"]
 
@@ -71,13 +71,15 @@ def _server(settings: Settings, number: int, ports: Ports) -> TorchServe:
     log_file = settings.log_folder / f"instance-{number}.log"
     log_file.unlink(missing_ok=True)
     return TorchServe(
-        settings.archive,
-        config=settings.config,
-        log_config=settings.log_config,
-        ports=ports,
-        log_file=log_file,
-        environ=CONTAINER_VARIABLES,
-        start_timeout_s=settings.start_timeout_s,
+        TorchServeSettings(
+            settings.archive,
+            config=settings.config,
+            log_config=settings.log_config,
+            ports=ports,
+            log_file=log_file,
+            environ=CONTAINER_VARIABLES,
+            start_timeout_s=settings.start_timeout_s,
+        )
     )
 
 

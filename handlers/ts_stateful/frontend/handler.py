@@ -25,9 +25,8 @@ from ts_stateful.frontend.metrics.gauges import Gauges
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader, check_header_names
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.frontend.parsing.steps import StepParser
-from ts_stateful.process.worker.dispatch import Dispatcher
+from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.stats import Stats
 
 __all__ = ["SessionHandler"]
 
@@ -55,12 +54,14 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         check_header_names(profile, os.environ)
         mailbox = AsyncMailbox() if profile is Profile.ASYNC else Inbox()
         dispatcher = self.dispatcher_factory(
-            config,
-            document,
-            model_name=context.model_name,
-            model_dir=Path(context.system_properties["model_dir"]),
-            on_event=mailbox.post,
-            on_stats=_publishing(context, config.engine.engine_group),
+            ServedModel(
+                config,
+                document,
+                context.model_name,
+                Path(context.system_properties["model_dir"]),
+            ),
+            mailbox,
+            _publishers(context, config.engine.engine_group),
         )
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
@@ -96,18 +97,11 @@ def _check(config: Config) -> None:
         raise ConfigError("model-config.yaml: " + "; ".join(errors))
 
 
-def _publishing(context: Any, group: str | None) -> Callable[[Stats], None]:
-    publish = Gauges(context.metrics, context.model_name, group).publish
-    # Each worker's by its own name also in a group: CloudWatch adds up what is under one.
+def _publishers(context: Any, group: str | None) -> list[StatsPublisher]:
+    gauges = Gauges(context.metrics, context.model_name, group)
+    # Each worker uses its own model's name also in a group, because CloudWatch adds up values of the same name.
     cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ)
-    if cloudwatch is None:
-        return publish
-
-    def publish_both(stats: Stats) -> None:
-        publish(stats)
-        cloudwatch.publish(stats)
-
-    return publish_both
+    return [gauges] if cloudwatch is None else [gauges, cloudwatch]
 
 
 def _parser(config: Config, names: HeaderNames, model_name: str) -> Parser:

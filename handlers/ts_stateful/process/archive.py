@@ -1,7 +1,4 @@
-"""What tells one model archive from another, where each is unpacked.
-
-Owns that alone.
-"""
+"""The identity of a model archive, which does not depend on the folder that it is unpacked to."""
 
 from __future__ import annotations
 
@@ -13,19 +10,19 @@ from pathlib import Path
 
 __all__ = ["content_digest", "identity_of"]
 
-# How TorchServe 0.12 calls the folder of a .mar, each time another one.
+# TorchServe 0.12 names the folder of each unpacked .mar like this, with a new name every time.
 _UNPACKED = re.compile("[0-9a-f]{32}")
 _MANIFEST, _IDENTITY = "MAR-INF/MANIFEST.json", "MAR-INF/ts-stateful-identity"
-_WHOLE_BYTES = 1 << 20  # a larger file is known by samples
+_WHOLE_BYTES = 1 << 20  # of larger files, samples are read
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def identity_of(model_dir: Path, model: str) -> str:
-    """What stays the same if the same archive is registered again: so its engine is found, which need not load the model twice.
+    """Return what stays the same if an archive is registered again: its engine is found and does not load the model twice.
 
-    That is what is in the archive, and when it was packed. It is looked at once and kept beside it: what is written to the
-    folder later makes no other model of it. Where the weights of `handler.model` lie elsewhere, they may be others by then:
-    such a model is known by its folder, and so is one that TorchServe has not unpacked.
+    The identity covers the content of the archive and the time of packing. It is kept in the folder, so files that are written
+    there later do not change it. A model is identified by its folder if `handler.model` names weights outside of the archive,
+    which may change, or if TorchServe has not unpacked it.
     """
     inside = (model_dir / model.partition(":")[0]).resolve()
     is_whole = inside.exists() and inside.is_relative_to(model_dir.resolve())
@@ -42,10 +39,10 @@ def identity_of(model_dir: Path, model: str) -> str:
 
 
 def content_digest(folder: Path) -> str:
-    """What an archive has in it, whatever it is called, wherever and whenever it was unpacked.
+    """Return a digest of an archive's files, whatever its name, its place and its time of packing.
 
-    Large files count by their size and samples, as they are weights: others differ everywhere. The configuration is compared
-    key by key, so it does not count, and neither does what the archiver writes about the archive.
+    Large files count by their size and samples: they are weights, and other weights differ everywhere. The configuration does
+    not count, because it is compared key by key. The archiver's metadata does not count either.
     """
     digest = hashlib.sha256()
     ignored = {"MAR-INF", "__pycache__", _config_file(folder)}

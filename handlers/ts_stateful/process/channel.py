@@ -1,8 +1,4 @@
-"""One connection between a worker and an engine, with a thread to read and a thread to write.
-
-Owns the socket and its threads. Knows the framing of messages, not their meaning. A send never blocks its caller: what a
-peer is slow to read waits here, bounded by what the engine generates.
-"""
+"""A connection between a worker and an engine, with one thread that reads and one that writes."""
 
 from __future__ import annotations
 
@@ -11,31 +7,35 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ts_stateful.process.messages import receive, send
 
-__all__ = ["Channel"]
+__all__ = ["Channel", "ChannelOwner"]
 
 logger = logging.getLogger(__name__)
 
 
-class Channel:
-    """A connection that is read until it closes; `on_message` and, once, `on_close` are called from its reading thread."""
+class ChannelOwner(Protocol):
+    """The object that handles a channel's messages, in the channel's reading thread."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        *,
-        at_engine: bool,
-        on_message: Callable[[Any], None],
-        on_close: Callable[[], None],
-    ) -> None:
+    def on_message(self, channel: Channel, message: Any) -> None:
+        """Handle a message."""
+
+    def on_close(self, channel: Channel) -> None:
+        """Handle the end of the connection; called once."""
+
+
+class Channel:
+    """A connection that is read until it closes.
+
+    Messages that the peer is slow to read wait here. Their number is bounded by what the engine generates.
+    """
+
+    def __init__(self, connection: socket.socket, owner: ChannelOwner, *, at_engine: bool) -> None:
         self._connection = connection
+        self._owner = owner
         self._at_engine = at_engine
-        self._on_message = on_message
-        self._on_close = on_close
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._read, name="channel-read", daemon=True),
@@ -43,37 +43,37 @@ class Channel:
         ]
 
     def start(self) -> None:
-        """Starts reading and writing."""
+        """Start reading and writing."""
         for thread in self._threads:
             thread.start()
 
     def send(self, message: Any) -> None:
-        """Queues a message; it is lost if the connection is."""
+        """Queue a message and return at once. It is lost if the connection breaks."""
         self._outgoing.put(message)
 
     def flush(self, timeout_s: float) -> None:
-        """Returns when everything that was sent before is on its way, or after `timeout_s`."""
+        """Return when all earlier messages are written, or after `timeout_s`."""
         written = threading.Event()
         self._outgoing.put(written)
         written.wait(timeout_s)
 
     def close(self) -> None:
-        """Closes the connection; the reading thread then calls `on_close`."""
+        """Close the connection; the reading thread then calls the owner's `on_close`."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
         try:
             while (message := receive(self._connection, at_engine=self._at_engine)) is not None:
-                self._on_message(message)
+                self._owner.on_message(self, message)
         except OSError as error:
             logger.debug("connection lost: %s", error)
         except Exception:
-            logger.exception("a message could not be taken; the connection is closed")
+            logger.exception("cannot handle a message; closing the connection")
         finally:
             self._outgoing.put(None)
             self.close()
-            self._on_close()
+            self._owner.on_close(self)
 
     def _write(self) -> None:
         try:
@@ -85,7 +85,7 @@ class Channel:
         except OSError as error:
             logger.debug("connection lost: %s", error)
         except Exception:
-            logger.exception("a message could not be sent; the connection is closed")
+            logger.exception("cannot send a message; closing the connection")
         finally:
             self.close()
             self._threads[0].join()

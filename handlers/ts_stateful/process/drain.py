@@ -1,7 +1,6 @@
-"""Engines before their TorchServe is stopped: they finish what they have begun, while its ports still are open.
+"""Draining of engines before TorchServe stops, while its ports are still open.
 
-TorchServe itself breaks every connection off as soon as it gets SIGTERM. Owns how engine processes are found and told; needs
-neither torch nor TorchServe.
+TorchServe itself closes all connections as soon as it receives SIGTERM. Needs neither torch nor TorchServe.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import psutil
 
 from ts_stateful.process.names import ENGINE, name_of
 
-__all__ = ["descendants", "drain", "is_engine", "is_torchserve", "wait_ended"]
+__all__ = ["descendants", "drain", "is_alive", "is_engine", "is_torchserve", "wait_ended"]
 
 _POLL_S = 0.05
 
 
 def descendants(variable: str, value: str) -> Iterator[psutil.Process]:
-    """Processes that have inherited this environment variable, whoever their parents are by now."""
+    """Find the processes that have inherited this environment variable, whatever their parents are now."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(variable) == value:
@@ -30,21 +29,28 @@ def descendants(variable: str, value: str) -> Iterator[psutil.Process]:
 
 
 def is_engine(process: psutil.Process) -> bool:
-    """Whether it is one of our engine processes."""
+    """Return True for an engine process of this package."""
     return name_of(process.pid).startswith(ENGINE)
 
 
 def is_torchserve(process: psutil.Process) -> bool:
-    """Whether it is TorchServe's Java."""
+    """Return True for TorchServe's Java process."""
     with contextlib.suppress(psutil.Error, OSError):
         return "org.pytorch.serve.ModelServer" in process.cmdline()
     return False
 
 
-def drain(engines: list[psutil.Process], timeout_s: float | None = None) -> None:
-    """Has engines finish what runs and refuse what comes; returns when all have ended, each within its `drainSec`.
+def is_alive(process: psutil.Process) -> bool:
+    """Return True while a process runs; False for a zombie."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
-    There will be no others in their place, so TorchServe has to be stopped next.
+
+def drain(engines: list[psutil.Process], timeout_s: float | None = None) -> None:
+    """Let engines finish their work and refuse new requests; return when all have exited, each within its `drainSec`.
+
+    They get no successors, so stop TorchServe next.
     """
     for engine in engines:
         with contextlib.suppress(psutil.Error):
@@ -53,13 +59,7 @@ def drain(engines: list[psutil.Process], timeout_s: float | None = None) -> None
 
 
 def wait_ended(processes: list[psutil.Process], timeout_s: float | None = None) -> None:
-    """Returns when all have ended, or after `timeout_s`. Zombies have."""
+    """Return when all processes have exited, or after `timeout_s`."""
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    while any(map(_lives, processes)) and time.monotonic() < deadline:
+    while any(map(is_alive, processes)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-
-
-def _lives(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False

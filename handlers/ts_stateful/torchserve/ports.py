@@ -1,7 +1,4 @@
-"""Where a TorchServe listens.
-
-Owns the numbers and how config.properties spells them; every address is loopback. Knows nothing of processes.
-"""
+"""The ports of a TorchServe on the loopback address."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Ports:
-    """Where TorchServe listens on the loopback address; 0 means a free one."""
+    """The ports by service; 0 means any free port."""
 
     http: int = 0
     management: int = 0
@@ -26,7 +23,7 @@ class Ports:
     grpc_management: int = 0
 
     def filled(self) -> Ports:
-        """The same with a free port for every 0. All are held at once, so no two get the same."""
+        """Replace every 0 by a free port. All are held at once, so they differ."""
         with contextlib.ExitStack() as held:
             free = {}
             for field, port in dataclasses.asdict(self).items():
@@ -37,11 +34,11 @@ class Ports:
         return dataclasses.replace(self, **free)
 
     def taken(self) -> list[int]:
-        """Those that something listens on already."""
+        """Return the ports that are in use."""
         return [port for port in dataclasses.astuple(self) if port and not _is_free(port)]
 
     def as_properties(self) -> str:
-        """The settings of config.properties that name these ports."""
+        """Return the lines of config.properties for these ports."""
         return (
             f"inference_address=http://{HOST}:{self.http}\n"
             f"management_address=http://{HOST}:{self.management}\n"
@@ -55,7 +52,7 @@ class Ports:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: not the recently closed.
+        # Like servers, which can bind a port that was closed recently.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

@@ -1,7 +1,4 @@
-"""`python -m ts_stateful.torchserve.serve`: TorchServe in the foreground, with one archive, on loopback.
-
-Owns the command line and the signals; `torchserve` does the work.
-"""
+"""`python -m ts_stateful.torchserve.serve`: TorchServe in the foreground, with one archive, on loopback."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from types import FrameType
 
 from ts_stateful.torchserve.java import JavaMissing
 from ts_stateful.torchserve.ports import Ports
-from ts_stateful.torchserve.server import ServerFailed, TorchServe
+from ts_stateful.torchserve.server import ServerFailed, TorchServe, TorchServeSettings
 
 __all__ = ["main"]
 
 _EPILOG = """\
-Prints its addresses and then the line `ready` when the model answers; the log goes to standard error.
+Prints the server's addresses, and the line `ready` when the model answers. The log goes to standard error.
 Ctrl-C or SIGTERM stops TorchServe, its workers and its engines.
 
 example:
@@ -30,7 +27,7 @@ example:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs until it is interrupted (0) or TorchServe ends by itself or does not start (1)."""
+    """Serve until interrupted; return 0, or 1 if TorchServe does not start or exits by itself, or 2 if a file is missing."""
     options = _parser().parse_args(arguments)
     for path in (options.archive, options.ts_config, options.log_config):
         if not path.exists():
@@ -39,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A shell may have started this with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    server = TorchServe(
+    settings = TorchServeSettings(
         options.archive,
         config=options.ts_config,
         log_config=options.log_config,
@@ -52,11 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             grpc_management=options.grpc_management_port,
         ),
         log_file=options.log_file,
-        echo=sys.stderr,
         start_timeout_s=options.start_timeout,
     )
     try:
-        with server:
+        with TorchServe(settings, echo=sys.stderr) as server:
             _announce(server)
             server.wait()
     except KeyboardInterrupt:
@@ -64,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ServerFailed, JavaMissing) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    sys.stderr.write("error: TorchServe ended by itself\n")
+    sys.stderr.write("error: TorchServe exited by itself\n")
     return 1
 
 
@@ -91,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ts-config",
         type=Path,
         default=Path("config.properties"),
-        help="TorchServe's settings; addresses in it are replaced (default: %(default)s)",
+        help="TorchServe's settings; its addresses are replaced (default: %(default)s)",
     )
     parser.add_argument(
         "--log-config",
@@ -105,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=1200.0,
         metavar="SECONDS",
-        help="how long loading may take (default: %(default)g)",
+        help="limit for loading the model (default: %(default)g)",
     )
     return parser
 

@@ -1,8 +1,6 @@
-"""A TorchServe process: starts one for an archive, waits until it answers, and stops all of it again.
+"""A TorchServe process with a private folder for its working directory, temporary files and properties.
 
-Owns the server's processes and its private folder (working directory, temporary files, properties). `make serve`, the demo and
-the end-to-end tests all start TorchServe through here. Knows nothing of sessions, and needs neither torch nor TorchServe's
-Python API: it runs the stock `torchserve` command.
+Needs neither torch nor TorchServe's Python API: it runs the stock `torchserve` command.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,55 +28,46 @@ from ts_stateful.process.drain import descendants, drain, is_engine
 from ts_stateful.torchserve.java import java_environment
 from ts_stateful.torchserve.ports import HOST, Ports
 
-__all__ = ["ServerFailed", "TorchServe"]
+__all__ = ["ServerFailed", "TorchServe", "TorchServeSettings"]
 
 _POLL_S = 0.1
-_ANSWER_S = 30.0  # of a busy JVM, whose answers take milliseconds otherwise
+_ANSWER_S = 30.0  # for a busy JVM; others answer in milliseconds
 _STOP_S = 20.0  # after SIGTERM; then SIGKILL
-_ENGINES_STOP_S = 60.0  # longer than they take for what they have begun; then SIGKILL
+_ENGINES_STOP_S = 60.0  # longer than they need to finish their requests; then SIGKILL
 _TAIL_LINES = 60
 _LOAD_FAILED = ("Load model failed", "Failed to load model")
 
 
 class ServerFailed(RuntimeError):
-    """TorchServe did not come up, or ended by itself; the message ends with the tail of its log."""
+    """TorchServe did not start, or exited by itself; the message ends with the tail of its log."""
+
+
+@dataclass(frozen=True)
+class TorchServeSettings:
+    """The model and the settings of one TorchServe."""
+
+    archive: Path  # a .mar file, or the folder of a `no-archive`
+    config: Path  # a config.properties, whose addresses are replaced by `ports` on loopback
+    log_config: Path  # a log4j2.xml
+    name: str = "chat"
+    ports: Ports = field(default_factory=Ports)
+    log_file: Path | None = None  # gets the output; without it, only the tail is kept, in memory
+    environ: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
+    start_timeout_s: float = 120.0
 
 
 class TorchServe:
-    """One TorchServe in a process group of its own. A context manager: entering starts, leaving stops, in all cases.
+    """One TorchServe in its own process group, as a context manager: it always stops at the end of the block.
 
-    Args:
-        archive: a .mar file, or the folder of a `no-archive`.
-        config: the config.properties to start from; addresses in it are replaced by `ports` on loopback.
-        log_config: a log4j2.xml.
-        log_file: takes what the server prints (appended); None keeps only the tail in memory.
-        echo: also gets what the server prints.
-        environ: variables set on top of this process's own.
-        start_timeout_s: how long loading the model may take.
+    `echo` also receives the server's output.
     """
 
-    def __init__(
-        self,
-        archive: Path,
-        *,
-        config: Path,
-        log_config: Path,
-        name: str = "chat",
-        ports: Ports | None = None,
-        log_file: Path | None = None,
-        echo: TextIO | None = None,
-        environ: Mapping[str, str] | None = None,
-        start_timeout_s: float = 120.0,
-    ) -> None:
-        self.archive = archive.resolve()
-        self.config = config.resolve()
-        self.log_config = log_config.resolve()
-        self.name = name
-        self.ports = (ports or Ports()).filled()
-        self.log_file = log_file
-        self.start_timeout_s = start_timeout_s
+    def __init__(self, settings: TorchServeSettings, *, echo: TextIO | None = None) -> None:
+        self.name = settings.name
+        self.ports = settings.ports.filled()
+        self.log_file = settings.log_file
+        self._settings = settings
         self._echo = echo
-        self._environ = dict(environ or {})
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._load_failed = False
         self._process: subprocess.Popen[str] | None = None
@@ -86,22 +76,22 @@ class TorchServe:
 
     @property
     def http_url(self) -> str:
-        """Where inference requests go."""
+        """The URL of the inference API."""
         return f"http://{HOST}:{self.ports.http}"
 
     @property
     def management_url(self) -> str:
-        """TorchServe's management API."""
+        """The URL of the management API."""
         return f"http://{HOST}:{self.ports.management}"
 
     @property
     def metrics_url(self) -> str:
-        """TorchServe's metrics, in Prometheus's format under /metrics."""
+        """The URL of the metrics, in Prometheus's format under /metrics."""
         return f"http://{HOST}:{self.ports.metrics}"
 
     @property
     def grpc_url(self) -> str:
-        """Where inference calls go, as `ts_stateful.client.connect` takes it."""
+        """The URL of the inference API by gRPC, for `ts_stateful.client.connect`."""
         return f"grpc://{HOST}:{self.ports.grpc}"
 
     def __enter__(self) -> TorchServe:
@@ -112,16 +102,18 @@ class TorchServe:
         self.stop()
 
     def start(self) -> None:
-        """Starts TorchServe and returns when the model answers.
+        """Start TorchServe and return when the model answers.
 
         Raises:
-            ServerFailed: a port is taken, it ended, could not load the model, or took longer than `start_timeout_s`.
-            JavaMissing: there is no Java to run it.
+            ServerFailed: a port is in use, TorchServe exited or took longer than `start_timeout_s`, or the model did not load.
+            JavaMissing: there is no Java runtime.
         """
         assert self._process is None, "started twice"
         taken = self.ports.taken()
-        if taken:  # by another server, which might even answer in the place of this one
-            raise ServerFailed(f"in use on {HOST}: port {', '.join(map(str, taken))}")
+        if taken:  # the other server might answer in the place of this one
+            raise ServerFailed(
+                f"in use on {HOST}: port {', '.join(map(str, taken))}; choose other ports"
+            )
         try:
             self._spawn()
             self._wait_ready()
@@ -130,12 +122,12 @@ class TorchServe:
             raise
 
     def wait(self) -> None:
-        """Blocks until TorchServe ends by itself; interrupt it with KeyboardInterrupt."""
+        """Block until TorchServe exits by itself; interrupt it with KeyboardInterrupt."""
         assert self._process is not None, "not started"
         self._process.wait()
 
     def stop(self) -> None:
-        """Has engines finish what they have begun, and stops everything; may be called at any time, and again."""
+        """Drain the engines and stop all processes; idempotent, at any time."""
         process, self._process = self._process, None
         try:
             if process is not None:
@@ -149,7 +141,7 @@ class TorchServe:
                 self._home = None
 
     def log_tail(self) -> str:
-        """The last lines that the server printed, and those of its engines' logs."""
+        """Return the last lines of the server's output and of its engines' logs."""
         parts = ["".join(self._tail)]
         for path in sorted(self._home.rglob("engine-*.log")) if self._home is not None else ():
             with contextlib.suppress(OSError):
@@ -158,11 +150,11 @@ class TorchServe:
         return "\n".join(parts)
 
     def describe(self) -> dict[str, Any]:
-        """What TorchServe's management API says about the model.
+        """Return the management API's description of the model.
 
         Raises:
             OSError: it does not answer.
-            ValueError: it answers something else than a description.
+            ValueError: the answer is not a description of one model.
         """
         answer = _get_json(self.ports.management, f"/models/{self.name}")
         if not isinstance(answer, list) or len(answer) != 1 or not isinstance(answer[0], dict):
@@ -170,7 +162,7 @@ class TorchServe:
         return answer[0]
 
     def is_ready(self) -> bool:
-        """Whether the server is healthy and every worker of the model is ready."""
+        """Return True if the server is healthy and every worker of the model is ready."""
         try:
             health = _get_json(self.ports.http, "/ping")
             workers = self.describe().get("workers", [])
@@ -180,18 +172,21 @@ class TorchServe:
         return healthy and bool(workers) and all(w.get("status") == "READY" for w in workers)
 
     def _spawn(self) -> None:
-        # Short, because Unix sockets of the workers lie in it and their paths are limited to about 100 characters.
+        # Short, because it has the workers' Unix sockets, whose paths are limited to about 100 characters.
         self._home = Path(tempfile.mkdtemp(prefix="ts-"))
         properties = self._home / "config.properties"
         # The base file may lack a final newline; later settings win.
-        properties.write_text(f"{self.config.read_text()}\n{self.ports.as_properties()}")
+        settings = self._settings
+        archive = settings.archive.resolve()
+        properties.write_text(f"{settings.config.read_text()}\n{self.ports.as_properties()}")
         temporary = self._home / "tmp"
         temporary.mkdir()
         command = [sys.executable, "-m", "ts.model_server"]
         command += ["--start", "--foreground", "--no-config-snapshots"]
-        command += ["--model-store", str(self.archive.parent)]
-        command += ["--models", f"{self.name}={self.archive.name}"]
-        command += ["--ts-config", str(properties), "--log-config", str(self.log_config)]
+        command += ["--model-store", str(archive.parent)]
+        command += ["--models", f"{self.name}={archive.name}"]
+        command += ["--ts-config", str(properties)]
+        command += ["--log-config", str(settings.log_config.resolve())]
         self._process = subprocess.Popen(
             command,
             cwd=self._home,
@@ -207,11 +202,11 @@ class TorchServe:
         self._pump.start()
 
     def _variables(self, temporary: Path) -> dict[str, str]:
-        environ = {**os.environ, **self._environ}
+        environ = {**os.environ, **self._settings.environ}
         environ |= java_environment(environ)
-        # Everything that TorchServe shares through the temporary folder stays private: its pid file, sockets, models.
+        # TorchServe's files in the temporary folder stay private: its pid file, sockets, models.
         environ |= {"TMPDIR": str(temporary), "TEMP": str(temporary)}
-        environ.pop("TS_CONFIG_FILE", None)  # would win over --ts-config
+        environ.pop("TS_CONFIG_FILE", None)  # takes precedence over --ts-config
         return environ
 
     def _copy_log(self, process: subprocess.Popen[str]) -> None:
@@ -225,7 +220,7 @@ class TorchServe:
                 self._tail.append(line)
                 self._load_failed = self._load_failed or any(text in line for text in _LOAD_FAILED)
                 for sink in (file, self._echo):
-                    # Neither a full disk nor a reader that has gone may stop the server, which waits for this one to read.
+                    # A full disk or a closed reader must not stop the server, which needs its output to be read.
                     with contextlib.suppress(OSError):
                         if sink is not None:
                             sink.write(line)
@@ -233,32 +228,33 @@ class TorchServe:
 
     def _wait_ready(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + self.start_timeout_s
+        timeout_s = self._settings.start_timeout_s
+        deadline = time.monotonic() + timeout_s
         while not self.is_ready():
             if self._process.poll() is not None:
-                raise self._failure(f"TorchServe ended with status {self._process.returncode}")
+                raise self._failure(f"TorchServe exited with status {self._process.returncode}")
             if self._load_failed:
-                raise self._failure(f"the model {self.name} could not be loaded")
+                raise self._failure(f"cannot load the model {self.name}")
             if time.monotonic() > deadline:
-                raise self._failure(f"no answer within {self.start_timeout_s:g} s")
+                raise self._failure(f"no answer within {timeout_s:g} s")
             time.sleep(_POLL_S)
 
     def _failure(self, reason: str) -> ServerFailed:
-        time.sleep(0.5)  # the rest of a traceback may still be on its way
+        time.sleep(0.5)  # the rest of a traceback may still arrive
         return ServerFailed(f"{reason}; the end of its log:\n{self.log_tail()}")
 
     def _end(self, process: subprocess.Popen[str]) -> None:
         try:
             self._terminate(process)
         finally:
-            # Whatever is left of the group: the command, Java, workers. Engines are in sessions of their own.
+            # The rest of the group: the command, Java, workers. Engines have their own sessions.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             self._end_engines()
 
     def _terminate(self, process: subprocess.Popen[str]) -> None:
-        """Asks Java itself to end; the command that started it waits for that and ends too."""
+        """Stop Java itself; the command that started it then exits, too."""
         assert self._home is not None
         try:
             java = int((self._home / "tmp" / ".model_server.pid").read_text())
@@ -266,16 +262,16 @@ class TorchServe:
             os.kill(java, signal.SIGTERM)
             process.wait(timeout=_STOP_S)
         except (OSError, ValueError, subprocess.TimeoutExpired):
-            pass  # not started yet, gone already, or hung: the group gets SIGKILL
+            pass  # not started yet, already exited, or hung; the group gets SIGKILL
 
     def engines(self) -> list[psutil.Process]:
-        """The engine processes of this server."""
+        """Find the engine processes of this server."""
         if self._home is None:
             return []
         return [one for one in descendants("TMPDIR", str(self._home / "tmp")) if is_engine(one)]
 
     def _end_engines(self) -> None:
-        """Engines would end by themselves now that TorchServe is gone; asks them to, and kills one that does not."""
+        """Stop the engines at once, though they would exit after TorchServe by themselves; kill those that do not."""
         engines = self.engines()
         for process in engines:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -287,7 +283,7 @@ class TorchServe:
 
 
 def _get_json(port: int, path: str) -> Any:
-    """What a GET on loopback answers; never through a proxy that the environment names."""
+    """Return the answer to a GET on loopback, never through a proxy of the environment."""
     connection = http.client.HTTPConnection(HOST, port, timeout=_ANSWER_S)
     try:
         connection.request("GET", path)

@@ -1,9 +1,8 @@
-"""Engine processes, for real: found, watched, killed, restarted, left behind."""
+"""Real engine processes: found, watched, killed, restarted, detached."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import pytest
 
 from tests.support.pictures import noise, png, png_base64
 from tests.support.worker import Worker, eventually
-from ts_stateful.process.spec import runtime_folder
 from ts_stateful.process.worker.fork_server import has_ended
 from ts_stateful.process.worker.supervisor import EngineDied
 from ts_stateful.protocol.events import EventKind
@@ -30,7 +28,7 @@ def worker(start: Start) -> Worker:
 
 
 def test_a_conversation_through_the_socket(worker: Worker, runtime: Path) -> None:
-    """Images in, streamed text out; the socket and its folder are this user's alone."""
+    """Images go in, and streamed text comes out. Only this user can access the socket and its folder."""
     picture = noise(1)
     opened = worker.ask(
         Open(session_id="s", images=(Image(base64=png_base64(picture)),)),
@@ -51,14 +49,14 @@ def test_a_conversation_through_the_socket(worker: Worker, runtime: Path) -> Non
 
 
 def texts(worker: Worker, request: str) -> str:
-    """All text that a streamed request has got."""
+    """Return the whole text of a streamed request."""
     last = worker.wait(request)
     parts = [json.loads(e.body)["text"] for e in worker.events[request] if e.kind is EventKind.PART]
     return "".join(parts) + str(last.get("text", last))
 
 
 def test_a_killed_engine_is_back_with_its_sessions(worker: Worker) -> None:
-    """Streams go on where they stood, with the text that they would have had: greedy, sampled, unstreamed or pulled."""
+    """Turns resume with the text of an undisturbed run: greedy, sampled, unstreamed or pulled."""
     worker.ask(
         Open(session_id="s", images=(Image(base64=png_base64(noise(1))),)), creates_session=True
     )
@@ -95,8 +93,8 @@ def test_a_killed_engine_is_back_with_its_sessions(worker: Worker) -> None:
     assert worker.ask(Info(session_id="rough-0"))["turns"] == 1
 
 
-def test_what_was_opened_is_opened_once(worker: Worker) -> None:
-    """However often the engine dies while it is asked."""
+def test_a_session_is_opened_once(worker: Worker) -> None:
+    """Also if the engine dies in between."""
     requests = [
         worker.submit(Open(session_id=f"s{index}"), creates_session=True) for index in range(4)
     ]
@@ -114,8 +112,8 @@ def test_a_hung_engine_is_killed_and_replaced(start: Start) -> None:
     assert worker.engine_pid() != pid
 
 
-def test_a_new_worker_takes_up_with_the_engine(worker: Worker, start: Start) -> None:
-    """Sessions and turns in progress survive the worker; a broken stream is resumed by `continue`."""
+def test_a_new_worker_attaches_to_the_engine(worker: Worker, start: Start) -> None:
+    """Sessions and turns in progress survive the worker; `continue` resumes a broken stream."""
     worker.ask(Open(session_id="s"), creates_session=True)
     running = worker.submit(
         Prompt(session_id="s", prompt="Go", stream=True, max_new_tokens=300, ignore_eos=True)
@@ -136,7 +134,7 @@ def test_a_new_worker_takes_up_with_the_engine(worker: Worker, start: Start) -> 
 def test_an_engine_ends_when_torchserve_does(
     worker: Worker, frontend: subprocess.Popen[bytes], runtime: Path
 ) -> None:
-    """Nothing is left behind but the store: no process, no socket, no folder."""
+    """Only the store remains: no process, no socket, no folder."""
     pid = worker.engine_pid()
     frontend.kill()
     frontend.wait()
@@ -146,7 +144,7 @@ def test_an_engine_ends_when_torchserve_does(
 
 
 def test_an_engine_without_a_worker_waits_and_ends(start: Start) -> None:
-    """`engineLingerSec` after its worker has gone, however long it took to load."""
+    """It ends `engineLingerSec` after its worker has disconnected, however long it took to load."""
     worker = start(engineLingerSec=1)
     pid = worker.engine_pid()
     worker.dispatcher.close()
@@ -154,22 +152,6 @@ def test_an_engine_without_a_worker_waits_and_ends(start: Start) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_named(start: Start, tmp_path: Path) -> None:
-    """The error has the end of the engine's log, where the reason is."""
+    """The error has the end of the engine's log, which has the reason."""
     with pytest.raises(EngineDied, match="no-such-model"):
         start(model_dir=tmp_path, model="no-such-model")
-
-
-def test_a_folder_of_somebody_else_is_refused(runtime: Path) -> None:
-    """A link in its place could be anybody's."""
-    (runtime / f"ts-stateful-{os.getuid()}").symlink_to(runtime)
-    with pytest.raises(RuntimeError, match="not a folder of this user"):
-        runtime_folder(1, "x")
-
-
-def test_a_path_too_long_for_a_socket_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message says which variable moves it."""
-    monkeypatch.setenv("TS_STATEFUL_RUNTIME_DIR", str(tmp_path / ("x" * 100)))
-    with pytest.raises(RuntimeError, match="TS_STATEFUL_RUNTIME_DIR"):
-        runtime_folder(1, "x")

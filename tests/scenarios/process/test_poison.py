@@ -1,4 +1,4 @@
-"""Requests that engines die of: found out, and given up alone."""
+"""Requests that repeatedly crash engines are isolated and rejected."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from tests.support.worker import eventually
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker import link as link_module
 from ts_stateful.process.worker.fork_server import ForkServer
-from ts_stateful.process.worker.in_flight import InFlight, Outstanding
 from ts_stateful.process.worker.link import EngineLink
 from ts_stateful.process.worker.supervisor import Supervisor, Timeouts
-from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.requests import Prompt
 
 
@@ -27,10 +26,28 @@ def ask(request_id: str) -> Submit:
     return Submit(request_id, Prompt(session_id=request_id, prompt="Hello"))
 
 
-@pytest.fixture
-def events() -> dict[str, Event]:
+class Events(dict[str, Event]):
     """The last event of each request."""
-    return {}
+
+    def on_event(self, event: Event) -> None:
+        """Record an event."""
+        self[event.request_id] = event
+
+    def on_placed(self, engine: int, session_ids: tuple[str, ...]) -> None:
+        """Ignore sessions."""
+
+    def on_released(self, session_id: str) -> None:
+        """Ignore a session."""
+
+    def on_full(self, message: Submit, next_engines: tuple[int, ...]) -> None:
+        """Fail: there are no other engines."""
+        raise AssertionError(message.request_id)
+
+
+@pytest.fixture
+def events() -> Events:
+    """A listener without events."""
+    return Events()
 
 
 @pytest.fixture
@@ -42,14 +59,13 @@ def engine(runtime: Path) -> Iterator[MortalEngine]:
 
 
 @pytest.fixture
-def link(engine: MortalEngine, runtime: Path, events: dict[str, Event]) -> Iterator[EngineLink]:
+def link(engine: MortalEngine, runtime: Path, events: Events) -> Iterator[EngineLink]:
     """A worker's link to it."""
     link = EngineLink(
         spec_of(runtime),
         Timeouts(load_s=60, restart_s=60, heartbeat_s=60),
         ForkServer(),
-        on_event=lambda event: events.__setitem__(event.request_id, event),
-        on_attached=lambda ids: None,
+        events,
     )
     link.connect()
     with closing(link):
@@ -69,17 +85,17 @@ def spec_of(folder: Path) -> EngineSpec:
     )
 
 
-def test_a_request_that_engines_die_of_is_given_up_alone(
-    link: EngineLink, engine: MortalEngine, events: dict[str, Event]
+def test_only_the_request_that_crashes_engines_is_rejected(
+    link: EngineLink, engine: MortalEngine, events: Events
 ) -> None:
-    """It gets `internal` after it has killed two engines that had nothing else; all others get their answer."""
+    """It gets `internal` after it has crashed two engines that had no other request. All others are answered."""
     for name in ("a", "poison", "b", "c"):
         link.submit(ask(name))
     eventually(lambda: len(events) == 4)
     assert json.loads(events["poison"].body)["error"]["code"] == "internal"
     assert all(events[name].status == 200 for name in "abc")
     dead = [life for life in engine.lives if "poison" in life]
-    # In the last two lives that it took, whatever else had been sent was answered before.
+    # In its last two lives, all other requests were answered before.
     assert all(life[-1] == "poison" for life in dead[-2:])
     assert len(dead) <= 4
     link.submit(ask("d"))
@@ -87,18 +103,18 @@ def test_a_request_that_engines_die_of_is_given_up_alone(
     assert events["d"].status == 200
 
 
-def test_two_poisons_do_not_protect_each_other(link: EngineLink, events: dict[str, Event]) -> None:
-    """Each is found out by itself."""
+def test_two_poisons_do_not_protect_each_other(link: EngineLink, events: Events) -> None:
+    """Each is isolated by itself."""
     for name in ("poison-1", "a", "poison-2"):
         link.submit(ask(name))
     eventually(lambda: len(events) == 3)
     assert [events[name].status for name in ("poison-1", "a", "poison-2")] == [500, 200, 500]
 
 
-def test_an_engine_that_cannot_be_started_for_once_is_tried_again(
-    link: EngineLink, events: dict[str, Event], monkeypatch: pytest.MonkeyPatch
+def test_a_failed_start_of_an_engine_is_tried_again(
+    link: EngineLink, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have died of the same shortage of memory."""
+    """A shortage of memory may pass."""
     refused = [OSError(errno.ENOMEM, "Cannot allocate memory")]
     connect = Supervisor.connect
 
@@ -114,42 +130,3 @@ def test_an_engine_that_cannot_be_started_for_once_is_tried_again(
     eventually(lambda: len(events) == 2)
     assert not refused
     assert events["a"].status == 200
-
-
-def test_what_is_outstanding_goes_out_in_order_and_a_suspect_alone() -> None:
-    """Also when the suspect leaves in the middle of its trial."""
-    sent: list[str] = []
-    outstanding = Outstanding(lambda request: sent.append(request.message.request_id))
-    requests = {name: InFlight(ask(name), None) for name in "abc"}
-    for request in requests.values():
-        outstanding.add(request)
-    for _ in range(2):
-        requests["b"].died(alone=False)
-    sent.clear()
-    outstanding.send_waiting()
-    outstanding.add(InFlight(ask("d"), None))
-    assert sent == ["b"]
-    outstanding.remove("b")
-    assert sent == ["b", "a", "c", "d"]
-
-
-def test_progress_clears_a_request() -> None:
-    """An engine that told something of the turn since the last death did not die of taking it."""
-    request = InFlight(ask("a"), None)
-    for _ in range(5):
-        request.died(alone=True)
-        assert not request.is_doomed
-        request.progressed(Event("a", EventKind.PART, b"{}", num_chars=3, token_ids=(1, 2)))
-    assert not request.is_suspect
-    assert request.to_send.skip == 15
-    assert request.to_send.replay == (1, 2) * 5
-    assert request.to_send.is_retry
-
-
-def test_nothing_is_tried_for_ever() -> None:
-    """However much progress it makes in between."""
-    request = InFlight(ask("a"), None)
-    while not request.is_doomed:
-        request.died(alone=False)
-        request.progressed(Event("a", EventKind.PROGRESS, token_ids=(1,)))
-        assert request.deaths < 100

@@ -1,4 +1,4 @@
-"""The worker's side of sequences: which ids are free to begin with the next step, and which have lost their states."""
+"""Sequences from the worker's side: ids whose next step begins a sequence, and ids that have lost their states."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ HANDLER: dict[str, Any] = {
 
 @pytest.fixture
 def worker(start: Start, tmp_path: Path) -> Worker:
-    """A worker with one engine that counts, and two places."""
+    """A worker with one engine that counts, for two sessions."""
     (tmp_path / "counter.py").write_text(SOURCE)
     return start(model_dir=tmp_path, max_sessions=2, **HANDLER)
 
 
 def step(worker: Worker, number: int, name: str, **fields: Any) -> int | str:
-    """The sum after a step, or the code of the error."""
+    """Return the sum after a step, or the code of the error."""
     state = load_config({"handler": HANDLER}).state
     assert state is not None
     elements = read_inputs(state.inputs, [InputTensor("number", [number])], {})
@@ -54,8 +54,8 @@ def step(worker: Worker, number: int, name: str, **fields: Any) -> int | str:
     )
 
 
-def test_a_sequence_that_found_no_place_begins_when_there_is_one(worker: Worker) -> None:
-    """The refusal does not make its id a known one."""
+def test_a_refused_sequence_begins_when_there_is_room(worker: Worker) -> None:
+    """The refusal does not make its id known."""
     for name in "ab":
         worker.ask(Open(session_id=name), creates_session=True)
     assert [step(worker, 1, "c") for _ in range(2)] == ["too_many_sessions"] * 2
@@ -63,8 +63,8 @@ def test_a_sequence_that_found_no_place_begins_when_there_is_one(worker: Worker)
     assert step(worker, 1, "c") == 1
 
 
-def test_only_an_ended_sequence_begins_anew_behind_a_crash(worker: Worker) -> None:
-    """One whose states were lost says so until somebody says START."""
+def test_only_an_ended_sequence_begins_again_after_a_crash(worker: Worker) -> None:
+    """A sequence that lost its states is not found until a START."""
     assert step(worker, 1, "ended", end=True) == 1
     assert step(worker, 1, "open") == 1
     worker.kill(signal.SIGKILL)
@@ -74,8 +74,10 @@ def test_only_an_ended_sequence_begins_anew_behind_a_crash(worker: Worker) -> No
     assert step(worker, 1, "open") == 8
 
 
-def test_whoever_shares_the_engines_knows_which_ids_are_free(start: Start, tmp_path: Path) -> None:
-    """A sequence goes on through another worker, on the engine that has it, and begins anew where it has ended elsewhere."""
+def test_workers_that_share_engines_agree_about_ended_sequences(
+    start: Start, tmp_path: Path
+) -> None:
+    """A sequence goes on through another worker on its engine, and begins again after its end there."""
     (tmp_path / "counter.py").write_text(SOURCE)
     one, two = (start(model_dir=tmp_path, engineGroup="g", engines=2, **HANDLER) for _ in "ab")
     for name in "abcd":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from tests.support.fake_torchserve import (
     MetricLog,
     SequenceFrontend,
 )
-from ts_stateful.config.schema import Config, ConfigError
+from ts_stateful.config.schema import ConfigError
 from ts_stateful.frontend.delivery.pull import ContinuousDelivery
 from ts_stateful.frontend.delivery.push import SequenceDelivery
 from ts_stateful.frontend.delivery.push_async import AsyncDelivery
 from ts_stateful.frontend.handler import SessionHandler
-from ts_stateful.protocol.events import Event
+from ts_stateful.frontend.inbox import Mailbox
+from ts_stateful.process.worker.dispatch import ServedModel, StatsPublisher
 from ts_stateful.protocol.stats import Stats
 
 _BASE: dict[str, Any] = {
@@ -44,38 +45,18 @@ _SEQUENCE = {
 _ASYNC = {**_BASE, "asyncCommunication": True, "batchSize": 1}
 
 
-class _Mailbox:
-    def __init__(self, post: Callable[[Event], None]) -> None:
-        self.post = post
-
-    def expect(self, request_id: str) -> None:
-        """Not the dispatcher's business."""
-
-    def forget(self, request_id: str) -> None:
-        """Not the dispatcher's business."""
-
-
 class _Handler(SessionHandler):
     """Answers everything at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.started: dict[str, Any] = {}
         self.dispatcher_factory = self._start
 
     def _start(
-        self,
-        config: Config,
-        document: dict[str, Any],
-        *,
-        model_name: str,
-        model_dir: Path,
-        on_event: Callable[[Event], None],
-        on_stats: Callable[[Stats], None],
+        self, model: ServedModel, mailbox: Mailbox, publishers: Sequence[StatsPublisher]
     ) -> ScriptedDispatcher:
-        self.publish = on_stats
-        self.started = {"document": document, "model_name": model_name, "model_dir": model_dir}
-        return ScriptedDispatcher(_Mailbox(on_event), lambda s: [last(s.request_id, {"a": 1})])
+        self.model, self.publishers = model, publishers
+        return ScriptedDispatcher(mailbox, lambda s: [last(s.request_id, {"a": 1})])
 
 
 def initialized(document: dict[str, Any]) -> _Handler:
@@ -104,11 +85,8 @@ def test_the_profile_chooses_the_delivery(document: dict[str, Any], delivery: ty
     handler = initialized(document)
     assert isinstance(handler._delivery, delivery)
     assert handler.initialized
-    assert handler.started == {
-        "document": document,
-        "model_name": "chat",
-        "model_dir": Path("/models/chat"),
-    }
+    model = handler.model
+    assert (model.document, model.name, model.folder) == (document, "chat", Path("/models/chat"))
 
 
 def test_cloudwatch_gets_the_stats_of_a_group_by_the_name_of_a_model(
@@ -117,7 +95,8 @@ def test_cloudwatch_gets_the_stats_of_a_group_by_the_name_of_a_model(
     """It adds up values of one name, and each worker of a group has the stats of all."""
     monkeypatch.setenv("TS_STATEFUL_CLOUDWATCH_NAMESPACE", "N")
     handler = initialized({**_CONTINUOUS, "handler": {"engineGroup": "g"}})
-    handler.publish(Stats(sessions_open=3))
+    for publisher in handler.publishers:
+        publisher.publish(Stats(sessions_open=3))
     line = json.loads(capsys.readouterr().out)
     assert (line["ModelName"], line["SessionsOpen"]) == ("chat", 3)
 

@@ -1,4 +1,4 @@
-"""What tells one unpacked archive from another."""
+"""The identity of an unpacked archive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = "0" * 32, "f" * 32
 
 
 def archive(folder: Path, packed: str = "noon", weight: bytes = b"\0") -> Path:
-    """One as TorchServe unpacks it."""
+    """Make a folder as TorchServe unpacks an archive."""
     (folder / "MAR-INF").mkdir(parents=True)
     (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"createdOn": packed}))
     (folder / "model").mkdir()
@@ -22,8 +22,8 @@ def archive(folder: Path, packed: str = "noon", weight: bytes = b"\0") -> Path:
     return folder
 
 
-def test_archives_are_compared_by_what_is_in_them(tmp_path: Path) -> None:
-    """Not by their names, their configuration or when they were packed; a weight that differs is found."""
+def test_archives_are_compared_by_content(tmp_path: Path) -> None:
+    """Names, configurations and times of packing do not count; weights and code do."""
 
     def unpacked(name: str, weight: bytes = b"\0", code: str = "pass") -> Path:
         folder = tmp_path / name
@@ -45,7 +45,7 @@ def test_archives_are_compared_by_what_is_in_them(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_is_unpacked_again_is_the_same(tmp_path: Path) -> None:
-    """Also if something was written into the folder of the first one since; others are not, nor the same packed again."""
+    """Also if the first folder has new files since. Other archives differ, and so does the same one packed again."""
     first, second = (archive(tmp_path / name) for name in NAMES)
     identity = identity_of(first, "model")
     (first / "model" / "lock").touch()
@@ -59,14 +59,14 @@ def test_an_archive_that_is_unpacked_again_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["llava-hf/llava-1.5-7b-hf", "/", "../elsewhere"])
 def test_a_model_outside_of_its_archive_is_known_by_its_folder(tmp_path: Path, model: str) -> None:
-    """It may have changed, whatever the archive says."""
+    """Its weights may have changed."""
     (tmp_path / "elsewhere").mkdir()
     folder = archive(tmp_path / NAMES[0])
     assert identity_of(folder, model) == str(folder)
 
 
-def test_what_was_not_unpacked_is_known_by_its_folder(tmp_path: Path) -> None:
-    """As a folder that is served as it is: its files may be changed where they lie. So is one that cannot be written to."""
+def test_a_folder_that_was_not_unpacked_is_known_by_its_path(tmp_path: Path) -> None:
+    """Files of a folder that is served in place may change. A folder without a manifest is known by its path, too."""
     plain = archive(tmp_path / "chat")
     assert identity_of(plain, "model") == str(plain)
     link = tmp_path / NAMES[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from typing import Any
 
 from tests.support.worker import WAIT_S
 from ts_stateful.process.channel import Channel
@@ -11,15 +12,26 @@ from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Open
 
 
-def test_a_connection_on_which_nothing_can_be_sent_any_more_is_closed() -> None:
-    """Both sides hear of it: who waits for what was sent would wait for ever."""
-    sides = []
-    for connection, at_engine in zip(socket.socketpair(), (False, True), strict=True):
-        closed = threading.Event()
-        channel = Channel(
-            connection, at_engine=at_engine, on_message=lambda _: None, on_close=closed.set
-        )
-        channel.start()
-        sides.append((channel, closed))
-    sides[0][0].send(Submit("r", Open(session_id="s", metadata={"n": 2**64})))
-    assert all(closed.wait(WAIT_S) for _, closed in sides)
+class Owner:
+    """An owner that waits for the end of its connection."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def on_message(self, channel: Channel, message: Any) -> None:
+        """Ignore a message."""
+
+    def on_close(self, channel: Channel) -> None:
+        """Note the end."""
+        self.closed.set()
+
+
+def test_a_connection_that_cannot_send_is_closed() -> None:
+    """Both sides are notified. Otherwise they would wait forever for an answer to what was not sent."""
+    sender, receiver = socket.socketpair()
+    owners = Owner(), Owner()
+    channel = Channel(sender, owners[0], at_engine=False)
+    channel.start()
+    Channel(receiver, owners[1], at_engine=True).start()
+    channel.send(Submit("r", Open(session_id="s", metadata={"n": 2**64})))
+    assert all(owner.closed.wait(WAIT_S) for owner in owners)

@@ -1,4 +1,4 @@
-"""The first process of a container: what it is told to do, and in which order. Programs of a few lines stand for TorchServe."""
+"""The first process of a container, with a short program in place of TorchServe."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.worker import eventually
 
-# Started as TorchServe's Java, it starts itself once more as an engine; both note what they are told. The entrypoint knows the
-# one by its command line, the other by its name.
+# The program runs as TorchServe's Java and starts itself once more as an engine; both log their signals. The entrypoint
+# identifies the first by its command line, the second by its name.
 PROGRAM = """
 import os, signal, subprocess, sys, time
 
@@ -52,13 +52,13 @@ Run = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """What they have noted."""
+    """The log of both processes."""
     return tmp_path / "log"
 
 
 @pytest.fixture
 def run(tmp_path: Path, log: Path) -> Iterator[Run]:
-    """Runs a command under the entrypoint, or without one a server; it is gone in the end, and its children follow it."""
+    """Run a command under the entrypoint, by default a server; it and its children end with the test."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
@@ -85,7 +85,7 @@ def run(tmp_path: Path, log: Path) -> Iterator[Run]:
 
 
 def noted(log: Path) -> list[str]:
-    """The lines of the log."""
+    """Return the lines of the log."""
     return log.read_text().splitlines() if log.exists() else []
 
 
@@ -93,7 +93,7 @@ def noted(log: Path) -> list[str]:
 def test_engines_are_drained_before_torchserve_is_stopped(
     run: Run, log: Path, number: signal.Signals
 ) -> None:
-    """And that was no failure."""
+    """The entrypoint exits with 0 then."""
     process = run()
     eventually(lambda: len(noted(log)) == 2)
     process.send_signal(number)
@@ -101,8 +101,8 @@ def test_engines_are_drained_before_torchserve_is_stopped(
     assert noted(log)[2:] == [f"{ENGINE} SIGUSR1", f"{TORCHSERVE} SIGTERM"]
 
 
-def test_engines_that_torchserve_leaves_behind_are_waited_for(run: Run, log: Path) -> None:
-    """Those of one that ended by itself: its status is the entrypoint's, once they have finished."""
+def test_the_entrypoint_waits_for_engines_after_torchserve_has_exited(run: Run, log: Path) -> None:
+    """After they have finished, it exits with TorchServe's status."""
     process = run()
     eventually(lambda: len(noted(log)) == 2)
     Path(f"{log}.crash").touch()
@@ -110,8 +110,8 @@ def test_engines_that_torchserve_leaves_behind_are_waited_for(run: Run, log: Pat
     assert noted(log)[2:] == [f"{ENGINE} has finished"]
 
 
-def test_a_command_that_has_not_come_to_torchserve_is_stopped(run: Run, log: Path) -> None:
-    """It is sent SIGTERM itself."""
+def test_a_command_that_has_not_started_torchserve_is_stopped(run: Run, log: Path) -> None:
+    """It gets SIGTERM itself."""
     process = run("sh", "-c", f"echo up >{log}; exec sleep 1000")
     eventually(lambda: noted(log) == ["up"])
     process.send_signal(signal.SIGTERM)
@@ -119,6 +119,6 @@ def test_a_command_that_has_not_come_to_torchserve_is_stopped(run: Run, log: Pat
 
 
 def test_the_status_of_a_command_is_passed_on(run: Run) -> None:
-    """Of one that is killed as a shell would tell it; without a command there is nothing to do."""
+    """A killed command has the status that a shell gives it."""
     assert run("sh", "-c", "exit 5").wait() == 5
     assert run("sh", "-c", "kill -9 $$").wait() == 128 + 9

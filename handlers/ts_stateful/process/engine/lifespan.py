@@ -1,79 +1,76 @@
-"""When an engine process ends.
+"""The end of an engine process: TorchServe has exited, no worker has come back, or the engine drains.
 
-Owns the reasons to end: TorchServe has gone, no worker has come back, or the process was told to. In each case what runs is
-finished first, for `drainSec` at most. Knows nothing of engines: it is told whether there is something left to finish.
+In each case the engine first finishes its requests, within `drainSec`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import EngineConfig
+from ts_stateful.process.drain import is_alive
 
 __all__ = ["Lifespan"]
 
 logger = logging.getLogger("ts_stateful.engine")
 
-_WATCH_S = 1.0  # how often the frontend is looked after
-_REGISTERED_AGAIN_S = 10.0  # until the worker of a model that is registered again is there
+_WATCH_S = 1.0  # between two looks at the frontend and the archive
+_REGISTERED_AGAIN_S = 10.0  # for the worker of a model that is registered again to attach
 
 
 class Lifespan:
-    """How long an engine lives. `frontend_pid` is TorchServe's process; `clock` and `is_alive` are seams for tests.
+    """The life of an engine, as long as `frontend` (TorchServe's process) runs and a worker may come.
 
-    `archive` is the folder without which no worker can come back: TorchServe removes it when the model is unregistered. A
-    worker can come from another folder, if the same archive is registered again.
+    TorchServe removes the folder `archive` when the model is unregistered; without it no worker can come back. A worker may
+    come from another folder if the same archive is registered again.
     """
 
     def __init__(
         self,
         settings: EngineConfig,
-        frontend_pid: int,
-        clock: Callable[[], float] = time.monotonic,
-        is_alive: Callable[[psutil.Process], bool] | None = None,
+        frontend: psutil.Process,
         archive: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._settings = settings
-        self._frontend = psutil.Process(frontend_pid)
-        self._clock = clock
-        self._is_alive = is_alive or _is_alive
+        self._frontend = frontend
         self._archive = archive
+        self._clock = clock
         self._next_watch = 0.0
-        self._alone_since: float | None = clock()
+        self._detached_since: float | None = clock.monotonic()
         self._ends_at: float | None = None
-        self._missed_since: float | None = None  # the archive
+        self._archive_missing_since: float | None = None
         self.frontend_gone = False
 
     @property
     def is_draining(self) -> bool:
-        """Whether the engine finishes what it has, and takes up nothing new."""
+        """Return True if the engine only finishes what it has."""
         return self._ends_at is not None
 
     def attached(self, archive: str | None) -> None:
-        """There is a worker, for which the archive is there."""
-        self._alone_since = self._missed_since = None
+        """Record that a worker is attached, whose archive is in this folder."""
+        self._detached_since = self._archive_missing_since = None
         self._archive = archive
 
-    def alone(self) -> None:
-        """There is none any more, or not yet."""
-        self._alone_since = self._clock()
+    def detached(self) -> None:
+        """Record that no worker is attached from now on."""
+        self._detached_since = self._clock.monotonic()
 
-    def leave(self, reason: str) -> None:
-        """From now on the engine only finishes what it has. Called again, it changes nothing."""
+    def drain(self, reason: str) -> None:
+        """Finish only what the engine has from now on. Has no effect if it drains already."""
         if self._ends_at is None:
             drain_s = self._settings.drain_sec
-            logger.info("%s: the engine ends, within %g s (drainSec)", reason, drain_s)
-            self._ends_at = self._clock() + drain_s
+            logger.info("%s: the engine exits within %g s (drainSec)", reason, drain_s)
+            self._ends_at = self._clock.monotonic() + drain_s
 
     def is_over(self, is_busy: Callable[[], bool]) -> bool:
-        """Whether it is time to end; to be asked again and again. `is_busy` says whether something is left to finish."""
-        now = self._clock()
+        """Return True if it is time to exit; call this often. `is_busy` returns True while requests are unfinished."""
+        now = self._clock.monotonic()
         if now >= self._next_watch:
             self._next_watch = now + _WATCH_S
             self._watch(now)
@@ -82,28 +79,21 @@ class Lifespan:
         if not is_busy():
             return True
         if now >= self._ends_at:
-            logger.warning("what still runs is given up")
+            logger.warning("unfinished requests are abandoned: drainSec is over")
             return True
         return False
 
     def _watch(self, now: float) -> None:
-        if not self.frontend_gone and not self._is_alive(self._frontend):
+        if not self.frontend_gone and not is_alive(self._frontend):
             self.frontend_gone = True
-            self.leave("TorchServe is gone")
-        if self._alone_since is None:
+            self.drain("TorchServe has exited")
+        if self._detached_since is None:
             return
-        is_missed = self._archive is not None and not Path(self._archive).exists()
-        if not is_missed:
-            self._missed_since = None
-        elif self._missed_since is None:
-            self._missed_since = now
-        elif now - self._missed_since >= _REGISTERED_AGAIN_S:
-            self.leave("the model is not registered any more")  # or the next one finds no room
-        if now - self._alone_since > self._settings.engine_linger_sec:
-            self.leave("no worker has come back")
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
+        if self._archive is None or Path(self._archive).exists():
+            self._archive_missing_since = None
+        elif self._archive_missing_since is None:
+            self._archive_missing_since = now
+        elif now - self._archive_missing_since >= _REGISTERED_AGAIN_S:
+            self.drain("the model is unregistered")  # the next model needs the memory
+        if now - self._detached_since > self._settings.engine_linger_sec:
+            self.drain("no worker has attached within engineLingerSec")

@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from ts_stateful.config.schema import Config, load_config
@@ -67,14 +68,15 @@ class EngineProcess:
         self._queue = WorkQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
-        self._placement_sync = PlacementSync(self._deliver)
+        self._placement_sync = PlacementSync(self)
         self._worked_at: float | None = None  # since memory was returned to the system
         self._draining = Draining(successor=True)
         self._spoke_at = 0.0  # with a worker
-        self.lifespan = Lifespan(config.engine, spec.frontend_pid, archive=spec.archive)
+        frontend = psutil.Process(spec.frontend_pid)
+        self.lifespan = Lifespan(config.engine, frontend, spec.archive)
         self._engine = self._load(config)
         _set_threads(config.engine.threads, self._engine.num_parameters)
-        self.lifespan.alone()  # from here on: no worker could come while the model was loaded
+        self.lifespan.detached()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> SessionEngine[Any]:
         spec, settings = self._spec, config.store
@@ -117,7 +119,7 @@ class EngineProcess:
     def _leave(self, leaving: Draining) -> None:
         if self._draining.successor:  # there is no way back from having none
             self._draining = leaving
-        self.lifespan.leave("asked to" if leaving.successor else "TorchServe is about to stop")
+        self.lifespan.drain("asked to" if leaving.successor else "TorchServe is about to stop")
         for channel in self._channels:
             channel.send(self._draining)
 
@@ -144,13 +146,15 @@ class EngineProcess:
                 self._open_channel(connection)
 
     def _open_channel(self, connection: socket.socket) -> None:
-        channel = Channel(
-            connection,
-            at_engine=True,
-            on_message=lambda message: self._queue.put(partial(self._take, channel, message)),
-            on_close=lambda: self._queue.put(partial(self._closed, channel)),
-        )
-        channel.start()
+        Channel(connection, self, at_engine=True).start()
+
+    def on_message(self, channel: Channel, message: Any) -> None:
+        """See `ChannelOwner`."""
+        self._queue.put(partial(self._take, channel, message))
+
+    def on_close(self, channel: Channel) -> None:
+        """See `ChannelOwner`."""
+        self._queue.put(partial(self._closed, channel))
 
     def _take(self, channel: Channel, message: Any) -> None:
         if isinstance(message, Submit):
@@ -165,7 +169,7 @@ class EngineProcess:
             for other in self._channels - {channel}:
                 other.send(message)
         elif isinstance(message, SessionPlacedAck):
-            self._placement_sync.heard(message.request_id, channel)
+            self._placement_sync.acknowledge(message.request_id, channel)
         elif isinstance(message, Ping):
             channel.send(Pong(self._engine.stats()))
         elif isinstance(message, WorkerHello):
@@ -183,19 +187,20 @@ class EngineProcess:
         if others:
             new = tuple(name for name in message.session_ids if name not in self._engine.table)
             if new:
-                self._placement_sync.announce(message.request_id, new, others)
+                self._placement_sync.place(message.request_id, new, others)
 
     def _closed(self, channel: Channel) -> None:
         self._channels.discard(channel)
-        self._placement_sync.left(channel)
+        self._placement_sync.disconnect(channel)
         if not self._channels:
-            self.lifespan.alone()
+            self.lifespan.detached()
         self._engine.set_away(not self._channels)
         for request_id in [rid for rid, owner in self._owners.items() if owner is channel]:
             del self._owners[request_id]
             self._engine.drop(request_id)
 
-    def _deliver(self, event: Event) -> None:
+    def deliver(self, event: Event) -> None:
+        """See `EventOutlet`."""
         owners, name = self._owners, event.request_id
         owner = owners.pop(name, None) if event.ends else owners.get(name)
         if owner is not None:

@@ -1,77 +1,88 @@
-"""Where sessions are, for all workers that share an engine: each knows it before anybody hears that one is here.
+"""Agreement of the workers that share an engine about the sessions that it has.
 
-Owns what is held back until then, so that a client which goes on through another worker is not sent to another engine. Knows
-neither sessions nor what events mean. For the thread of the engine alone.
+Events of a new session are held until all other workers have recorded its place. So a client that goes on through another
+worker reaches the same engine. For the engine's thread only.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from ts_stateful.process.channel import Channel
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.process.messages import SessionPlaced
 from ts_stateful.protocol.events import Event
 
-__all__ = ["PlacementSync"]
+__all__ = ["EventOutlet", "Peer", "PlacementSync"]
 
-_PATIENCE_S = 1.0  # with a worker that hangs
+_ACK_S = 1.0  # that a worker which hangs can delay events
+
+
+class EventOutlet(Protocol):
+    """The way of events to the workers."""
+
+    def deliver(self, event: Event) -> None:
+        """Send an event to the worker that owns its request."""
+
+
+class Peer(Protocol):
+    """The channel of another worker."""
+
+    def send(self, message: SessionPlaced) -> None:
+        """Send a message; never blocks."""
 
 
 @dataclass
-class _Announced:
-    missing: set[Channel]
-    until: float
-    events: list[Event] = field(default_factory=list)
+class _Placement:
+    unacknowledged: set[Peer]
+    deadline: float
+    held: list[Event] = field(default_factory=list)
 
 
 class PlacementSync:
-    """Requests for sessions that are new here; what is emitted for them goes to `deliver` when the other workers know."""
+    """Requests that create sessions; their events go to `outlet` after the other workers have acknowledged the sessions."""
 
-    def __init__(
-        self, deliver: Callable[[Event], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._deliver = deliver
+    def __init__(self, outlet: EventOutlet, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._outlet = outlet
         self._clock = clock
-        self._announced: dict[str, _Announced] = {}  # by request
+        self._placements: dict[str, _Placement] = {}  # by request
 
-    def announce(
-        self, request_id: str, session_ids: tuple[str, ...], others: Collection[Channel]
-    ) -> None:
-        """Tells the other workers; nothing is delivered for the request until they have heard."""
-        for other in others:
-            other.send(SessionPlaced(request_id, session_ids))
-        self._announced[request_id] = _Announced(set(others), self._clock() + _PATIENCE_S)
+    def place(self, request_id: str, session_ids: tuple[str, ...], peers: Collection[Peer]) -> None:
+        """Send the place of these sessions to the other workers; hold the request's events until they acknowledge it."""
+        for peer in peers:
+            peer.send(SessionPlaced(request_id, session_ids))
+        deadline = self._clock.monotonic() + _ACK_S
+        self._placements[request_id] = _Placement(set(peers), deadline)
 
-    def heard(self, request_id: str, channel: Channel) -> None:
-        """One of them knows."""
-        announced = self._announced.get(request_id)
-        if announced is not None:
-            announced.missing.discard(channel)
+    def acknowledge(self, request_id: str, peer: Peer) -> None:
+        """Record the acknowledgment of a worker."""
+        placement = self._placements.get(request_id)
+        if placement is not None:
+            placement.unacknowledged.discard(peer)
             self.release()
 
-    def left(self, channel: Channel) -> None:
-        """One of them has gone, and need not know."""
-        for announced in self._announced.values():
-            announced.missing.discard(channel)
+    def disconnect(self, peer: Peer) -> None:
+        """Expect no acknowledgment of a worker that has disconnected."""
+        for placement in self._placements.values():
+            placement.unacknowledged.discard(peer)
         self.release()
 
     def emit(self, event: Event) -> None:
-        """Delivers an event, or keeps it for a moment."""
-        announced = self._announced.get(event.request_id)
-        if announced is None:
-            self._deliver(event)
+        """Deliver an event, or hold it until its session is acknowledged."""
+        placement = self._placements.get(event.request_id)
+        if placement is None:
+            self._outlet.deliver(event)
         else:
-            announced.events.append(event)
+            placement.held.append(event)
 
     def release(self) -> None:
-        """Delivers what everybody may hear of by now; to be called every now and then."""
-        if not self._announced:
+        """Deliver the held events that are acknowledged or overdue; call this often."""
+        if not self._placements:
             return
-        now = self._clock()
-        for request_id, announced in list(self._announced.items()):
-            if not announced.missing or now >= announced.until:
-                del self._announced[request_id]
-                for event in announced.events:
-                    self._deliver(event)
+        now = self._clock.monotonic()
+        for request_id, placement in list(self._placements.items()):
+            if not placement.unacknowledged or now >= placement.deadline:
+                del self._placements[request_id]
+                for event in placement.held:
+                    self._outlet.deliver(event)

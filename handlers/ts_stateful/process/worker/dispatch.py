@@ -1,19 +1,15 @@
-"""Which engine gets which request.
-
-Owns the links to all engines of one worker and the map from session to engine. Knows nothing of the frontend: it is given a
-callback for events.
-"""
+"""Dispatch of requests to the engines of one worker."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lru import LRU
@@ -23,7 +19,7 @@ from ts_stateful.config.schema import Config, ConfigError, EngineConfig
 from ts_stateful.process.archive import identity_of
 from ts_stateful.process.spec import EngineSpec, runtime_folder
 from ts_stateful.process.worker.fork_server import ForkServer
-from ts_stateful.process.worker.group import join
+from ts_stateful.process.worker.group import Membership, join
 from ts_stateful.process.worker.link import EngineLink
 from ts_stateful.process.worker.supervisor import Timeouts
 from ts_stateful.protocol.answers import encode
@@ -32,84 +28,73 @@ from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Fork, Step
 from ts_stateful.protocol.stats import Stats
 
-__all__ = ["Dispatcher", "devices"]
+__all__ = ["Dispatcher", "EventReceiver", "ServedModel", "StatsPublisher", "devices"]
 
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
-_REMEMBERED = 200_000  # sessions whose engine is known; ended ones stay, since their engine knows how they ended
+_REMEMBERED = 200_000  # sessions; ended ones included, because their engine knows how they ended
+
+
+class EventReceiver(Protocol):
+    """The receiver of the events of requests."""
+
+    def post(self, event: Event) -> None:
+        """Take an event, from any thread. A request that was not dropped gets exactly one `LAST`."""
+
+
+class StatsPublisher(Protocol):
+    """A sink of stats."""
+
+    def publish(self, stats: Stats) -> None:
+        """Take the stats of all engines together; called about every second."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model as TorchServe has registered it, with its parsed and its raw configuration."""
+
+    config: Config
+    document: Mapping[str, Any]
+    name: str
+    folder: Path  # of the unpacked archive
+    frontend_pid: int = field(default_factory=os.getppid)  # TorchServe's process
 
 
 class Dispatcher:
-    """All engines of one worker.
+    """The engines of one worker.
 
-    `on_event` is called from other threads, once with a `LAST` event for every request that was submitted and not dropped.
-    `on_stats` gets the figures of all engines together, every second or so. `frontend_pid` is TorchServe's process, which a
-    worker has as its parent. A `fork_server` may be shared; without one the dispatcher has its own.
+    Several dispatchers may share a `fork_server`; by default each has its own.
 
     Raises:
-        ConfigError: another registration of the same `handler.engineGroup` is set up differently.
+        ConfigError: another registration of the same `handler.engineGroup` has a different configuration.
     """
 
     def __init__(
         self,
-        config: Config,
-        document: Mapping[str, Any],
-        *,
-        model_name: str,
-        model_dir: Path,
-        on_event: Callable[[Event], None],
-        on_stats: Callable[[Stats], None] = lambda stats: None,
-        frontend_pid: int | None = None,
+        model: ServedModel,
+        events: EventReceiver,
+        publishers: Sequence[StatsPublisher] = (),
         fork_server: ForkServer | None = None,
     ) -> None:
-        self._max_sessions = config.frontend.max_sessions
-        self._on_event, self._on_figures = on_event, on_stats
+        self._max_sessions = model.config.frontend.max_sessions
+        self._events, self._publishers = events, publishers
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
         self._fork_server = ForkServer()
-        frontend_pid = frontend_pid or os.getppid()
-        self._membership = joined = join(config, model_dir, frontend_pid)
-        identity: tuple[object, ...] = (
-            joined.identity
-            if joined
-            else (model_name, identity_of(model_dir, config.engine.model), dict(document))
-        )
-        folder = runtime_folder(frontend_pid, *identity)
-        names = devices(config.engine)[: self._max_sessions]
-        specs = [
-            EngineSpec(
-                index=index,
-                device=device,
-                model_name=config.engine.engine_group or model_name,
-                model_dir=str(model_dir),
-                frontend_pid=frontend_pid,
-                folder=str(folder),
-                max_sessions=(self._max_sessions + index) // len(names),  # adds up to all
-                document=dict(document),
-                shared=joined is not None,
-            )
-            for index, device in enumerate(names)
+        self._membership = join(model.config, model.folder, model.frontend_pid)
+        timeouts, forks = Timeouts.of(model.config.engine), fork_server or self._fork_server
+        self._links = [
+            EngineLink(spec, timeouts, forks, self) for spec in _specs(model, self._membership)
         ]
-        timeouts, forks = Timeouts.of(config.engine), fork_server or self._fork_server
-        self._links = [self._link(spec, timeouts, forks) for spec in specs]
-
-    def _link(self, spec: EngineSpec, timeouts: Timeouts, fork_server: ForkServer) -> EngineLink:
-        return EngineLink(
-            spec,
-            timeouts,
-            fork_server,
-            on_event=self._on_event,
-            on_attached=partial(self._attached, spec.index),
-            on_free=self._forget,
-        )
 
     def start(self) -> None:
-        """Starts the engines and returns when all of them answer, or when those do that an earlier worker has left: their
-        sessions must not wait for an engine that has to load.
+        """Start the engines, and return when all of them answer.
+
+        If an earlier worker has left some, return when these answer: their sessions must not wait for the others to load.
 
         Raises:
-            EngineDied: no engine was there, and one cannot be started.
+            EngineDied: no engine runs, and one does not start.
         """
         with ThreadPoolExecutor(len(self._links)) as pool:
             found = list(pool.map(EngineLink.find, self._links))
@@ -121,36 +106,37 @@ class Dispatcher:
         threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
 
     def submit(self, message: Submit) -> None:
-        """Hands in a request; never blocks.
+        """Send a request to the engine of its session; never blocks.
 
         Raises:
             SessionExists: the id of a fork belongs to another engine than its source.
         """
         command = message.command
         known = None if command.session_id is None else self._by_session.get(command.session_id)
-        # Whether or not a session is open, the engine that has had one of this id can tell, so it is asked first.
+        # The engine that has had a session of this id can answer even if that session has ended, so it comes first.
         up = [link for link in self._links if link.takes_sessions] or self._links
         best = sorted(up, key=lambda link: (link is not known, link.load))
+        engines = tuple(link.index for link in best)
         if isinstance(command, Fork):
             self._fork(message, command.new_session_id, known or best[0])
         elif known is not None and not message.creates_session:
             known.submit(message)
         elif isinstance(command, Step) and not message.creates_session:
-            # The first message of a sequence begins it. One of a sequence that was here does not: it was lost, or has ended.
-            self._try(structs.replace(message, creates_session=True), best)
+            # The first message of an unknown sequence begins it. A known sequence that is missing was lost, or has ended.
+            self.on_full(structs.replace(message, creates_session=True), engines)
         else:
-            self._try(message, best)
+            self.on_full(message, engines)
 
     def describe(self, request_id: str) -> None:
-        """Answers with the figures of all engines together and of each, when all have told theirs."""
+        """Answer with the stats of all engines together and of each, after all engines have reported them."""
         missing = iter(range(len(self._links) - 1, -1, -1))
 
-        def told() -> None:
+        def reported() -> None:
             if next(missing) == 0:
                 self._describe(request_id)
 
         for link in self._links:
-            link.refresh(told)
+            link.refresh(reported)
 
     def _describe(self, request_id: str) -> None:
         document = {
@@ -158,14 +144,14 @@ class Dispatcher:
             **structs.asdict(self._stats()),
             "engines": [link.description for link in self._links],
         }
-        self._on_event(Event(request_id, EventKind.LAST, encode(document)))
+        self._events.post(Event(request_id, EventKind.LAST, encode(document)))
 
     def drop(self, request_id: str) -> None:
-        """The client of a request is gone; no more events for it."""
+        """Forget a request whose client has disconnected; it gets no more events."""
         any(link.drop(request_id) for link in self._links)
 
     def close(self) -> None:
-        """Lets go of the engines, which wait for the next worker."""
+        """Disconnect from the engines, which wait for the next worker."""
         self._stop.set()
         for link in self._links:
             link.close()
@@ -174,7 +160,7 @@ class Dispatcher:
             self._membership.leave()
 
     def _fork(self, message: Submit, new_session_id: str | None, link: EngineLink) -> None:
-        # A fork has to be where its source is, and only the other engine knows whether its session is still open.
+        # A fork must be on the engine of its source. Only the other engine knows if its session of this id is still open.
         if new_session_id and self._by_session.setdefault(new_session_id, link) is not link:
             raise SessionExists(
                 "the id is, or was, that of a session on another engine; choose another one",
@@ -184,40 +170,70 @@ class Dispatcher:
             self._by_session[message.command.session_id] = link
         link.submit(message)
 
-    def _try(self, message: Submit, links: Sequence[EngineLink]) -> None:
-        """Hands a request to the first of these engines; where it would open a session and that one is full, to the next."""
-        link, *others = links
-        if message.command.session_id is not None:
-            self._by_session[message.command.session_id] = link  # which opens it, or takes it over
-        link.submit(
-            message,
-            partial(self._try, message, others) if message.creates_session and others else None,
-        )
+    def on_event(self, event: Event) -> None:
+        """See `EngineListener`."""
+        self._events.post(event)
 
-    def _attached(self, index: int, session_ids: tuple[str, ...]) -> None:
+    def on_placed(self, engine: int, session_ids: tuple[str, ...]) -> None:
+        """See `EngineListener`."""
         for session_id in session_ids:
-            self._by_session[session_id] = self._links[index]
+            self._by_session[session_id] = self._links[engine]
 
-    def _forget(self, session_id: str) -> None:
+    def on_released(self, session_id: str) -> None:
+        """See `EngineListener`."""
         self._by_session.pop(session_id, None)
+
+    def on_full(self, message: Submit, next_engines: tuple[int, ...]) -> None:
+        """Send a request to the first of these engines; if it would create a session there and has no room, to the next."""
+        first, *others = next_engines
+        link = self._links[first]
+        if message.command.session_id is not None:
+            self._by_session[message.command.session_id] = link
+        link.submit(message, tuple(others) if message.creates_session else ())
 
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_S):
             for link in self._links:
                 link.watch()
-            self._on_figures(self._stats())
+            stats = self._stats()
+            for publisher in self._publishers:
+                publisher.publish(stats)
 
     def _stats(self) -> Stats:
         in_flight = sum(link.num_in_flight for link in self._links)
-        told = sum((link.stats for link in self._links), Stats())
-        return structs.replace(told, requests_in_flight=in_flight)
+        reported = sum((link.stats for link in self._links), Stats())
+        return structs.replace(reported, requests_in_flight=in_flight)
+
+
+def _specs(model: ServedModel, membership: Membership | None) -> list[EngineSpec]:
+    settings, document = model.config.engine, dict(model.document)
+    identity: tuple[object, ...] = (model.name, identity_of(model.folder, settings.model), document)
+    if membership is not None:
+        identity = membership.identity
+    folder = runtime_folder(model.frontend_pid, *identity)
+    max_sessions = model.config.frontend.max_sessions
+    names = devices(settings)[:max_sessions]
+    return [
+        EngineSpec(
+            index=index,
+            device=device,
+            model_name=settings.engine_group or model.name,
+            model_dir=str(model.folder),
+            frontend_pid=model.frontend_pid,
+            folder=str(folder),
+            max_sessions=(max_sessions + index) // len(names),  # adds up to `max_sessions`
+            document=document,
+            shared=membership is not None,
+        )
+        for index, device in enumerate(names)
+    ]
 
 
 def devices(settings: EngineConfig) -> list[str]:
-    """The device of every engine: one engine a GPU, or one on the CPU, unless the configuration says otherwise.
+    """Return the device of every engine: by default one engine for each GPU, or one on the CPU.
 
     Raises:
-        ConfigError: several are to share a GPU, and each would take what is free there for its own.
+        ConfigError: several engines share a GPU, and each would use all of its free memory.
     """
     num_gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 0
     names = [f"cuda:{index}" for index in range(num_gpus)]

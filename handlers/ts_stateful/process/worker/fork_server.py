@@ -1,10 +1,11 @@
-"""Engine processes that start in a moment: forks of a process that has imported all that they need.
+"""A process that imports what engines need once, and forks all engines of a worker.
 
-Importing torch and transformers is most of what an engine does before it loads its model. Behind a crash that would be most of
-the pause, so one process for each worker imports once and forks every engine; engines share that memory as long as nobody
-writes to it. An engine on a GPU imports for itself: imports may initialize the GPU's driver, which does not survive a fork.
-Owns both ends of this: `ForkServer` is the worker's, `main` runs in the other process, which does nothing but import and fork,
-in one thread of Python, and ends when its worker does. Knows no engine.
+Imports of torch and transformers take most of an engine's start, and so most of the pause after a crash. Forked engines share
+the imported memory until they write to it. An engine on a GPU imports for itself: imports may initialize the GPU's driver,
+which does not survive a fork.
+
+`multiprocessing.forkserver` does not fit. At its exit a worker would join or terminate the children, but engines survive it.
+The server would share the worker's session, environment and output, and could not be replaced when it hangs.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from ts_stateful.process.spec import EngineSpec
 
 __all__ = ["ForkServer", "ForkedEngine", "has_ended"]
 
-_SPIN_COUNT = "2000"  # some microseconds; then a waiting thread sleeps
+_SPIN_COUNT = "2000"  # some microseconds, after which a waiting thread sleeps
 _MAX_PATH = 4096
 
 
 class ForkedEngine:
-    """An engine process that is started: it has a `pid` as soon as it is forked, and a `status` when its end was told."""
+    """An engine process: `pid` is set when it is forked, `status` when the fork server reports its exit."""
 
     def __init__(self, reports: int) -> None:
         os.set_blocking(reports, False)
@@ -48,17 +49,17 @@ class ForkedEngine:
         self.status: int | None = None
 
     def has_ended(self) -> bool:
-        """Whether it lives no more, or never will."""
+        """Return True if the process has exited or will never start."""
         with self._lock:
             while self._close.alive:
                 try:
-                    self._hear(os.read(self._reports, 64))
+                    self._parse(os.read(self._reports, 64))
                 except BlockingIOError:
                     return False
-        # Without a status the fork server is gone, and what has become of the engine has to be looked after.
+        # If the reports ended without a status, the fork server has exited.
         return self.status is not None or self.pid is None or has_ended(self.pid)
 
-    def _hear(self, part: bytes) -> None:
+    def _parse(self, part: bytes) -> None:
         self._text += part
         numbers = [int(line) for line in self._text.split(b"\n")[:-1]]
         self.pid, self.status = (*numbers, None, None)[:2]
@@ -67,7 +68,7 @@ class ForkedEngine:
 
 
 class ForkServer:
-    """The process that forks a worker's engines; it is started when there is something to fork."""
+    """A worker's side of its fork server, which starts with the first request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,8 +76,9 @@ class ForkServer:
         self._control: socket.socket | None = None
 
     def fork(self, spec: EngineSpec, lock: IO[str], log: IO[bytes]) -> ForkedEngine:
-        """Starts the engine of a spec, which keeps `lock` open for as long as it lives, and writes to `log`."""
+        """Start the engine of a spec, which keeps `lock` open until it exits, and writes to `log`."""
         reports, reporting = os.pipe()
+        engine = ForkedEngine(reports)
         try:
             message, files = os.fsencode(spec.save()), (lock.fileno(), log.fileno(), reporting)
             with self._lock:
@@ -85,21 +87,18 @@ class ForkServer:
                 except OSError:  # it was killed
                     self._end()
                     socket.send_fds(self._connection(log), [message], files)
-        except BaseException:
-            os.close(reports)
-            raise
         finally:
             os.close(reporting)
-        return ForkedEngine(reports)
+        return engine
 
     def prepare(self, spec: EngineSpec, log: IO[bytes]) -> None:
-        """Has everything imported that the engine of a spec needs, which runs already, for the one after it."""
-        # Where it was killed, the next engine takes longer.
+        """Import what the successor of a running engine needs."""
+        # If the server was killed, the next engine starts more slowly.
         with self._lock, contextlib.suppress(OSError):
             self._connection(log).send(os.fsencode(spec.save()))
 
     def close(self) -> None:
-        """Ends it; its engines go on."""
+        """Kill the fork server; its engines go on."""
         with self._lock:
             self._end()
 
@@ -130,7 +129,7 @@ class ForkServer:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process lives no more, whoever's child it is."""
+    """Return True if a process has exited, whichever process is its parent."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -138,30 +137,30 @@ def has_ended(pid: int) -> bool:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The worker's, with the place of this package, and with how an engine's threads wait unless the operator has said it.
+    """Return the worker's environment with this package's path and, unless the operator has set it, a short spin of threads.
 
-    By default OpenMP's threads spin for long. On cores that they share with TorchServe's JVM and worker they spin while the
-    thread that they wait for is not running, which was measured to make a step up to ten times as long.
+    OpenMP's threads spin for long by default. On cores shared with TorchServe's JVM and worker, they spin while the thread that
+    they wait for is not running. Steps were measured to take up to ten times as long.
     """
     paths = [str(Path(__file__).parents[3]), *filter(None, [environ.get("PYTHONPATH")])]
-    said = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys()
-    waiting = {} if said else {"GOMP_SPINCOUNT": _SPIN_COUNT}
+    chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys()
+    waiting = {} if chosen else {"GOMP_SPINCOUNT": _SPIN_COUNT}
     return {**environ, **waiting, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-class _Request(NamedTuple):
+class _ForkRequest(NamedTuple):
     spec_path: Path
     lock: int
     log: int
     reporting: int
 
 
-class _Server:
-    """The other end. `serve` returns what to run in each of its forks, and None where it is called when the worker is gone."""
+class _Forker:
+    """The fork server itself, with one Python thread."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._reporting: dict[int, int] = {}  # of each child
+        self._reporting: dict[int, int] = {}  # pipes, by child
         self._wake, waking = os.pipe()
         self._pipe = (self._wake, waking)
         for end in self._pipe:
@@ -169,8 +168,8 @@ class _Server:
         signal.set_wakeup_fd(waking)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def serve(self) -> _Request | None:
-        """Imports and forks as it is told."""
+    def serve(self) -> _ForkRequest | None:
+        """Import and fork on request. Return the request in each fork, and None in the server after the worker has exited."""
         while True:
             readable, _, _ = select.select([self._control.fileno(), self._wake], [], [])
             if self._wake in readable:
@@ -181,20 +180,20 @@ class _Server:
                     return None
                 spec_path = Path(os.fsdecode(message))
                 on_cpu = self._prepare(spec_path)
-                if files and self._fork(request := _Request(spec_path, *files), on_cpu=on_cpu):
+                if files and self._fork(request := _ForkRequest(spec_path, *files), on_cpu=on_cpu):
                     return request
 
     def _prepare(self, spec_path: Path) -> bool:
-        """Imports what an engine needs, if it is to be forked with it; returns whether it is."""
+        """Import what an engine on the CPU needs; return False if the engine imports for itself."""
         try:
             on_cpu = EngineSpec.load(spec_path).device == "cpu"
         except (OSError, msgspec.MsgspecError):
-            return False  # gone with its TorchServe; an engine tells that itself
+            return False  # removed with its TorchServe; an engine reports that itself
         if on_cpu:
             from ts_stateful.process.engine.main import preload  # noqa: PLC0415 - not in a worker
 
             preload(spec_path)
-            gc.freeze()  # or collections would write to the memory that is shared
+            gc.freeze()  # collections would write to the shared memory
         return on_cpu
 
     def _reap(self) -> None:
@@ -205,8 +204,8 @@ class _Server:
                 _report(self._reporting[pid], os.waitstatus_to_exitcode(status))
                 os.close(self._reporting.pop(pid))
 
-    def _fork(self, request: _Request, *, on_cpu: bool) -> bool:
-        """Whether this is the fork."""
+    def _fork(self, request: _ForkRequest, *, on_cpu: bool) -> bool:
+        """Fork; return True in the child."""
         pid = os.fork()
         if pid == 0:
             self._become_child(request)
@@ -220,7 +219,7 @@ class _Server:
         os.close(request.log)
         return False
 
-    def _become_child(self, request: _Request) -> None:
+    def _become_child(self, request: _ForkRequest) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -228,7 +227,7 @@ class _Server:
         for number in (*self._pipe, *self._reporting.values(), request.reporting):
             os.close(number)
         numpy_random = sys.modules.get("numpy.random")
-        if numpy_random is not None:  # Python's own does so by itself
+        if numpy_random is not None:  # Python's own seeds itself
             numpy_random.seed()
         os.dup2(request.log, sys.stdout.fileno())
         os.dup2(request.log, sys.stderr.fileno())
@@ -236,15 +235,15 @@ class _Server:
 
 
 def _report(reporting: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+    with contextlib.suppress(BrokenPipeError):  # the worker has exited, or has dropped the engine
         os.write(reporting, b"%d\n" % number)
 
 
 def main(control: int) -> int:
-    """Forks engines until the worker is gone; returns the exit status, in each of the forks that of its engine."""
+    """Fork engines until the worker exits. Return the exit status of the server, or in each fork of its engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     take_name(FORK_SERVER)
-    request = _Server(socket.socket(fileno=control)).serve()
+    request = _Forker(socket.socket(fileno=control)).serve()
     if request is None:
         return 0
     from ts_stateful.process.engine.main import main as run_engine  # noqa: PLC0415 - as above

@@ -1,7 +1,7 @@
-"""Registrations of a model that share their engines: `handler.engineGroup`.
+"""Groups of registrations that share their engines: `handler.engineGroup`.
 
-Owns what the members of a group have to agree about, and the file by which they find out. Each keeps a lock on it for as long
-as its worker lives, which the kernel takes back whatever becomes of the worker: who finds nobody else there makes the terms.
+The members of a group must agree about their terms, which are in a file. Each member holds a lock on it while its worker lives,
+and the kernel releases the lock when the worker dies. A member that finds no other one sets the terms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILES = "files of the archive"
 
 
 def join(config: Config, model_dir: Path, frontend_pid: int) -> Membership | None:
-    """The membership of a worker of the TorchServe `frontend_pid` in the group of its configuration; None if it is in none.
+    """Join the group of a configuration, among the workers of the TorchServe `frontend_pid`; return None if there is no group.
 
     Raises:
         ConfigError: another member has other terms; the message names the keys.
@@ -34,7 +34,7 @@ def join(config: Config, model_dir: Path, frontend_pid: int) -> Membership | Non
 
 
 def terms_of(config: Config, model_dir: Path) -> dict[str, Any]:
-    """What concerns engines and sessions, by the names of the keys; defaults count like what is written."""
+    """Return the settings that concern engines and sessions, by key, including defaults."""
     frontend = config.frontend
     handler = dict(_flat("handler", msgspec.to_builtins(config.engine)))
     del handler["handler.engineGroup"]
@@ -46,12 +46,14 @@ def terms_of(config: Config, model_dir: Path) -> dict[str, Any]:
         **handler,
         _FILES: content_digest(model_dir),
     }
-    decoded: dict[str, Any] = json.loads(json.dumps(terms, sort_keys=True))  # as they are read
+    decoded: dict[str, Any] = json.loads(
+        json.dumps(terms, sort_keys=True)
+    )  # in the form in which they are read
     return decoded
 
 
 class Membership:
-    """That of one worker in the group `name` of a TorchServe; ends with `leave`, or with the process.
+    """The membership of one worker in the group `name` of a TorchServe, until `leave` or the end of the process.
 
     Raises:
         ConfigError: another member has other terms; the message names the keys.
@@ -75,7 +77,7 @@ class Membership:
             pass
         else:
             _write(self._file, terms)
-        # Where another one is alone in between, before this lock is there, its terms are found like those of any other member.
+        # Another member may set its terms just before this lock; they are compared like those of any member.
         fcntl.flock(self._file, fcntl.LOCK_SH)
         self._file.seek(0)
         theirs = json.load(self._file)
@@ -90,7 +92,7 @@ class Membership:
             )
 
     def leave(self) -> None:
-        """Lets others make the terms."""
+        """Leave the group; the next first member may set other terms."""
         self._file.close()
 
 

@@ -1,90 +1,103 @@
-"""Requests between the worker that has taken them and the engine that answers them.
+"""Requests that a worker has accepted and its engine has not answered yet.
 
-Owns what is known of an answer, from which another engine can take it up, how often engines have died with a request, and which
-of them an engine gets when. Knows nothing of processes; whoever calls holds a lock.
+A request that repeatedly crashes engines is isolated and rejected. The caller holds a lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from msgspec import structs
 
 from ts_stateful.process.worker.trial_lock import TrialLock
-from ts_stateful.protocol.events import Event, Submit
+from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Cancel, Continue, Info
 
-__all__ = ["InFlight", "Outstanding"]
+__all__ = ["InFlight", "InFlightRequests", "RequestSender"]
 
-_MAX_DEATHS_ALONE = 2  # of engines that had nothing else: then it is what they die of
-_MAX_DEATHS = 20  # with others in flight, and with progress in between
-_ABOUT_WORK = (Cancel, Continue, Info)  # of an engine, so that no other one can answer them now
-_SUSPECT_DEATHS = 2  # with others in flight and without progress: the request is tried alone
+_MAX_EXCLUSIVE_DEATHS = 2  # of engines that had only this request, so it is the cause
+_MAX_DEATHS = 20  # with other requests in the engine, or with progress in between
+_ABOUT_TURNS = (Cancel, Continue, Info)  # only the engine that runs the turn can answer them
+_SUSPECT_DEATHS = 2  # without progress, after which the request is tried alone
+
+
+class RequestSender(Protocol):
+    """The connection to an engine."""
+
+    def send(self, message: Submit) -> bool:
+        """Send a request; return False if there is no engine."""
+        ...
 
 
 @dataclass(eq=False)
 class InFlight:
-    """A request that an engine has not answered; `on_full` is called in place of an answer where there is no room for it."""
+    """A request in flight. `next_engines` are the indexes of engines to try if this one has no room for its session."""
 
     message: Submit
-    on_full: Callable[[], None] | None
+    next_engines: tuple[int, ...] = ()
     sent: bool = False
-    answered: bool = False  # by a `LAST` behind which the turn went on
+    answered: bool = False  # by a `LAST` after which the turn goes on
     deaths: int = 0
-    fruitless: int = 0  # deaths since its last sign of progress
-    alone: int = 0  # of these, with nothing else in flight
+    fruitless_deaths: int = 0  # since its last progress
+    exclusive_deaths: int = 0  # of the fruitless ones, with no other request in the engine
     num_chars: int = 0
     token_ids: list[int] = field(default_factory=list)
 
     @property
     def to_send(self) -> Submit:
-        """The request as an engine gets it: behind the first time, with what is known of the reply."""
+        """The message for the next engine; a retry carries what is known of the reply."""
         if not self.deaths:
             return self.message
         return structs.replace(
             self.message, is_retry=True, skip=self.num_chars, replay=tuple(self.token_ids)
         )
 
-    def died(self, *, alone: bool) -> None:
-        """The engine that had it is gone."""
-        self.sent = False
-        self.deaths += 1
-        self.fruitless += 1
-        self.alone += alone
-
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be what engines die of, so that it has to be tried alone."""
-        return self.fruitless >= _SUSPECT_DEATHS
+        """Return True if the request may crash engines, so that it must be tried alone."""
+        return self.fruitless_deaths >= _SUSPECT_DEATHS
 
     @property
-    def is_doomed(self) -> bool:
-        """Whether it is given up."""
-        return self.alone >= _MAX_DEATHS_ALONE or self.deaths >= _MAX_DEATHS
+    def is_rejected(self) -> bool:
+        """Return True if the request must not be sent again."""
+        return self.exclusive_deaths >= _MAX_EXCLUSIVE_DEATHS or self.deaths >= _MAX_DEATHS
 
-    def progressed(self, event: Event) -> None:
-        """The engine has told something of its turn."""
+    def count_death(self, *, exclusive: bool) -> None:
+        """Count the death of the engine that had the request; `exclusive` if it had no other."""
+        self.sent = False
+        self.deaths += 1
+        self.fruitless_deaths += 1
+        self.exclusive_deaths += exclusive
+
+    def record(self, event: Event) -> bool:
+        """Record what an event adds to the reply; return True if the event is for the client."""
+        is_for_client = event.kind not in (EventKind.PROGRESS, EventKind.OVER) and not self.answered
+        self.answered |= event.more
         self.num_chars += event.num_chars
         self.token_ids += event.token_ids
         if event.token_ids:
-            self.fruitless = self.alone = 0
+            self.fruitless_deaths = self.exclusive_deaths = 0
+        return is_for_client
 
 
-class Outstanding:
-    """What one engine has to answer, in the order in which it came. `send` gives a request to it, where there is one.
+class InFlightRequests:
+    """The requests of one worker to one engine, in their order of arrival.
 
-    Where other workers use the engine too, `gate` says when; what it has held up is sent by `send_held`.
+    The trial lock may hold requests up while other workers use the engine; `send_held` sends them later.
     """
 
-    def __init__(self, send: Callable[[InFlight], None], gate: TrialLock | None = None) -> None:
-        self._send = send
-        self._trial_lock = gate or TrialLock()
-        self._is_held = False  # something is; what comes later must not overtake it
+    def __init__(self, sender: RequestSender, trial_lock: TrialLock | None = None) -> None:
+        self._sender = sender
+        self._trial_lock = trial_lock or TrialLock()
+        self._is_held = False  # a request is held up, and later ones must not overtake it
         self._requests: dict[str, InFlight] = {}
-        self._suspect: InFlight | None = None  # tried alone; everything else waits
-        self.engine_drains = False  # it finishes what it has; the rest waits for the next one
-        self.for_good = False  # there will be no next one
+        self._suspect: InFlight | None = None  # tried alone while all others wait
+        self.draining = (
+            False  # the engine finishes what it has; new requests wait for its successor
+        )
+        self.for_good = False  # there will be no successor
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -93,78 +106,79 @@ class Outstanding:
         return iter(list(self._requests.values()))
 
     @property
-    def late(self) -> list[InFlight]:
-        """What no engine has, nor will have."""
+    def stranded(self) -> list[InFlight]:
+        """The requests that no engine has or will have."""
         return self._waiting() if self.for_good else []
 
     def get(self, request_id: str) -> InFlight | None:
-        """The request of that id."""
+        """Return a request by its id."""
         return self._requests.get(request_id)
 
     def add(self, request: InFlight) -> None:
-        """Takes a request, which goes to the engine at once unless another one is tried alone."""
+        """Take a request; send it at once unless another one is tried alone."""
         self._requests[request.message.request_id] = request
         if self._suspect is None and not self._is_held:
-            self._give(request)
+            self._send(request)
 
     def remove(self, request_id: str) -> InFlight | None:
-        """Forgets a request; returns it if it was here."""
+        """Remove and return a request; None if it is not here."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self.cleared(request)
-            self._leave_if_idle()
+            self.clear(request)
+            self._release_if_idle()
         return request
 
     def send_waiting(self) -> None:
-        """Sends what the engine does not have, in order; a request that may be what engines die of first, and alone."""
+        """Send what the engine does not have, in order; a suspect goes first and alone."""
         waiting = self._waiting()
         self._is_held = False
         self._suspect = next((request for request in waiting if request.is_suspect), None)
         for request in waiting if self._suspect is None else [self._suspect]:
-            self._give(request)
+            self._send(request)
 
     def send_held(self) -> None:
-        """To be called every now and then: sends what the gate has held up, as far as it is open by now."""
+        """Send what the trial lock has held up, as far as it can be acquired now. Call this about every second."""
         if self._is_held:
             self.send_waiting()
 
-    def leave(self, *, for_good: bool) -> None:
-        """The engine finishes what it has, and ends; nothing new is sent to it.
+    def drain(self, *, for_good: bool) -> None:
+        """Send no new requests to this engine, which finishes what it has and exits.
 
-        It waits for the next one: to refuse it would tear gaps into sessions whose clients do not wait for answers.
+        They wait for its successor. Refusing them would leave gaps in sessions whose clients do not wait for answers.
         """
-        self.engine_drains, self.for_good = True, for_good
+        self.draining, self.for_good = True, for_good
 
     def close(self) -> None:
-        """Nothing is sent any more."""
+        """Send nothing any more."""
         self._trial_lock.close()
 
-    def cleared(self, request: InFlight) -> None:
-        """The engine has lived on with this request."""
+    def clear(self, request: InFlight) -> None:
+        """End the trial of a request that the engine has survived."""
         if request is self._suspect:
             self.send_waiting()
 
     def engine_died(self) -> list[InFlight]:
-        """What the engine had is to be sent again; returns what is given up instead."""
+        """Mark the engine's requests to be sent again; return the rejected ones."""
         self._suspect = None
-        self.engine_drains = self.for_good
+        self.draining = self.for_good
         sent = [request for request in self if request.sent]
         for request in sent:
-            request.died(alone=len(sent) == 1 and self._trial_lock.is_alone)
-        self._trial_lock.leave()
-        return [request for request in sent if request.is_doomed]
+            request.count_death(exclusive=len(sent) == 1 and self._trial_lock.is_exclusive)
+        self._trial_lock.release()
+        return [request for request in sent if request.is_rejected]
 
     def _waiting(self) -> list[InFlight]:
         return [request for request in self if not request.sent]
 
-    def _give(self, request: InFlight) -> None:
-        if self.engine_drains and not isinstance(request.message.command, _ABOUT_WORK):
+    def _send(self, request: InFlight) -> None:
+        if self.draining and not isinstance(request.message.command, _ABOUT_TURNS):
             return
-        self._is_held = self._is_held or not self._trial_lock.enter(alone=request is self._suspect)
+        exclusive = request is self._suspect
+        self._is_held = self._is_held or not self._trial_lock.acquire(exclusive=exclusive)
         if not self._is_held:
-            self._send(request)
-            self._leave_if_idle()  # there is no engine
+            request.sent = self._sender.send(request.to_send)
+            self._release_if_idle()  # there may be no engine
 
-    def _leave_if_idle(self) -> None:
+    def _release_if_idle(self) -> None:
         if not any(request.sent for request in self._requests.values()):
-            self._trial_lock.leave()
+            self._trial_lock.release()

@@ -1,7 +1,7 @@
-"""Who may send requests to an engine: several workers at once, or one of them alone.
+"""Locks of workers that share an engine, so that one of them can try a request there alone.
 
-Owns the locks by which workers that share an engine keep out of each other's trials: while one tries a request that may be what
-engines die of, nothing else may be in the engine. The kernel takes a lock back when its worker dies. Nothing here blocks.
+While a worker tries a request that may crash engines, no other request may be in the engine. The kernel releases a lock when
+its worker dies. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -16,61 +16,61 @@ __all__ = ["SharedTrialLock", "TrialLock", "trial_lock_of"]
 
 
 class TrialLock:
-    """The gate to an engine that one worker uses: always open."""
+    """The lock of an engine that only one worker uses, which always gets it."""
 
-    is_alone = True
+    is_exclusive = True
 
-    def enter(self, *, alone: bool) -> bool:
-        """Whether a request may be sent now; `alone`: while no other worker has one in the engine."""
+    def acquire(self, *, exclusive: bool) -> bool:
+        """Return True if a request may be sent now; if `exclusive`, only while no other worker has one in the engine."""
         return True
 
-    def leave(self) -> None:
-        """The worker has no request in the engine, and waits for no trial."""
+    def release(self) -> None:
+        """Let other workers acquire the lock: this one has no request in the engine and tries none."""
 
     def close(self) -> None:
-        """The worker has no use for the engine any more."""
+        """Release the lock for good."""
 
 
 class SharedTrialLock(TrialLock):
-    """The gate to an engine that several workers use, each with one of these over the same two files.
+    """The lock of an engine that several workers use. Each worker has one, over the same two files.
 
-    Who has requests in the engine holds `inside` together with others; who tries one holds it alone. Who waits for that holds
-    `queue`, and nobody else sends anything new meanwhile: so what is in the engine comes to its end, and the trial to its turn.
+    A worker with requests in the engine holds `inside`, shared; one that tries a request holds it exclusively. A worker that
+    waits for a trial holds `queue`, which stops all new requests. So the engine becomes idle, and the trial begins.
     """
 
     def __init__(self, inside: Path, queue: Path) -> None:
         self._inside, self._queue = inside.open("w"), queue.open("w")
-        self.is_alone = False
+        self.is_exclusive = False
 
-    def enter(self, *, alone: bool) -> bool:
+    def acquire(self, *, exclusive: bool) -> bool:
         """See `TrialLock`."""
         if self._inside.closed:
             return False
-        if alone and self.is_alone:
+        if exclusive and self.is_exclusive:
             return True
-        kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-        entered = _lock(self._queue, kind) and _lock(self._inside, kind)
-        if entered and not alone:
+        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        acquired = _lock(self._queue, kind) and _lock(self._inside, kind)
+        if acquired and not exclusive:
             fcntl.flock(self._queue, fcntl.LOCK_UN)
-        self.is_alone = entered and alone
-        return entered
+        self.is_exclusive = acquired and exclusive
+        return acquired
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """See `TrialLock`."""
-        self.is_alone = False
+        self.is_exclusive = False
         for file in (self._inside, self._queue):
             if not file.closed:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """See `TrialLock`."""
-        self.is_alone = False
+        self.is_exclusive = False
         self._inside.close()
         self._queue.close()
 
 
 def trial_lock_of(spec: EngineSpec) -> TrialLock:
-    """The gate to an engine, for one worker."""
+    """Open one worker's lock of an engine."""
     return SharedTrialLock(spec.path("inside"), spec.path("queue")) if spec.shared else TrialLock()
 
 

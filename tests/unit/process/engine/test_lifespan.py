@@ -1,8 +1,7 @@
-"""When an engine ends: by the clock alone."""
+"""The end of an engine: by the clock alone."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
@@ -13,24 +12,33 @@ from ts_stateful.config.schema import EngineConfig
 from ts_stateful.process.engine.lifespan import Lifespan
 
 
+class Frontend:
+    """A process that runs until it is said to be a zombie."""
+
+    status_now: str = psutil.STATUS_RUNNING
+
+    def is_running(self) -> bool:
+        """Return True; zombies run, too."""
+        return True
+
+    def status(self) -> str:
+        """Return the process's status."""
+        return self.status_now
+
+
 class Life:
-    """A lifespan with a clock, a frontend that can go, and work to finish."""
+    """A lifespan with a clock, a frontend that can exit, and work to finish."""
 
     def __init__(self, archive: Path = Path(__file__)) -> None:
         self.archive = archive
         self.clock = FakeClock()
-        self.frontend_lives = True
+        self.frontend = Frontend()
         self.busy = False
         settings = EngineConfig(drain_sec=20, engine_linger_sec=60)
-        self.span = Lifespan(
-            settings, os.getpid(), self.clock.monotonic, self._is_alive, str(archive)
-        )
-
-    def _is_alive(self, process: psutil.Process) -> bool:
-        return self.frontend_lives and process.pid == os.getpid()
+        self.span = Lifespan(settings, self.frontend, str(archive), self.clock)
 
     def over_after(self, seconds: float) -> bool:
-        """Whether it is over so much later."""
+        """Advance the clock; return True if the engine's life is over then."""
         self.clock.now += seconds
         return self.span.is_over(lambda: self.busy)
 
@@ -52,82 +60,83 @@ def test_an_engine_with_a_worker_lives_on(life: Life) -> None:
 
 
 def test_an_engine_whose_model_was_unregistered_makes_room(tmp_path: Path) -> None:
-    """When its worker has gone, and no other one has come from where the same archive was registered again."""
+    """It ends after its worker has detached, if no worker comes from a second registration of the archive."""
     life = Life(tmp_path / "archive")
     life.archive.mkdir()
     assert not life.over_after(59)
     life.archive.rmdir()
     life.span.attached(str(life.archive))
     assert not life.over_after(100)
-    life.span.alone()
+    life.span.detached()
     assert not life.over_after(2)
     assert not life.over_after(9)
     assert life.over_after(1)
 
 
-def test_one_whose_model_is_registered_again_stays(tmp_path: Path) -> None:
-    """And all is as before, with the archive in another place."""
+def test_an_engine_whose_model_is_registered_again_stays(tmp_path: Path) -> None:
+    """It then depends on the archive in the new place."""
     life, again = Life(tmp_path / "archive"), tmp_path / "again"
     assert not life.over_after(2)
     assert not life.over_after(9)
     again.mkdir()
     life.span.attached(str(again))
     assert not life.over_after(1000)
-    life.span.alone()
+    life.span.detached()
     assert not life.over_after(50)
     again.rmdir()
     assert not life.over_after(2)
     assert life.over_after(10)
 
 
-def test_it_may_be_registered_again_and_again(tmp_path: Path) -> None:
-    """Each time it has as long, however long ago the archive was missed before."""
+def test_a_model_may_be_registered_again_many_times(tmp_path: Path) -> None:
+    """The time for it starts when the archive is missing, each time."""
     life = Life(tmp_path / "archive")
     for _ in range(3):
         assert not life.over_after(2)
         assert not life.over_after(9)
         life.span.attached(str(life.archive))
         assert not life.over_after(1000)
-        life.span.alone()
+        life.span.detached()
 
 
-def test_one_that_is_told_to_end_finishes_what_runs(life: Life) -> None:
-    """And is over at once when that is done; asked once more, it gets no more time."""
+def test_a_draining_engine_finishes_its_work(life: Life) -> None:
+    """It ends as soon as the work is done. A second request to drain gives it no more time."""
     life.busy = True
-    life.span.leave("asked to")
+    life.span.drain("asked to")
     assert not life.over_after(19)
-    life.span.leave("asked to")
+    life.span.drain("asked to")
     assert life.over_after(1)
     life.busy = False
     other = Life()
-    other.span.leave("asked to")
+    other.span.drain("asked to")
     assert other.over_after(0)
 
 
-def test_one_whose_torchserve_is_gone_finishes_what_runs(life: Life) -> None:
-    """Its folder is of no use to anybody then."""
-    life.busy, life.frontend_lives = True, False
+def test_an_engine_finishes_its_work_after_torchserve_has_exited(life: Life) -> None:
+    """No other process needs its folder then."""
+    life.busy = True
+    life.frontend.status_now = psutil.STATUS_ZOMBIE
     assert not life.over_after(2)
     assert life.span.frontend_gone
     life.busy = False
     assert life.over_after(0)
 
 
-def test_torchserve_may_go_while_the_engine_is_at_it(life: Life) -> None:
-    """Which gives it no more time."""
+def test_torchserve_may_exit_while_the_engine_drains(life: Life) -> None:
+    """The engine gets no more time for it."""
     life.busy = True
-    life.span.leave("asked to")
+    life.span.drain("asked to")
     assert not life.over_after(10)
-    life.frontend_lives = False
+    life.frontend.status_now = psutil.STATUS_ZOMBIE
     assert not life.over_after(5)
     assert life.span.frontend_gone
     assert life.over_after(5)
 
 
-def test_one_that_is_alone_waits_for_a_worker(life: Life) -> None:
-    """For `engineLingerSec`, from when the last one has gone."""
+def test_a_detached_engine_waits_for_a_worker(life: Life) -> None:
+    """It waits for `engineLingerSec` after the last worker has detached."""
     life.over_after(1000)
-    life.span.alone()
+    life.span.detached()
     assert not life.over_after(60)
     assert life.over_after(2)
     assert not life.span.frontend_gone

@@ -1,4 +1,4 @@
-"""How an engine takes connections."""
+"""Connections to an engine."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ts_stateful.process.engine.main import EngineProcess
 
 
 class Over(BaseException):
-    """Ends what goes on for as long as its process."""
+    """The end of a loop that otherwise runs as long as its process."""
 
 
 class Listener:
-    """Has too many files open at first, and then a connection."""
+    """A socket with too many open files at first, and then a connection."""
 
     def __init__(self) -> None:
         self._outcomes: Iterator[Any] = iter([OSError(errno.EMFILE, "Too many open files"), "c"])
 
     def accept(self) -> tuple[str, str]:
-        """As a socket does."""
+        """Accept as a socket does."""
         outcome = next(self._outcomes, Over())
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome, "address"
 
 
-def test_a_connection_that_cannot_be_taken_is_not_the_last(
+def test_the_engine_accepts_again_after_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next worker gets an answer."""

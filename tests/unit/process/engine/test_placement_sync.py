@@ -1,82 +1,90 @@
-"""What is held back until all workers of an engine know of a session."""
+"""Events of new sessions wait until all workers of an engine have recorded the place."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from tests.support.clock import FakeClock
 from ts_stateful.process.engine.placement_sync import PlacementSync
 from ts_stateful.process.messages import SessionPlaced
 from ts_stateful.protocol.events import Event, EventKind
 
 
-class Other:
+class OtherWorker:
     """A worker's channel."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.received: list[SessionPlaced] = []
 
-    def send(self, message: Any) -> None:
-        """Takes a message."""
-        self.told.append(message)
-
-
-@pytest.fixture
-def delivered() -> list[str]:
-    """The requests whose events have gone out."""
-    return []
+    def send(self, message: SessionPlaced) -> None:
+        """Record a message."""
+        self.received.append(message)
 
 
-@pytest.fixture
-def now() -> list[float]:
-    """The time, to be set."""
-    return [0.0]
+class Delivered(list[str]):
+    """The requests whose events were delivered."""
+
+    def deliver(self, event: Event) -> None:
+        """Record an event."""
+        self.append(event.request_id)
 
 
 @pytest.fixture
-def announcements(delivered: list[str], now: list[float]) -> PlacementSync:
-    """With nothing announced yet."""
-    return PlacementSync(lambda event: delivered.append(event.request_id), clock=lambda: now[0])
+def delivered() -> Delivered:
+    """An outlet without events."""
+    return Delivered()
 
 
-def emit(announcements: PlacementSync, *requests: str) -> None:
-    """Something comes of these requests."""
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock."""
+    return FakeClock()
+
+
+@pytest.fixture
+def placements(delivered: Delivered, clock: FakeClock) -> PlacementSync:
+    """A synchronization without placements."""
+    return PlacementSync(delivered, clock)
+
+
+def emit(placements: PlacementSync, *requests: str) -> None:
+    """Emit an event of each request."""
     for request_id in requests:
-        announcements.emit(Event(request_id, EventKind.PART))
+        placements.emit(Event(request_id, EventKind.PART))
 
 
-def test_nobody_is_answered_before_all_others_know(
-    announcements: PlacementSync, delivered: list[str]
+def test_events_wait_for_the_acknowledgment_of_all_other_workers(
+    placements: PlacementSync, delivered: Delivered
 ) -> None:
-    """Other requests are not held up, and what was held back leaves in order."""
-    one, two = Other(), Other()
-    announcements.announce("new", ("s", "t"), [one, two])  # type: ignore[list-item]
-    assert one.told == two.told == [SessionPlaced("new", ("s", "t"))]
-    emit(announcements, "new", "old", "new")
+    """Other requests are not held up, and held events keep their order."""
+    one, two = OtherWorker(), OtherWorker()
+    placements.place("new", ("s", "t"), [one, two])
+    assert one.received == two.received == [SessionPlaced("new", ("s", "t"))]
+    emit(placements, "new", "old", "new")
     assert delivered == ["old"]
-    announcements.heard("new", one)  # type: ignore[arg-type]
-    announcements.heard("never announced", two)  # type: ignore[arg-type]
+    placements.acknowledge("new", one)
+    placements.acknowledge("never placed", two)
     assert delivered == ["old"]
-    announcements.heard("new", two)  # type: ignore[arg-type]
+    placements.acknowledge("new", two)
     assert delivered == ["old", "new", "new"]
-    emit(announcements, "new")
+    emit(placements, "new")
     assert len(delivered) == 4
 
 
-@pytest.mark.parametrize("way", ["gone", "hanging"])
-def test_who_does_not_answer_is_not_waited_for(
-    announcements: PlacementSync, delivered: list[str], now: list[float], way: str
+@pytest.mark.parametrize("disconnects", [True, False])
+def test_a_silent_worker_does_not_hold_events_up(
+    placements: PlacementSync, delivered: Delivered, clock: FakeClock, disconnects: bool
 ) -> None:
-    """A worker that has gone, at once; one that hangs, for a second."""
-    other = Other()
-    announcements.announce("new", ("s",), [other])  # type: ignore[list-item]
-    emit(announcements, "new")
-    now[0] = 0.9
-    announcements.release()
+    """If it disconnects, they are delivered at once; if it hangs, after a second."""
+    other = OtherWorker()
+    placements.place("new", ("s",), [other])
+    emit(placements, "new")
+    clock.now += 0.9
+    placements.release()
     assert delivered == []
-    if way == "gone":
-        announcements.left(other)  # type: ignore[arg-type]
-    now[0] = 1.0
-    announcements.release()
+    if disconnects:
+        placements.disconnect(other)
+        assert delivered == ["new"]
+    clock.now += 0.1
+    placements.release()
     assert delivered == ["new"]

@@ -1,4 +1,4 @@
-"""Several engines behind one worker: who gets a session, and that one engine's trouble is not the other's."""
+"""Several engines of one worker: the spread of sessions, and the independence of the engines."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Start = Callable[..., Worker]
 
 @pytest.fixture
 def worker(start: Start) -> Worker:
-    """A worker with two engines of four places each."""
+    """A worker with two engines for four sessions each."""
     return start(engines=2)
 
 
 def opened(worker: Worker, *names: str) -> None:
-    """Opens these sessions, one after the other."""
+    """Open these sessions, one after the other."""
     for name in names:
         assert worker.ask(Open(session_id=name), creates_session=True)["session_id"] == name
 
 
 def refusal(answer: dict[str, Any]) -> str:
-    """The code of an error."""
+    """Return the code of an error."""
     return str(answer["error"]["code"])
 
 
@@ -49,8 +49,8 @@ def test_sessions_are_spread_over_the_engines(worker: Worker, start: Start) -> N
         assert successor.ask(Prompt(session_id=name, prompt="Hi", max_new_tokens=1))["turn"] == 1
 
 
-def test_a_full_engine_refuses_nothing_while_another_has_room(worker: Worker) -> None:
-    """Whichever of the two has got the place that is free, and whichever once had a session of that id."""
+def test_a_full_engine_refuses_no_session_while_another_has_room(worker: Worker) -> None:
+    """Whichever of the two has room, and whichever once had a session of that id."""
     names = [f"s{index}" for index in range(8)]
     opened(worker, *names)
     for name in names:
@@ -64,15 +64,15 @@ def test_a_full_engine_refuses_nothing_while_another_has_room(worker: Worker) ->
 
 
 def test_the_shares_add_up(start: Start) -> None:
-    """`maxNumSequence` is the number of sessions, however many engines there are; none is started without a place."""
+    """`maxNumSequence` limits the sessions of all engines together; no engine starts without room for one."""
     worker = start(engines=2, max_sessions=3)
     opened(worker, "a", "b", "c")
     assert refusal(worker.ask(Open(session_id="d"), creates_session=True)) == "too_many_sessions"
     assert len(start(engines=2, max_sessions=1).describe()["engines"]) == 1
 
 
-def test_what_is_told_is_about_all_engines(worker: Worker) -> None:
-    """Clients are told the whole limit, operators the figures of all together and of each."""
+def test_limits_and_stats_cover_all_engines(worker: Worker) -> None:
+    """Clients get the whole limit, operators the stats of all engines together and of each."""
     opened(worker, "a", "b", "c")
     assert worker.ask(Hello())["limits"]["max_sessions"] == 8
 
@@ -89,8 +89,10 @@ def test_what_is_told_is_about_all_engines(worker: Worker) -> None:
     assert len({engine["pid"] for engine in worker.describe()["engines"]}) == 2
 
 
-def test_the_death_of_an_engine_is_its_own(start: Start, model_dir: Path, tmp_path: Path) -> None:
-    """While it cannot come back, the other one serves its sessions, takes the new ones, and is found by the next worker."""
+def test_the_death_of_an_engine_does_not_affect_the_other(
+    start: Start, model_dir: Path, tmp_path: Path
+) -> None:
+    """While one engine cannot restart, the other serves its sessions and new ones, and the next worker finds it."""
     model_dir = shutil.copytree(model_dir, tmp_path / "archive")
 
     def started() -> Worker:
@@ -119,7 +121,7 @@ def test_the_death_of_an_engine_is_its_own(start: Start, model_dir: Path, tmp_pa
 def test_a_model_that_is_registered_again_finds_its_engine(
     start: Start, model_dir: Path, tmp_path: Path
 ) -> None:
-    """From the same archive, in another folder: nothing is loaded again. From another archive there is another engine."""
+    """The same archive in another folder loads no second time. Another archive gets another engine."""
     pids = []
     for number, packed in enumerate(("noon", "noon", "one o'clock")):
         folder = shutil.copytree(model_dir, tmp_path / f"{number:032x}")
@@ -138,8 +140,8 @@ def test_a_model_that_is_registered_again_finds_its_engine(
     assert pids[0] == pids[1] != pids[2]
 
 
-def test_a_fork_is_where_its_source_is(worker: Worker, start: Start) -> None:
-    """It is found there afterwards, also by the next worker; an id that another engine knows is refused."""
+def test_a_fork_is_on_the_engine_of_its_source(worker: Worker, start: Start) -> None:
+    """The next worker finds it there, too; an id that another engine has used is refused."""
     for name in ("a", "b"):  # one on each
         opened(worker, name)
         worker.ask(Prompt(session_id=name, prompt="Hi", max_new_tokens=1))
@@ -163,16 +165,16 @@ def test_a_fork_is_where_its_source_is(worker: Worker, start: Start) -> None:
     ("handler", "expected"),
     [({}, ["cpu"]), ({"engines": 3}, ["cpu"] * 3), ({"device": "cpu", "engines": "auto"}, ["cpu"])],
 )
-def test_there_is_an_engine_a_device(
+def test_each_device_has_one_engine(
     handler: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or as many as were asked for."""
+    """Unless the configuration sets their number."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert devices(load_config({"handler": handler}).handler) == expected
 
 
 def test_engines_of_one_gpu_need_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or each would count on what is free there."""
+    """Otherwise each would use all of its free memory."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert devices(load_config({"handler": {}}).handler) == ["cuda:0", "cuda:1"]
     shared: dict[str, Any] = {"engines": 3}
@@ -187,8 +189,8 @@ def test_engines_of_one_gpu_need_a_budget(monkeypatch: pytest.MonkeyPatch) -> No
     assert devices(load_config({"handler": named}).handler) == ["cuda:1", "cuda:1"]
 
 
-def test_figures_tell_what_is_in_flight(worker: Worker) -> None:
-    """From the request on to the end of its turn, which of a pulled one is later than its answer."""
+def test_stats_count_requests_in_flight(worker: Worker) -> None:
+    """A request counts until the end of its turn. A pulled turn ends after its answer."""
     opened(worker, "s")
     turn = Prompt(session_id="s", prompt="Hi", stream=True, max_new_tokens=900, ignore_eos=True)
     request = worker.submit(turn, pull=True)

@@ -1,4 +1,4 @@
-"""The process that forks engines, for real: what it tells, what outlives it, what it does not outlive."""
+"""The real fork server: its reports, its lifetime, and that of its engines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from tests.support.worker import Worker, eventually
+from ts_stateful.clock import Clock
 from ts_stateful.process.drain import is_engine
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.fork_server import ForkedEngine, ForkServer, has_ended
@@ -30,7 +30,7 @@ Start = Callable[..., Worker]
 def spec_of(
     folder: Path, document: dict[str, Any], *, model_dir: Path | None = None, device: str = "cpu"
 ) -> EngineSpec:
-    """An engine that ends with this process."""
+    """Make the spec of an engine that ends with this process."""
     return EngineSpec(
         index=0,
         device=device,
@@ -44,33 +44,41 @@ def spec_of(
 
 
 def forked(fork_server: ForkServer, spec: EngineSpec) -> ForkedEngine:
-    """What a supervisor has of an engine."""
+    """Fork an engine as a supervisor does."""
     with spec.path("lock").open("w") as lock, spec.path("log").open("ab") as log:
         return fork_server.fork(spec, lock, log)
 
 
 def engines(spec: EngineSpec) -> list[psutil.Process]:
-    """Those of a spec, which hold its lock."""
+    """Find the engines of a spec, which hold its lock."""
     lock, found = str(spec.path("lock")), []
     for one in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # those of other tests may end meanwhile
+        with suppress(psutil.NoSuchProcess):  # engines of other tests may exit meanwhile
             if is_engine(one) and lock in [file.path for file in one.open_files()]:
                 found.append(one)
     return found
 
 
 def counter(repository: Path) -> dict[str, Any]:
-    """What an example needs that is there in a moment."""
+    """Return the settings of an example that loads quickly."""
     folder = repository / "examples/counter"
     document = yaml.safe_load((folder / "model-config.yaml").read_text())
     return {"model_dir": folder / "model", **document["handler"]}
 
 
+class FastClock(Clock):
+    """A clock on which waits take a hundred times as long."""
+
+    def monotonic(self) -> float:
+        """See `Clock`."""
+        return 100 * super().monotonic()
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_an_engine_that_cannot_start_says_why(
+def test_an_engine_that_cannot_start_logs_the_reason(
     fork_server: ForkServer, tmp_path: Path, device: str
 ) -> None:
-    """In its own log, and by its status; the next one is forked all the same."""
+    """It exits with a status, and the next one is forked all the same."""
     spec = spec_of(tmp_path, {"handler": {"modle": "x"}}, device=device)
     for times in (1, 2):
         engine = forked(fork_server, spec)
@@ -80,7 +88,7 @@ def test_an_engine_that_cannot_start_says_why(
 
 
 def test_an_engine_outlives_its_fork_server(start: Start, repository: Path) -> None:
-    """And is looked after as before: when it is killed, another fork server forks the next one."""
+    """If the engine is killed then, another fork server forks its successor."""
     worker = start(fork_server=None, **counter(repository))
     pid = worker.engine_pid()
     parent = psutil.Process(pid).ppid()
@@ -96,7 +104,7 @@ def test_an_engine_outlives_its_fork_server(start: Start, repository: Path) -> N
 def test_a_worker_that_finds_its_engine_prepares_for_the_next_one(
     start: Start, repository: Path
 ) -> None:
-    """Its fork server is there before it is needed."""
+    """Its fork server starts before it is needed."""
     worker = start(**counter(repository))
     pid = worker.engine_pid()
     worker.dispatcher.close()
@@ -110,11 +118,11 @@ def test_a_worker_that_finds_its_engine_prepares_for_the_next_one(
 
 
 def test_a_fork_server_that_hangs_is_replaced(repository: Path, tmp_path: Path) -> None:
-    """When it does not tell that an engine has ended."""
+    """A fork server hangs if it does not report the exit of an engine."""
     example = counter(repository)
     spec = spec_of(tmp_path, {"handler": example}, model_dir=example.pop("model_dir"))
     with closing(ForkServer()) as fork_server:
-        supervisor = Supervisor(spec, 1e6, fork_server, clock=lambda: 100 * time.monotonic())
+        supervisor = Supervisor(spec, 1e6, fork_server, FastClock())
         supervisor.connect().close()
         (engine,) = engines(spec)
         engine.parent().suspend()
@@ -126,8 +134,8 @@ def test_a_fork_server_that_hangs_is_replaced(repository: Path, tmp_path: Path) 
         supervisor.lost()
 
 
-def test_a_fork_server_does_not_die_of_a_spec_that_is_gone(tmp_path: Path) -> None:
-    """It may hear of an engine when that has ended and removed its folder; the next one is forked all the same."""
+def test_a_fork_server_survives_a_missing_spec(tmp_path: Path) -> None:
+    """An engine may have removed its folder before the server reads its spec. The next one is forked all the same."""
     gone, there = (spec_of(tmp_path / name, {"handler": {"modle": "x"}}) for name in ("a", "b"))
     for spec in (gone, there):
         Path(spec.folder).mkdir()
@@ -144,7 +152,7 @@ def test_a_fork_server_does_not_die_of_a_spec_that_is_gone(tmp_path: Path) -> No
         assert "modle" in there.path("log").read_text()
 
 
-def test_an_engine_that_was_not_forked_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_engine_that_was_never_forked_has_ended(tmp_path: Path) -> None:
     """Its fork server was killed first."""
     fork_server = ForkServer()
     engine = forked(fork_server, spec_of(tmp_path, {}))
@@ -153,7 +161,7 @@ def test_an_engine_that_was_not_forked_is_not_waited_for(tmp_path: Path) -> None
 
 
 def test_a_fork_server_ends_with_its_worker() -> None:
-    """However that ends: the socket between them does."""
+    """It ends when the socket between them closes, so however the worker exits."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "ts_stateful.process.worker.fork_server", str(theirs.fileno())]
     with ours, theirs:

@@ -1,4 +1,4 @@
-"""Registrations that share their engines: two workers, as TorchServe has one for each."""
+"""Registrations that share their engines: two workers, one for each registration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG: dict[str, Any] = {"prompt": "Go", "max_new_tokens": 300, "ignore_eos": Tru
 
 @pytest.fixture
 def pair(start: Start, model_dir: Path, tmp_path: Path) -> Callable[..., tuple[Worker, Worker]]:
-    """Starts two workers of one group at the same time, each with an archive of its own."""
+    """Start two workers of one group at the same time, each with its own archive."""
 
     def pair(**settings: Any) -> tuple[Worker, Worker]:
         folders = (model_dir, shutil.copytree(model_dir, tmp_path / "copy"))
@@ -43,19 +43,19 @@ Pair = Callable[..., tuple[Worker, Worker]]
 
 
 def engines(worker: Worker) -> list[int]:
-    """The processes that a worker knows."""
+    """Return the engine processes of a worker."""
     return [engine["pid"] for engine in worker.describe()["engines"]]
 
 
 def text(worker: Worker, request: str) -> str:
-    """All that a streamed request has got."""
+    """Return the whole text of a streamed request."""
     last = worker.wait(request)
     parts = [json.loads(e.body)["text"] for e in worker.events[request] if e.kind is EventKind.PART]
     return "".join(parts) + str(last["text"])
 
 
 def test_a_session_is_one_conversation_through_both(pair: Pair) -> None:
-    """Opened here, gone on with there: turns, `continue`, `cancel`, `fork` and `close`, on one engine, for any profile."""
+    """One engine serves its turns, `continue`, `cancel`, `fork` and `close`, from both workers, in any profile."""
     first, second = pair()
     assert engines(first) == engines(second)
     assert first.ask(Hello(), profile=Profile.SEQUENCE)["profile"] == "sequence"
@@ -77,8 +77,8 @@ def test_a_session_is_one_conversation_through_both(pair: Pair) -> None:
     assert first.ask(Info(session_id="s"))["error"]["code"] == "session_closed"
 
 
-def test_with_several_engines_everybody_knows_where_a_session_is(pair: Pair) -> None:
-    """It is not taken over by another engine when the other worker is asked; and all count once for `maxNumSequence`."""
+def test_all_workers_send_a_session_to_the_same_engine(pair: Pair) -> None:
+    """No other engine takes it over through the other worker, and each session counts once for `maxNumSequence`."""
     first, second = pair(engines=2, max_sessions=16)
     assert engines(first) == engines(second)
     names = [f"s{index}" for index in range(6)]
@@ -104,8 +104,8 @@ def test_with_several_engines_everybody_knows_where_a_session_is(pair: Pair) -> 
     eventually(lambda: first.describe()["sessions_open"] == 16)
 
 
-def test_when_the_engine_dies_both_go_on(pair: Pair) -> None:
-    """Each takes its own turns up where they stood; one engine comes back, whoever starts it."""
+def test_both_workers_survive_the_death_of_the_engine(pair: Pair) -> None:
+    """Each resumes its own turns; one engine comes back, whichever worker starts it."""
     first, second = pair()
     workers = {"a": first, "b": second}
     for name, worker in workers.items():
@@ -131,7 +131,7 @@ def test_when_the_engine_dies_both_go_on(pair: Pair) -> None:
 
 
 def test_an_engine_stays_while_one_of_its_workers_does(pair: Pair, start: Start) -> None:
-    """And is found again by the next one."""
+    """The next worker finds it, too."""
     first, second = pair(engineLingerSec=0.1)
     first.ask(Open(session_id="s"), creates_session=True)
     (pid,) = engines(first)
@@ -142,8 +142,8 @@ def test_an_engine_stays_while_one_of_its_workers_does(pair: Pair, start: Start)
     assert third.ask(Info(session_id="s"))["turns"] == 1
 
 
-def test_what_does_not_agree_is_refused_by_its_key(pair: Pair, start: Start) -> None:
-    """As long as anybody is there who has it otherwise."""
+def test_other_terms_are_refused_by_key(pair: Pair, start: Start) -> None:
+    """As long as the group has a member."""
     first, second = pair()
     with pytest.raises(ConfigError) as refused:
         start(engineGroup="g", max_sessions=4, prefillChunk=64)
@@ -156,8 +156,8 @@ def test_what_does_not_agree_is_refused_by_its_key(pair: Pair, start: Start) -> 
     assert start(engineGroup="g", max_sessions=4).ask(Hello())["limits"]["max_sessions"] == 4
 
 
-def test_who_is_first_makes_the_terms(runtime: Path) -> None:
-    """They are gone with the last member."""
+def test_the_first_member_sets_the_terms(runtime: Path) -> None:
+    """They end with the last member."""
     one = Membership(1, "g", {"a": 1, "b": [2]})
     two = Membership(1, "g", {"a": 1, "b": [2]})
     Membership(1, "another", {"a": 2}).leave()
@@ -170,8 +170,8 @@ def test_who_is_first_makes_the_terms(runtime: Path) -> None:
     Membership(1, "g", {"a": 2}).leave()
 
 
-def test_what_only_the_frontend_reads_may_differ(tmp_path: Path) -> None:
-    """And what is written may be left out where it is the default."""
+def test_settings_of_the_frontend_may_differ(tmp_path: Path) -> None:
+    """A default may be written or left out."""
     handler = {"engineGroup": "g", "store": {"policy": "required"}}
     pulled = {"continuousBatching": True, "batchSize": 8, "maxNumSequence": 7}
     pushed = {"sequenceBatching": True, "batchSize": 9, "maxNumSequence": 7, "jobQueueSize": 5}

@@ -1,4 +1,4 @@
-"""Workers that share an engine: one that tries what engines die of has it for itself."""
+"""Workers that share an engine: a worker that tries a suspect request has the engine for itself."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from pathlib import Path
 
 import pytest
 
-from ts_stateful.process.worker.in_flight import InFlight, Outstanding
+from ts_stateful.process.worker.in_flight import InFlight, InFlightRequests
 from ts_stateful.process.worker.trial_lock import SharedTrialLock, TrialLock
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Prompt
 
 
 class Desk:
-    """A worker's share of the work; `sent` is what the engine has of it."""
+    """One worker's requests; `sent` are those that the engine has."""
 
     def __init__(self, folder: Path) -> None:
-        self.gate = SharedTrialLock(folder / "inside", folder / "queue")
+        self.lock = SharedTrialLock(folder / "inside", folder / "queue")
         self.is_up = True
-        self.given_up: list[str] = []
+        self.rejected: list[str] = []
         self.answered: list[str] = []
-        self.outstanding = Outstanding(self._send, self.gate)
+        self.in_flight = InFlightRequests(self, self.lock)
 
-    def _send(self, request: InFlight) -> None:
-        request.sent = self.is_up
+    def send(self, message: Submit) -> bool:
+        """See `RequestSender`."""
+        return self.is_up
 
     def add(self, *names: str) -> None:
-        """Takes requests."""
+        """Take requests."""
         for name in names:
-            submit = Submit(name, Prompt(session_id=name, prompt="Hello"))
-            self.outstanding.add(InFlight(submit, None))
+            self.in_flight.add(InFlight(Submit(name, Prompt(session_id=name, prompt="Hello"))))
 
     @property
     def sent(self) -> list[str]:
-        """What the engine has."""
-        return [request.message.request_id for request in self.outstanding if request.sent]
+        """The requests that the engine has."""
+        return [request.message.request_id for request in self.in_flight if request.sent]
 
     def engine_died(self) -> None:
-        """As the link does."""
-        for request in self.outstanding.engine_died():
-            self.given_up.append(request.message.request_id)
-            self.outstanding.remove(request.message.request_id)
+        """Reject what must not be sent again, as the link does."""
+        for request in self.in_flight.engine_died():
+            self.rejected.append(request.message.request_id)
+            self.in_flight.remove(request.message.request_id)
 
-    def engine_told(self, name: str) -> None:
-        """A token of a turn, and its end."""
-        request = self.outstanding.get(name)
+    def engine_answered(self, name: str) -> None:
+        """Take a token of a turn, and its end."""
+        request = self.in_flight.get(name)
         assert request is not None
-        request.progressed(Event(name, EventKind.PROGRESS, token_ids=(1,)))
-        self.outstanding.cleared(request)
-        self.outstanding.remove(name)
+        request.record(Event(name, EventKind.PROGRESS, token_ids=(1,)))
+        self.in_flight.clear(request)
+        self.in_flight.remove(name)
         self.answered.append(name)
 
 
@@ -59,13 +59,13 @@ def desks(tmp_path: Path) -> Iterator[tuple[Desk, Desk]]:
     desks = (Desk(tmp_path), Desk(tmp_path))
     yield desks
     for desk in desks:
-        desk.outstanding.close()
+        desk.in_flight.close()
 
 
 def live(desks: tuple[Desk, Desk], poison: str) -> bool:
-    """One life of an engine that dies of a request as soon as it has it, else answers all; whether it died."""
+    """Run an engine that answers all requests until it receives the poison; return True if it died."""
     for desk in desks:
-        desk.outstanding.send_waiting()
+        desk.in_flight.send_waiting()
     for _ in range(20):
         if any(poison in desk.sent for desk in desks):
             for desk in desks:
@@ -73,8 +73,8 @@ def live(desks: tuple[Desk, Desk], poison: str) -> bool:
             return True
         for desk in desks:
             for name in desk.sent:
-                desk.engine_told(name)
-            desk.outstanding.send_held()
+                desk.engine_answered(name)
+            desk.in_flight.send_held()
     return False
 
 
@@ -82,7 +82,7 @@ def live(desks: tuple[Desk, Desk], poison: str) -> bool:
 def test_the_poison_of_one_worker_spares_the_requests_of_the_other(
     desks: tuple[Desk, Desk], first: int
 ) -> None:
-    """Whoever comes first, and though all of them were there whenever the engine died."""
+    """Whichever comes first, and although all requests were in the engine at its death."""
     guilty, innocent = desks
     guilty.add("a", "poison", "b")
     innocent.add("c", "d")
@@ -91,50 +91,50 @@ def test_the_poison_of_one_worker_spares_the_requests_of_the_other(
     while live(order, "poison"):
         deaths += 1
         assert deaths < 10
-    assert guilty.given_up == ["poison"]
-    assert innocent.given_up == []
+    assert guilty.rejected == ["poison"]
+    assert innocent.rejected == []
     assert sorted(guilty.answered) == ["a", "b"]
     assert sorted(innocent.answered) == ["c", "d"]
 
 
-def test_nothing_new_is_sent_while_one_is_tried_or_waits_for_it(desks: tuple[Desk, Desk]) -> None:
-    """What is in the engine comes to its end, then it is tried, then all go on in their order."""
+def test_no_new_request_is_sent_before_or_during_a_trial(desks: tuple[Desk, Desk]) -> None:
+    """The engine finishes its requests, then the trial runs, then all others follow in their order."""
     one, two = desks
     one.add("suspect")
     for _ in range(2):
         one.engine_died()
         two.add(f"running-{len(two.sent)}")
-        one.outstanding.send_waiting()
+        one.in_flight.send_waiting()
     assert one.sent == []
     two.add("later", "last")
     assert two.sent == ["running-0", "running-1"]
     for name in two.sent:
-        two.engine_told(name)
-    one.outstanding.send_held()
-    two.outstanding.send_held()
+        two.engine_answered(name)
+    one.in_flight.send_held()
+    two.in_flight.send_held()
     assert (one.sent, two.sent) == (["suspect"], [])
-    one.engine_told("suspect")
-    two.outstanding.send_held()
+    one.engine_answered("suspect")
+    two.in_flight.send_held()
     assert two.sent == ["later", "last"]
 
 
-def test_who_has_nothing_there_keeps_nobody_out(desks: tuple[Desk, Desk]) -> None:
-    """Because everything is answered, or because there is no engine for it."""
+def test_a_worker_without_requests_in_the_engine_holds_no_lock(desks: tuple[Desk, Desk]) -> None:
+    """Because all are answered, or because there is no engine for it."""
     one, two = desks
     one.add("a")
-    assert not two.gate.enter(alone=True)
-    one.engine_told("a")
-    assert two.gate.enter(alone=True)
-    two.gate.leave()
+    assert not two.lock.acquire(exclusive=True)
+    one.engine_answered("a")
+    assert two.lock.acquire(exclusive=True)
+    two.lock.release()
     one.is_up = False
     one.add("b")
     assert one.sent == []
-    assert two.gate.enter(alone=True)
+    assert two.lock.acquire(exclusive=True)
 
 
-def test_a_worker_of_its_own_is_never_held_up() -> None:
+def test_the_only_worker_of_an_engine_always_gets_the_lock() -> None:
     """It has the engine for itself anyway."""
-    gate = TrialLock()
-    assert gate.enter(alone=False)
-    assert gate.enter(alone=True)
-    assert gate.is_alone
+    lock = TrialLock()
+    assert lock.acquire(exclusive=False)
+    assert lock.acquire(exclusive=True)
+    assert lock.is_exclusive
