@@ -21,8 +21,8 @@ def identity_of(model_dir: Path, model: str) -> str:
     """Return what stays the same if an archive is registered again: its engine is found and does not load the model twice.
 
     The identity covers the content of the archive and the time of packing. It is kept in the folder, so files that are written
-    there later do not change it. A model is identified by its folder if `handler.model` names weights outside of the archive,
-    which may change, or if TorchServe has not unpacked it.
+    there later do not change it. Weights outside of the archive may change, so a model with such weights is identified by its
+    folder. So is a model that TorchServe has not unpacked.
     """
     inside = (model_dir / model.partition(":")[0]).resolve()
     is_whole = inside.exists() and inside.is_relative_to(model_dir.resolve())

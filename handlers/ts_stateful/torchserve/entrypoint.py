@@ -1,7 +1,7 @@
 """`python -m ts_stateful.torchserve.entrypoint COMMAND`: the first process of a container, which starts TorchServe.
 
 On SIGTERM or SIGINT, engines finish their requests with all connections open, and TorchServe stops after them. The entrypoint
-waits until the last engine has exited, because all processes of a container are killed with the first one.
+waits for the last engine, because all processes of a container are killed with the first one.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Lifespan:
         self._detached_since: float | None = clock.monotonic()
         self._ends_at: float | None = None
         self._archive_missing_since: float | None = None
-        self.frontend_gone = False
+        self.frontend_exited = False
 
     @property
     def is_draining(self) -> bool:
@@ -84,8 +84,8 @@ class Lifespan:
         return False
 
     def _watch(self, now: float) -> None:
-        if not self.frontend_gone and not is_alive(self._frontend):
-            self.frontend_gone = True
+        if not self.frontend_exited and not is_alive(self._frontend):
+            self.frontend_exited = True
             self.drain("TorchServe has exited")
         if self._detached_since is None:
             return

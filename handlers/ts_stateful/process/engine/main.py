@@ -246,7 +246,7 @@ def main(lock_fd: int, spec_path: Path) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for TorchServe; the engine follows it
     process.serve()
     spec.path("sock").unlink(missing_ok=True)
-    if process.lifespan.frontend_gone:
+    if process.lifespan.frontend_exited:
         shutil.rmtree(spec.folder, ignore_errors=True)
         forget_groups(Path(spec.folder), spec.frontend_pid)
     return 0

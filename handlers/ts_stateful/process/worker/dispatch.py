@@ -33,7 +33,9 @@ __all__ = ["Dispatcher", "EventReceiver", "ServedModel", "StatsPublisher", "devi
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
-_REMEMBERED = 200_000  # sessions; ended ones included, because their engine knows how they ended
+_REMEMBERED = (
+    200_000  # sessions; ended ones included, because their engine can report how they ended
+)
 
 
 class EventReceiver(Protocol):
@@ -113,7 +115,7 @@ class Dispatcher:
         """
         command = message.command
         known = None if command.session_id is None else self._by_session.get(command.session_id)
-        # The engine that has had a session of this id can answer even if that session has ended, so it comes first.
+        # The engine that has had a session of this id comes first: it can answer even if that session has ended.
         up = [link for link in self._links if link.takes_sessions] or self._links
         best = sorted(up, key=lambda link: (link is not known, link.load))
         engines = tuple(link.index for link in best)
@@ -160,7 +162,7 @@ class Dispatcher:
             self._membership.leave()
 
     def _fork(self, message: Submit, new_session_id: str | None, link: EngineLink) -> None:
-        # A fork must be on the engine of its source. Only the other engine knows if its session of this id is still open.
+        # A fork must be on the engine of its source. Only the other engine can report if its session of this id is open.
         if new_session_id and self._by_session.setdefault(new_session_id, link) is not link:
             raise SessionExists(
                 "the id is, or was, that of a session on another engine; choose another one",

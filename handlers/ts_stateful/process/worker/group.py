@@ -1,7 +1,7 @@
 """Groups of registrations that share their engines: `handler.engineGroup`.
 
-The members of a group must agree about their terms, which are in a file. Each member holds a lock on it while its worker lives,
-and the kernel releases the lock when the worker dies. A member that finds no other one sets the terms.
+The members of a group must agree about their terms, which are in a file. Each member holds a lock on it. The kernel releases
+the lock when the member's worker dies. A member that finds no other one sets the terms.
 """
 
 from __future__ import annotations

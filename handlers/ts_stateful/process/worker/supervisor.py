@@ -134,7 +134,7 @@ class Supervisor:
     def _start(self) -> None:
         """Start the engine, unless another worker has just started it.
 
-        An engine is forked with its lock and holds it until it exits, so only one of several workers starts it.
+        An engine is forked with its lock and holds it until it exits. So only one of several workers starts it.
         """
         log_path = self._spec.path("log")
         with self._spec.path("lock").open("w") as lock, log_path.open("ab") as log:

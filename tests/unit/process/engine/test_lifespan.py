@@ -13,7 +13,7 @@ from ts_stateful.process.engine.lifespan import Lifespan
 
 
 class Frontend:
-    """A process that runs until it is said to be a zombie."""
+    """A process that runs until a test makes it a zombie."""
 
     status_now: str = psutil.STATUS_RUNNING
 
@@ -117,7 +117,7 @@ def test_an_engine_finishes_its_work_after_torchserve_has_exited(life: Life) -> 
     life.busy = True
     life.frontend.status_now = psutil.STATUS_ZOMBIE
     assert not life.over_after(2)
-    assert life.span.frontend_gone
+    assert life.span.frontend_exited
     life.busy = False
     assert life.over_after(0)
 
@@ -129,7 +129,7 @@ def test_torchserve_may_exit_while_the_engine_drains(life: Life) -> None:
     assert not life.over_after(10)
     life.frontend.status_now = psutil.STATUS_ZOMBIE
     assert not life.over_after(5)
-    assert life.span.frontend_gone
+    assert life.span.frontend_exited
     assert life.over_after(5)
 
 
@@ -139,4 +139,4 @@ def test_a_detached_engine_waits_for_a_worker(life: Life) -> None:
     life.span.detached()
     assert not life.over_after(60)
     assert life.over_after(2)
-    assert not life.span.frontend_gone
+    assert not life.span.frontend_exited
