@@ -12,21 +12,18 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.stats import Stats
 
 __all__ = [
     "Draining",
     "Drop",
     "EngineHello",
-    "Event",
-    "EventKind",
     "Ping",
     "Pong",
     "SessionPlaced",
     "SessionPlacedAck",
     "SessionReleased",
-    "Submit",
     "WorkerHello",
     "receive",
     "send",

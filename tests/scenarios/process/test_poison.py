@@ -13,11 +13,12 @@ import pytest
 
 from tests.support.mortal_engine import MortalEngine
 from tests.support.worker import eventually
+from ts_stateful.config.schema import EngineConfig
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker import link as link_module
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.link import EngineLink
-from ts_stateful.process.worker.supervisor import Supervisor, Timeouts
+from ts_stateful.process.worker.supervisor import Supervisor
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.requests import Prompt
 
@@ -63,7 +64,7 @@ def link(engine: MortalEngine, runtime: Path, events: Events) -> Iterator[Engine
     """A worker's link to it."""
     link = EngineLink(
         spec_of(runtime),
-        Timeouts(load_s=60, restart_s=60, heartbeat_s=60),
+        EngineConfig(load_timeout_sec=60, restart_deadline_sec=60, heartbeat_sec=60),
         ForkServer(),
         events,
     )

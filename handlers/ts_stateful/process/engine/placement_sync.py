@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
+from ts_stateful.process.channel import Channel
 from ts_stateful.process.messages import SessionPlaced
 from ts_stateful.protocol.events import Event
 
-__all__ = ["EventOutlet", "Peer", "PlacementSync"]
+__all__ = ["EventOutlet", "PlacementSync"]
 
 _ACK_S = 1.0  # that a worker which hangs can delay events
 
@@ -26,16 +27,9 @@ class EventOutlet(Protocol):
         """Send an event to the worker that owns its request."""
 
 
-class Peer(Protocol):
-    """The channel of another worker."""
-
-    def send(self, message: SessionPlaced) -> None:
-        """Send a message; never blocks."""
-
-
 @dataclass
 class _Placement:
-    unacknowledged: set[Peer]
+    unacknowledged: set[Channel]
     deadline: float
     held: list[Event] = field(default_factory=list)
 
@@ -48,21 +42,23 @@ class PlacementSync:
         self._clock = clock
         self._placements: dict[str, _Placement] = {}  # by request
 
-    def place(self, request_id: str, session_ids: tuple[str, ...], peers: Collection[Peer]) -> None:
+    def place(
+        self, request_id: str, session_ids: tuple[str, ...], peers: Collection[Channel]
+    ) -> None:
         """Send the place of these sessions to the other workers; hold the request's events until they acknowledge it."""
         for peer in peers:
             peer.send(SessionPlaced(request_id, session_ids))
         deadline = self._clock.monotonic() + _ACK_S
         self._placements[request_id] = _Placement(set(peers), deadline)
 
-    def acknowledge(self, request_id: str, peer: Peer) -> None:
+    def acknowledge(self, request_id: str, peer: Channel) -> None:
         """Record the acknowledgment of a worker."""
         placement = self._placements.get(request_id)
         if placement is not None:
             placement.unacknowledged.discard(peer)
             self.release()
 
-    def disconnect(self, peer: Peer) -> None:
+    def disconnect(self, peer: Channel) -> None:
         """Expect no acknowledgment of a worker that has disconnected."""
         for placement in self._placements.values():
             placement.unacknowledged.discard(peer)

@@ -19,9 +19,8 @@ from ts_stateful.config.schema import Config, ConfigError, EngineConfig
 from ts_stateful.process.archive import identity_of
 from ts_stateful.process.spec import EngineSpec, runtime_folder
 from ts_stateful.process.worker.fork_server import ForkServer
-from ts_stateful.process.worker.group import Membership, join
+from ts_stateful.process.worker.group import Membership, terms_of
 from ts_stateful.process.worker.link import EngineLink
-from ts_stateful.process.worker.supervisor import Timeouts
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import SessionExists
 from ts_stateful.protocol.events import Event, EventKind, Submit
@@ -84,11 +83,13 @@ class Dispatcher:
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
         self._fork_server = ForkServer()
-        self._membership = join(model.config, model.folder, model.frontend_pid)
-        timeouts, forks = Timeouts.of(model.config.engine), fork_server or self._fork_server
-        self._links = [
-            EngineLink(spec, timeouts, forks, self) for spec in _specs(model, self._membership)
-        ]
+        settings = model.config.engine
+        self._membership: Membership | None = None
+        if settings.engine_group is not None:
+            terms = terms_of(model.config, model.folder)
+            self._membership = Membership(model.frontend_pid, settings.engine_group, terms)
+        specs, forks = _specs(model, self._membership), fork_server or self._fork_server
+        self._links = [EngineLink(spec, settings, forks, self) for spec in specs]
 
     def start(self) -> None:
         """Start the engines, and return when all of them answer.

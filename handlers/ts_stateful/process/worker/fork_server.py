@@ -161,11 +161,8 @@ class _Forker:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._reporting: dict[int, int] = {}  # pipes, by child
-        self._wake, waking = os.pipe()
-        self._pipe = (self._wake, waking)
-        for end in self._pipe:
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(waking)
+        self._wake, self._waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._waking)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> _ForkRequest | None:
@@ -224,7 +221,7 @@ class _Forker:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         self._control.close()
-        for number in (*self._pipe, *self._reporting.values(), request.reporting):
+        for number in (self._wake, self._waking, *self._reporting.values(), request.reporting):
             os.close(number)
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:  # Python's own seeds itself

@@ -10,7 +10,7 @@ import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -18,19 +18,9 @@ from ts_stateful.config.schema import Config, ConfigError
 from ts_stateful.process.archive import content_digest
 from ts_stateful.process.spec import group_file
 
-__all__ = ["Membership", "join", "terms_of"]
+__all__ = ["Membership", "terms_of"]
 
 _FILES = "files of the archive"
-
-
-def join(config: Config, model_dir: Path, frontend_pid: int) -> Membership | None:
-    """Join the group of a configuration, among the workers of the TorchServe `frontend_pid`; return None if there is no group.
-
-    Raises:
-        ConfigError: another member has other terms; the message names the keys.
-    """
-    name = config.engine.engine_group
-    return None if name is None else Membership(frontend_pid, name, terms_of(config, model_dir))
 
 
 def terms_of(config: Config, model_dir: Path) -> dict[str, Any]:
@@ -46,9 +36,7 @@ def terms_of(config: Config, model_dir: Path) -> dict[str, Any]:
         **handler,
         _FILES: content_digest(model_dir),
     }
-    decoded: dict[str, Any] = json.loads(
-        json.dumps(terms, sort_keys=True)
-    )  # in the form in which they are read
+    decoded: dict[str, Any] = json.loads(json.dumps(terms, sort_keys=True))  # as from a file
     return decoded
 
 
@@ -76,7 +64,9 @@ class Membership:
         except BlockingIOError:
             pass
         else:
-            _write(self._file, terms)
+            self._file.truncate()
+            json.dump(terms, self._file)
+            self._file.flush()
         # Another member may set its terms just before this lock; they are compared like those of any member.
         fcntl.flock(self._file, fcntl.LOCK_SH)
         self._file.seek(0)
@@ -102,13 +92,6 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flat(f"{name}.{key}", inner)
     else:
         yield name, value
-
-
-def _write(file: IO[str], terms: Mapping[str, Any]) -> None:
-    file.seek(0)
-    file.truncate()
-    json.dump(terms, file)
-    file.flush()
 
 
 def _difference(key: str, theirs: Any, ours: Any) -> str:

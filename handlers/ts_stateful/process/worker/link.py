@@ -13,12 +13,13 @@ from typing import Any, Protocol
 import msgspec
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
+from ts_stateful.config.schema import EngineConfig
 from ts_stateful.process import messages
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.in_flight import InFlight, InFlightRequests
-from ts_stateful.process.worker.supervisor import EngineDied, Supervisor, Timeouts
+from ts_stateful.process.worker.supervisor import EngineDied, Supervisor
 from ts_stateful.process.worker.trial_lock import trial_lock_of
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import (
@@ -62,15 +63,15 @@ class EngineLink:
     def __init__(
         self,
         spec: EngineSpec,
-        timeouts: Timeouts,
+        settings: EngineConfig,
         fork_server: ForkServer,
         listener: EngineListener,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.index = spec.index
         self._spec = spec
-        self._supervisor = Supervisor(spec, timeouts.load_s, fork_server, clock)
-        self._timeouts = timeouts
+        self._supervisor = Supervisor(spec, settings.load_timeout_sec, fork_server, clock)
+        self._settings = settings
         self._listener = listener
         self._clock = clock
         self._lock = threading.RLock()
@@ -139,7 +140,7 @@ class EngineLink:
             self._channel.send(messages.WorkerHello(self._spec.archive))
             self._in_flight.send_waiting()
         # The engine's sessions decide where requests go, so they must be known before the first request.
-        self._attached.wait(self._timeouts.heartbeat_s)
+        self._attached.wait(self._settings.heartbeat_sec)
 
     def submit(self, message: Submit, next_engines: tuple[int, ...] = ()) -> None:
         """Send a request, or keep it until the engine is back.
@@ -176,10 +177,10 @@ class EngineLink:
             down_since, waiting = self._down_since, list(self._in_flight)
         if down_since is None:
             self.refresh(lambda: None)
-            if now - self._last_sign > (heartbeat_s := self._timeouts.heartbeat_s):
+            if now - self._last_sign > (heartbeat_s := self._settings.heartbeat_sec):
                 logger.error("no response from the engine for %g s (heartbeatSec)", heartbeat_s)
                 self._supervisor.kill()
-        elif now - down_since > (restart_s := self._timeouts.restart_s):
+        elif now - down_since > (restart_s := self._settings.restart_deadline_sec):
             self._refuse(waiting, EngineUnavailable(_RESTARTING, retry_after_s=restart_s))
 
     def close(self) -> None:

@@ -9,14 +9,12 @@ import os
 import signal
 import socket
 import threading
-from dataclasses import dataclass
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.config.schema import EngineConfig
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.fork_server import ForkedEngine, ForkServer, has_ended
 
-__all__ = ["EngineDied", "Supervisor", "Timeouts"]
+__all__ = ["EngineDied", "Supervisor"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,20 +25,6 @@ _REPORT_S = 10.0  # in which the fork server must report the end of a killed eng
 
 class EngineDied(RuntimeError):
     """The engine process exited before it answered; the message has the end of its log."""
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Limits in seconds: for an engine's load, for a request's wait during a restart, and between signs of life."""
-
-    load_s: float
-    restart_s: float
-    heartbeat_s: float
-
-    @classmethod
-    def of(cls, settings: EngineConfig) -> Timeouts:
-        """Read the limits from a configuration."""
-        return cls(settings.load_timeout_sec, settings.restart_deadline_sec, settings.heartbeat_sec)
 
 
 class Supervisor:

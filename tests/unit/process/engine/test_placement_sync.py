@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.clock import FakeClock
+from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.placement_sync import PlacementSync
 from ts_stateful.process.messages import SessionPlaced
 from ts_stateful.protocol.events import Event, EventKind
 
 
-class OtherWorker:
-    """A worker's channel."""
+class OtherWorker(Channel):
+    """A worker's channel, without a connection."""
 
     def __init__(self) -> None:
-        self.received: list[SessionPlaced] = []
+        self.received: list[Any] = []
 
-    def send(self, message: SessionPlaced) -> None:
+    def send(self, message: Any) -> None:
         """Record a message."""
         self.received.append(message)
 
