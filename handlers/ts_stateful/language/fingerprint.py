@@ -1,8 +1,4 @@
-"""What the token ids and embeddings of a session mean something to.
-
-Owns the names of the parts by which two servers know that they can go on with each other's sessions. Content counts, never a
-path: an archive is unpacked somewhere else every time. Knows nothing of stores.
-"""
+"""Digests of what gives the token ids and embeddings of a session their meaning."""
 
 from __future__ import annotations
 
@@ -16,13 +12,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 __all__ = ["fingerprint", "weights_digest"]
 
 _ENDS = 8  # elements from either end of every parameter
-_NO_MATTER = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
+_IGNORED = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
 
 
 def fingerprint(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, owner: Any
 ) -> dict[str, str]:
-    """Digests by part: model, weights, dtype, tokenizer, template, processor (none where nothing is seen)."""
+    """Return digests by part: model, weights, dtype, tokenizer, template, and processor if there is one.
+
+    Two servers can continue each other's sessions if the digests agree. They cover content, never paths, which differ between
+    servers.
+    """
     parts = {
         "model": _digest(_without(network.config.to_dict())),
         "weights": weights_digest(network),
@@ -36,9 +36,9 @@ def fingerprint(
 
 
 def weights_digest(network: PreTrainedModel) -> str:
-    """A digest of the ends of every parameter: weights that were trained further differ there too, and it takes no time.
+    """Return a digest of both ends of every parameter: fast, and further training changes those too.
 
-    What is read is read before weights are rearranged for a device, and in float32, which holds the others exactly.
+    Read it before weights are rearranged for a device. It is computed in float32, which represents the other dtypes exactly.
     """
     digest = hashlib.sha256()
     parts = []
@@ -52,7 +52,7 @@ def weights_digest(network: PreTrainedModel) -> str:
 
 def _without(document: Any) -> Any:
     if isinstance(document, dict):
-        return {k: _without(v) for k, v in document.items() if k not in _NO_MATTER}
+        return {k: _without(v) for k, v in document.items() if k not in _IGNORED}
     return document
 
 

@@ -1,9 +1,4 @@
-"""The forward passes: the next tokens of many sequences at once.
-
-Owns what a stock `transformers` model is called with. Knows sequences, but nothing of requests, scheduling or the table. A
-step is one pass over the new tokens of all its sequences (see `attention`), and a second one if some of them stand for
-images. A model that cannot take several sequences in one pass gets one for each, just as exact.
-"""
+"""Forward passes over the next tokens of many sequences at once."""
 
 from __future__ import annotations
 
@@ -24,20 +19,20 @@ __all__ = ["Logits", "Runner"]
 
 
 class Logits(NamedTuple):
-    """What follows the last known token of some sequences: `rows` is `(sequences, vocabulary)`."""
+    """Logits after the last known token of some sequences: `rows` is `(sequences, vocabulary)`."""
 
     sequences: list[Sequence]
     rows: Tensor
 
     @staticmethod
     def join(parts: Items[Logits]) -> Logits:
-        """Those of several passes; one that failed has no rows, and what it has is on no device."""
+        """Join the logits of several passes; one without sequences adds no rows, and needs no device."""
         sequences = [sequence for part in parts for sequence in part.sequences]
         rows = [part.rows for part in parts if part.sequences]
         return Logits(sequences, torch.cat(rows) if rows else torch.empty(0))
 
 
-class _Piece(NamedTuple):
+class _Segment(NamedTuple):
     """Tokens `start` to `stop` of a sequence that go into one pass."""
 
     sequence: Sequence
@@ -49,14 +44,18 @@ class _Piece(NamedTuple):
         return self.sequence.ids[self.start : self.stop]
 
     @property
-    def sees(self) -> bool:
-        """Whether some of its tokens stand for an image."""
+    def has_image(self) -> bool:
+        """True if some of its tokens stand for an image."""
         mask = self.sequence.image_mask
         return mask is not None and 1 in mask[self.start : self.stop]
 
 
 class Runner:
-    """Runs one model on one device."""
+    """Runs one model on one device.
+
+    A step is one pass over the new tokens of all its sequences, and a second one for tokens that stand for images. A model that
+    cannot take several sequences in one pass gets one pass for each, just as exact.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -64,73 +63,73 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, chunks: Iterable[Chunk[Sequence]]) -> Logits:
-        """Computes every chunk; returns the logits of the sequences whose last token was among them.
+        """Compute every chunk; return the logits of the sequences whose last token was among them.
 
-        If it raises, every sequence stands where it stood.
+        After an error every sequence is as it was before.
         """
-        pieces = [self._piece(*chunk) for chunk in chunks]
+        segments = [self._segment(*chunk) for chunk in chunks]
         try:
-            results = [self._pass(group) for group in self._passes(pieces)]
+            results = [self._pass(group) for group in self._passes(segments)]
         except BaseException:
-            for sequence, start, _ in pieces:
+            for sequence, start, _ in segments:
                 sequence.context.kv.length = start
             raise
         return Logits.join(results)
 
-    def _piece(self, sequence: Sequence, num_tokens: int) -> _Piece:
+    def _segment(self, sequence: Sequence, num_tokens: int) -> _Segment:
         if self._model.vision is not None and sequence.all_images and sequence.image_mask is None:
             sequence.image_mask = self._model.vision.mask(sequence.ids, sequence.all_images)
         start = sequence.context.kv.length
-        return _Piece(sequence, start, start + num_tokens)
+        return _Segment(sequence, start, start + num_tokens)
 
-    def _passes(self, pieces: list[_Piece]) -> Iterator[list[_Piece]]:
-        """The pieces that go through the model together.
+    def _passes(self, segments: list[_Segment]) -> Iterator[list[_Segment]]:
+        """Yield the segments that go through the model together.
 
-        Beside real image tokens, one that a model has generated or a user has written would be taken for one, so pieces
-        that see go apart from those that do not, and are cut around such strays.
+        A generated or written image token would count as a real one beside real image tokens. So segments with images go apart
+        from those without, and are cut around such strays.
         """
-        seeing = [piece for piece in pieces if piece.sees]
-        blind = [piece for piece in pieces if not piece.sees]
-        clean = [piece for piece in seeing if not self._strays(piece)]
-        for group in (blind, clean):
+        with_images = [segment for segment in segments if segment.has_image]
+        text_only = [segment for segment in segments if not segment.has_image]
+        clean = [segment for segment in with_images if not self._strays(segment)]
+        for group in (text_only, clean):
             if self._forward.flat and group:
                 yield group
             elif group:
-                yield from ([piece] for piece in group)
-        for piece in seeing:
-            strays = self._strays(piece)
+                yield from ([segment] for segment in group)
+        for segment in with_images:
+            strays = self._strays(segment)
             if strays:
-                bounds = {piece.start, piece.stop, *strays, *(stray + 1 for stray in strays)}
+                bounds = {segment.start, segment.stop, *strays, *(stray + 1 for stray in strays)}
                 for start, stop in itertools.pairwise(sorted(bounds)):
-                    yield [_Piece(piece.sequence, start, stop)]
+                    yield [_Segment(segment.sequence, start, stop)]
 
-    def _strays(self, piece: _Piece) -> list[int]:
-        vision, mask = self._model.vision, piece.sequence.image_mask
+    def _strays(self, segment: _Segment) -> list[int]:
+        vision, mask = self._model.vision, segment.sequence.image_mask
         assert vision is not None
         assert mask is not None
-        token, ids = vision.image_token_id, piece.sequence.ids
-        return [i for i in range(piece.start, piece.stop) if ids[i] == token and not mask[i]]
+        token, ids = vision.image_token_id, segment.sequence.ids
+        return [i for i in range(segment.start, segment.stop) if ids[i] == token and not mask[i]]
 
-    def _pass(self, pieces: list[_Piece]) -> Logits:
-        spans = [Span(p.sequence.context.kv, p.start, p.stop - p.start) for p in pieces]
+    def _pass(self, segments: list[_Segment]) -> Logits:
+        spans = [Span(p.sequence.context.kv, p.start, p.stop - p.start) for p in segments]
         ends = [end - 1 for end in itertools.accumulate(span.num_tokens for span in spans)]
-        due = [i for i, piece in enumerate(pieces) if piece.stop == len(piece.sequence.ids)]
+        due = [i for i, segment in enumerate(segments) if segment.stop == len(segment.sequence.ids)]
         rows = self._forward(
-            [token for piece in pieces for token in piece.ids],
+            [token for segment in segments for token in segment.ids],
             spans,
-            self._positions(pieces),
-            [ends[i] for i in due] or ends[-1:],  # a model must be asked for one at least
-            **self._encoded(pieces),
+            self._positions(segments),
+            [ends[i] for i in due] or ends[-1:],  # a model needs at least one
+            **self._encoded(segments),
         )
-        return Logits([pieces[i].sequence for i in due], rows[: len(due)])
+        return Logits([segments[i].sequence for i in due], rows[: len(due)])
 
-    def _encoded(self, pieces: Items[_Piece]) -> dict[str, Any]:
-        """The image embeddings that belong to these tokens, where any stand for images."""
+    def _encoded(self, segments: Items[_Segment]) -> dict[str, Any]:
+        """Return the image embeddings of these tokens, if any stand for images."""
         vision = self._model.vision
-        if vision is None or not pieces[0].sees:
+        if vision is None or not segments[0].has_image:
             return {}
         parts = []
-        for sequence, start, stop in pieces:
+        for sequence, start, stop in segments:
             mask = sequence.image_mask
             assert mask is not None
             first = mask.count(1, 0, start)
@@ -139,14 +138,14 @@ class Runner:
             )
         return {"mm_encoder_outputs": vision.outputs(parts)}
 
-    def _positions(self, pieces: Items[_Piece]) -> Tensor | None:
-        """Positions `(3, 1, n)` for models with M-RoPE; others count."""
+    def _positions(self, segments: Items[_Segment]) -> Tensor | None:
+        """Return positions `(3, 1, n)` for models with M-RoPE, else None."""
         if self._forward.rope_index is None:
             return None
-        return torch.cat([self._rope_positions(piece) for piece in pieces], dim=-1)
+        return torch.cat([self._rope_positions(segment) for segment in segments], dim=-1)
 
-    def _rope_positions(self, piece: _Piece) -> Tensor:
-        sequence, start, stop = piece
+    def _rope_positions(self, segment: _Segment) -> Tensor:
+        sequence, start, stop = segment
         grids = [image.grid for image in sequence.all_images if image.grid is not None]
         index = torch.arange(start, stop)
         if not grids or sequence.image_mask is None:
@@ -159,7 +158,7 @@ class Runner:
                 image_grid_thw=torch.cat(grids),
             )
         prompt: Tensor = sequence.positions  # (3, 1, num_prompt)
-        # Behind the prompt there is only text, whose positions go on from the highest one.
-        behind = index[max(0, sequence.num_prompt - start) :]
-        behind = behind + int(prompt.max()) + 1 - sequence.num_prompt
-        return torch.cat([prompt[..., start:stop], behind.expand(3, 1, -1)], dim=-1)
+        # After the prompt there is only text, whose positions continue from the highest one.
+        after = index[max(0, sequence.num_prompt - start) :]
+        after = after + int(prompt.max()) + 1 - sequence.num_prompt
+        return torch.cat([prompt[..., start:stop], after.expand(3, 1, -1)], dim=-1)

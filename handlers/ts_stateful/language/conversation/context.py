@@ -201,7 +201,7 @@ class Context:
 
     def release(self) -> None:
         """Drop the reference to the states; others may have one."""
-        self.kv.let_go()
+        self.kv.release_snapshot()
 
     def to_device(self) -> str | None:
         """Move the states to the device; return where the context comes from, None for the device itself."""

@@ -1,7 +1,4 @@
-"""What it costs to have the KV states of a session again once they are dropped.
-
-Owns the estimate by which the table chooses whom to evict. Knows nothing of who asks, and measures nothing.
-"""
+"""The cost of computing a session's KV states again after they are dropped."""
 
 from __future__ import annotations
 
@@ -10,24 +7,24 @@ from ts_stateful.language.network.load import Model
 
 __all__ = ["RecomputeCost"]
 
-_READ = 0.1  # of what computing takes; from the store
+_READ = 0.1  # of the time to compute them; from the store
 
 
 class RecomputeCost:
     """The time for a byte of KV states, relative to computing the first token of a session.
 
-    Linear layers take the same for every token, attention takes what is behind it, so half of a session's length on average: it
-    takes as long as everything else when a session has as many tokens as the model has parameters for each number that its
-    layers hand on.
+    Linear layers take the same time for every token. Attention takes time in proportion to the tokens before it, on average
+    half of the session. Both are equal when a session has as many tokens as the model has parameters per number that its layers
+    pass on.
     """
 
     def __init__(self, model: Model) -> None:
         width = model.network.config.get_text_config(decoder=True).hidden_size
-        handed_on = int(width) * len(model.forward.layout.layers)
-        self._even_tokens = max(1.0, model.num_parameters / handed_on)
+        passed_on = int(width) * len(model.forward.layout.layers)
+        self._even_tokens = max(1.0, model.num_parameters / passed_on)
 
     def __call__(self, context: Context) -> float:
-        """That of a session's states, of which those in the store are read instead."""
+        """Return the cost of a session's states; those in the store are read instead."""
         length = max(1, context.kv.length)
         computed = max(0, length - context.stored.num_tokens) / length
         return (1 - computed) * _READ + computed * (1 + length / self._even_tokens)

@@ -1,12 +1,4 @@
-"""One forward pass over new tokens of many sessions, on a stock `transformers` model.
-
-The new tokens of all sessions of a step lie behind one another in one row `(1, tokens)`. Everything in a transformer treats
-tokens alike but the attention, and that is given here: the cache of a step writes every token into its own session's states
-and hands the attention function those instead of tensors, by `AttentionInterface`, the library's own way of adding one. So
-no session is padded, copied or moved, whatever the others are; one decode token and a chunk of a prompt are the same thing.
-
-Owns the cache that models are called with and the attention. Knows nothing of requests or scheduling.
-"""
+"""Attention over the new tokens of many sessions, in one forward pass of a stock `transformers` model."""
 
 from __future__ import annotations
 
@@ -28,30 +20,33 @@ from ts_stateful.language.kv.spans import Span, Table
 __all__ = ["FLAT", "Kernels", "Rule", "States", "StepCache", "unused_mask"]
 
 FLAT = "ts_stateful"  # the name of the attention function
-_NONSENSE = 1_000_003
+_INVALID_LENGTH = 1_000_003
 
 
 class Kernels(Protocol):
-    """What a device computes for all sessions of a step in one call, by a table that it has."""
+    """Operations of a device that serve all sessions of a step in one call; they read a table on the device."""
 
     def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
-        """Stores all new tokens' keys and values, `(heads, tokens, dim)`, where they belong."""
+        """Store the keys and values of all new tokens, `(heads, tokens, dim)`, in their sessions' states."""
 
     def attend(
         self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
     ) -> Tensor:
-        """Attention of those of the tokens' queries `(heads, tokens, dim)` that are alone in their span, to all before them.
+        """Return the attention of tokens that are alone in their span, over all tokens up to themselves.
 
-        Returns `(tokens, heads, value_dim)`, in which the other tokens' are for the caller to set.
+        `query` is `(heads, tokens, dim)`, the result `(tokens, heads, value_dim)`. The caller sets the other tokens' rows.
         """
         ...
 
 
 class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
-    """The KV states of the sessions of a step, as a model sees them; used for one step after the other.
+    """The KV states of a step's sessions, as a model sees them; reused for every step.
 
-    With `flat` the model's attention is `FLAT`, and any number of spans goes into one pass; `kernels`, if there are any,
-    serve them. Without, one span goes in, and the model gets tensors as from any cache of the library.
+    With `flat` the model's attention is `FLAT`, the library's own extension point (`AttentionInterface`). The new tokens of all
+    sessions follow one another in one row `(1, tokens)`. Only attention treats sessions apart: it receives their states instead
+    of tensors. So no session is padded, copied or moved, and a decode token and a chunk of a prompt take the same path.
+    `kernels`, if set, compute it. Without `flat`, one span goes in, and the model gets tensors as from any cache of the
+    library.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -61,7 +56,7 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
         self.states: list[States] | None = None
 
     def begin(self, spans: Sequence[Span], *, flat: bool) -> None:
-        """Makes room for the tokens of a step."""
+        """Make room for the tokens of a step."""
         for span in spans:
             span.kv.reserve(span.stop)
         self.spans = spans
@@ -73,7 +68,7 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
         )
 
     def begin_rows(self, table: Table) -> None:
-        """As `begin` for spans of one token each, which only kernels see: the table alone says where they belong."""
+        """Begin a step of one token for each session, whose states only the table and kernels know."""
         assert self.kernels is not None
         self.spans = ()
         layers = range(len(self.layers))
@@ -81,13 +76,13 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     @property
     def num_seen(self) -> int:
-        """Tokens before this step: with several sessions there is no such number, and whoever uses it shall be found out."""
-        return self.spans[0].start if self.states is None else _NONSENSE
+        """Tokens before this step. With several sessions it is undefined, so its value makes any use fail visibly."""
+        return self.spans[0].start if self.states is None else _INVALID_LENGTH
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Writes keys and values, both `(1, heads, tokens, dim)`; returns what the attention reads."""
+        """Write keys and values, both `(1, heads, tokens, dim)`, and return what the attention reads."""
         if self.states is not None:
             states = self.states[layer_idx]
             states.write(key_states[0], value_states[0])
@@ -100,7 +95,7 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """What stock code asks of one layer's cache when it makes a mask."""
+    """One layer's cache, as far as stock code reads it to make a mask."""
 
     is_sliding = False  # everything is kept; the mask hides what is outside of a window
     is_croppable = False
@@ -130,7 +125,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class States:
-    """The keys and values of one layer, of all sessions of a step; with `kernels`, which `table` tells where they are."""
+    """The keys and values of one layer, of all sessions of a step; `kernels` find them by `table`."""
 
     def __init__(
         self,
@@ -145,10 +140,10 @@ class States:
         self._masks = masks
         self._kernels = kernels
         self._table = table
-        self.window: int | None = None  # that the model has asked for
+        self.window: int | None = None  # that the model passed
 
     def write(self, keys: Tensor, values: Tensor) -> None:
-        """Takes the new tokens' keys and values, `(heads, tokens, dim)`."""
+        """Store the new tokens' keys and values, `(heads, tokens, dim)`."""
         if self._kernels and self._table:
             self._kernels.write(keys, values, self._table, self._layer)
             return
@@ -161,9 +156,9 @@ class States:
         torch._foreach_copy_(targets, [part for pair in new for part in pair])
 
     def attend(self, query: Tensor, rule: Rule, window: int | None) -> Tensor:
-        """Attention of the new tokens' queries `(1, heads, tokens, dim)`; returns `(1, tokens, heads, value_dim)`.
+        """Return the attention of the new tokens' queries `(1, heads, tokens, dim)` as `(1, tokens, heads, value_dim)`.
 
-        A token sees its own session's tokens up to itself, the last `window` of them if there is a window.
+        A token sees its own session's tokens up to itself, only the last `window` of them if there is a window.
         """
         self.window = window
         if self._kernels and self._table:
@@ -179,7 +174,7 @@ class States:
         return torch.cat(outputs, dim=1)
 
     def _attend(self, index: int, query: Tensor, rule: Rule, window: int | None) -> Tensor:
-        """Of span `index` alone."""
+        """Compute it for span `index` alone."""
         span = self._spans[index]
         first = max(0, span.start + 1 - window) if window else 0
         keys = span.kv.keys[self._layer][None, :, first : span.stop]
@@ -189,17 +184,14 @@ class States:
 
 
 class Rule(NamedTuple):
-    """How scores become weights, where models differ: a layer's own arguments of the library's interface.
-
-    `softcap` bounds scores by a tanh (Gemma 2); `sinks` `(heads,)` are scores of a key that has no value (gpt-oss).
-    """
+    """A layer's own arguments of the library's attention interface."""
 
     scale: float | None
     softcap: float | None = None
     sinks: Tensor | None = None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of one session's new tokens, causal without a mask; `(1, tokens, heads, value_dim)`."""
+        """Return the attention of one session's new tokens, causal without a mask; `(1, tokens, heads, value_dim)`."""
         if self.softcap is not None or self.sinks is not None:
             return self._attend_plainly(query, keys, values, mask).transpose(1, 2)
         _, heads, num_tokens, dim = query.shape
@@ -207,8 +199,7 @@ class Rule(NamedTuple):
             return scaled_dot_product_attention(
                 query, keys, values, is_causal=True, scale=self.scale, enable_gqa=True
             ).transpose(1, 2)
-        # Heads that share keys take the place of tokens: no key is read twice, and every backend can do it; of those that
-        # take a mask on a GPU, some do not take heads that share keys.
+        # Heads that share keys become tokens: no key is read twice. Some GPU backends take no mask together with shared keys.
         groups = query.reshape(1, keys.shape[1], -1, dim)
         mask = None if mask is None else mask.repeat(heads // keys.shape[1], 1)
         output = scaled_dot_product_attention(groups, keys, values, mask, scale=self.scale)
@@ -217,7 +208,7 @@ class Rule(NamedTuple):
     def _attend_plainly(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """The same, step by step, as the library's eager attention does it."""
+        """Compute the same step by step, as the library's eager attention does."""
         _, heads, num_tokens, dim = query.shape
         scale = dim**-0.5 if self.scale is None else self.scale
         groups = query.reshape(1, keys.shape[1], -1, num_tokens, dim)
@@ -237,14 +228,14 @@ class Rule(NamedTuple):
 
 
 class _Masks:
-    """What each token of a chunk may see, made once a step for all layers."""
+    """The keys that each token of a chunk may see, made once a step for all layers."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans = spans
         self._made: dict[tuple[int, int | None], Tensor | None] = {}
 
     def of(self, index: int, first: int, window: int | None) -> Tensor | None:
-        """`(num_tokens, stop - first)`: True where a token of span `index` sees a key; None for plain causal."""
+        """Return `(num_tokens, stop - first)`, True where a token of span `index` sees a key; None for plain causal."""
         key = index, window
         if key not in self._made:
             self._made[key] = self._make(self._spans[index], first, window)
@@ -261,7 +252,7 @@ class _Masks:
 
 
 def unused_mask(device: torch.device) -> Tensor:
-    """A mask of four dimensions, which stock code hands on as it is instead of making one; `FLAT` does not look at it."""
+    """Return a 4D mask, which stock code passes on instead of making one; `FLAT` ignores it."""
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
@@ -277,7 +268,7 @@ def _attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of the library's interface; with ordinary tensors it is the library's own."""
+    """Implement the library's attention interface; ordinary tensors go to the library's own function."""
     if isinstance(key, States):
         return key.attend(query, Rule(scaling, softcap, s_aux), sliding_window), None
     output: tuple[Tensor, None] = sdpa_attention_forward(

@@ -1,8 +1,4 @@
-"""Which kernels a device has for the attention of many sessions, and whether they can be trusted there.
-
-Owns the choice. Kernels that are used have shown on this very device, with this model's dimensions, that they write and compute
-what torch's operators do; where they fail or differ, those operators stay, and the log says why. Knows nothing of models.
-"""
+"""The choice of attention kernels for a device."""
 
 from __future__ import annotations
 
@@ -14,34 +10,37 @@ from torch import Tensor
 
 from ts_stateful.language.kernels.attention import Kernels, Rule, StepCache
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
-from ts_stateful.language.kernels.cpu.library import cache_folder, compiled
+from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
 from ts_stateful.language.kv.cache import KVCache, KVLayout
 from ts_stateful.language.kv.spans import Span
 
-__all__ = ["disagreement", "find_kernels"]
+__all__ = ["find_kernels", "verify_kernels"]
 
 logger = logging.getLogger(__name__)
 
-_SPANS = ((0, 1), (70, 1), (3, 5), (300, 1))  # what is tried: tokens before the step, and with it
+_SPANS = ((0, 1), (70, 1), (3, 5), (300, 1))  # for verification: tokens before the step, and in it
 _WINDOW = 33
 _SOFTCAP = 5.0
 _TOLERANCE = {torch.float32: 5e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def find_kernels(layout: KVLayout, num_heads: int, device: torch.device) -> Kernels | None:
-    """The kernels for a model of `num_heads` query heads; None where torch's operators are all there is."""
-    makers = {"cuda": _triton, "cpu": _compiled}
+    """Return the kernels for a model of `num_heads` query heads; None where torch's operators must compute.
+
+    Kernels are used only after they agreed with torch's operators on this device, with this model's dimensions.
+    """
+    makers = {"cuda": _triton, "cpu": _cpu}
     try:
         make = makers[device.type](layout, device) if device.type in makers else None
         if make is None:
             return None
-        reason = disagreement(make, layout, num_heads, device)
+        reason = verify_kernels(make, layout, num_heads, device)
     except torch.AcceleratorError:
-        raise  # nothing can be computed on this device any more
-    except Exception as error:  # there may be no triton, and compilers may raise anything
+        raise  # the device cannot compute any more
+    except Exception as error:  # triton may be missing, and compilers may raise anything
         reason = f"{type(error).__name__}: {error}"
     if reason:
-        logger.warning("attention is left to torch's operators: %s", reason)
+        logger.warning("torch's operators compute the attention: %s", reason)
         return None
     assert make is not None
     return make(layout)
@@ -54,16 +53,16 @@ def _triton(_: KVLayout, device: torch.device) -> Callable[[KVLayout], Kernels]:
     return lambda layout: TritonKernels(layout, num_processors)
 
 
-def _compiled(layout: KVLayout, _: torch.device) -> Callable[[KVLayout], Kernels] | None:
-    library = compiled(cache_folder()) if CpuKernels.serves(layout) else None
+def _cpu(layout: KVLayout, _: torch.device) -> Callable[[KVLayout], Kernels] | None:
+    library = load_library(cache_folder()) if CpuKernels.serves(layout) else None
     return None if library is None else lambda layout: CpuKernels(layout, library)
 
 
 @torch.inference_mode()
-def disagreement(
+def verify_kernels(
     make: Callable[[KVLayout], Kernels], layout: KVLayout, num_heads: int, device: torch.device
 ) -> str:
-    """How the kernels that `make` gives for a layout differ from torch's operators; empty if they do not."""
+    """Return how the kernels that `make` returns for a layout differ from torch's operators; empty if they agree."""
     shapes = tuple(dict.fromkeys(layout.layers))
     layout = KVLayout(shapes, layout.dtype)
     kernels = make(layout)
@@ -74,17 +73,17 @@ def disagreement(
         for rule in rules:
             for window in (None, _WINDOW):
                 case = f"{shape}, window {window}, soft cap {rule.softcap}"
-                expected, states = _trial(None, layout, num_heads, device, layer, rule, window)
-                found, written = _trial(kernels, layout, num_heads, device, layer, rule, window)
+                expected, states = _step(None, layout, num_heads, device, layer, rule, window)
+                found, written = _step(kernels, layout, num_heads, device, layer, rule, window)
                 if not torch.equal(states, written):
-                    return f"states are written to other places ({case})"
+                    return f"states are written to wrong places ({case})"
                 apart = float((found.float() - expected.float()).abs().max())
-                if not apart <= bound:  # also where it is no number
+                if not apart <= bound:  # also NaN
                     return f"outputs differ by {apart:.2g} ({case})"
     return ""
 
 
-def _trial(
+def _step(
     kernels: Kernels | None,
     layout: KVLayout,
     num_heads: int,
@@ -93,7 +92,7 @@ def _trial(
     rule: Rule,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """The attention of a layer in a step on random states, and all these states behind one another afterwards."""
+    """Return a layer's attention in a step on random states, and all these states afterwards, flattened and joined."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(heads: int, num_tokens: int, dim: int) -> Tensor:

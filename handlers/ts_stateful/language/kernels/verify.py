@@ -1,9 +1,4 @@
-"""Whether another way of computing steps of few tokens computes what a model computes.
-
-Owns the steps that are tried: sessions of many lengths side by side and one alone, with one token each or some with several,
-behind random states, and beyond the layers' windows; logits must agree, and so must all states afterwards. Knows nothing of how
-either way computes.
-"""
+"""Verification that another way of computing steps of few tokens agrees with the model."""
 
 from __future__ import annotations
 
@@ -17,10 +12,10 @@ from torch import Tensor
 from ts_stateful.language.kv.cache import KVCache, KVLayout
 from ts_stateful.language.kv.spans import Rows, Span
 
-__all__ = ["difference"]
+__all__ = ["verify_steps"]
 
-_STARTS: Final = (0, 1, 37, 130, 600)  # tokens of the sessions that are tried
-# Which sessions take part in a step, and how many tokens they have, in turns.
+_STARTS: Final = (0, 1, 37, 130, 600)  # tokens of the sessions
+# The sessions of a step, and their numbers of new tokens in turns: many lengths side by side, and one session alone.
 _STEPS: Final[tuple[tuple[slice, Sequence[int]], ...]] = (
     (slice(None), (1,)),
     (slice(None, None, -1), (1,)),
@@ -28,18 +23,21 @@ _STEPS: Final[tuple[tuple[slice, Sequence[int]], ...]] = (
     (slice(None), (5, 1, 2)),
     (slice(-1, None), (9,)),
 )
-_FARTHEST: Final = 4096  # tokens: a longer window would take too much memory to try
+_FARTHEST: Final = 4096  # tokens: a longer window would take too much memory
 _TOLERANCE: Final = 1e-4  # of the largest number
 
 
-def difference(
+def verify_steps(
     model: Callable[[Rows], Tensor],
     other: Callable[[Rows], Tensor | None],
     layout: KVLayout,
     windows: Sequence[int | None],
     vocab_size: int,
 ) -> str:
-    """How another way's logits, or the states that it leaves, differ from a model's; empty if they do not. On the CPU."""
+    """Return how the logits or the states of `other` differ from the model's; empty if they agree. CPU only.
+
+    Sessions begin with random states, and some are longer than the layers' windows.
+    """
     beyond = {window + 3 for window in windows if window and window <= _FARTHEST}
     ours = _random_states(layout, [*_STARTS, *sorted(beyond)])
     theirs = [kv.copy(kv.length) for kv in ours]
@@ -50,7 +48,7 @@ def difference(
         for span in rows.spans:
             span.kv.length = span.stop
         if found is None:
-            return "it is not computed at all"
+            return "it returned no logits"
         apart = _apart(found, expected)
         if apart:
             return f"logits differ by {apart}"
@@ -76,7 +74,7 @@ def _random_states(layout: KVLayout, lengths: Sequence[int]) -> list[KVCache]:
 
 
 def _rows(caches: Sequence[KVCache], counts: Sequence[int], vocab_size: int) -> Rows:
-    """The next tokens of each: as many as `counts` says, in turns."""
+    """Return the next tokens of each session, as many as `counts` has in turns."""
     spans = [Span(kv, kv.length, count) for kv, count in zip(caches, cycle(counts), strict=False)]
     for span in spans:
         span.kv.reserve(span.stop)

@@ -1,10 +1,4 @@
-"""The KV states of one session.
-
-Owns the tensors of keys and values of every layer and the memory behind them. Every session has memory of its own and stays
-where it is for as long as it is on the device: a batched step reads and writes the states of many sessions in place
-(`attention`), so that neither a turn's begin or end nor another session's moves anything. Knows nothing of tokens, sessions
-or models.
-"""
+"""The KV states of one session: keys and values of every layer, and their memory."""
 
 from __future__ import annotations
 
@@ -21,12 +15,12 @@ __all__ = ["KVCache", "KVLayout", "LayerShape", "Snapshot"]
 
 _HOST = torch.device("cpu")
 _GRAIN = 64  # tokens
-_FIRST_LAZY = 4096  # tokens of address space that a cache begins with where memory is backed when it is written
-_DISCARD = 256  # tokens: cutting back by fewer keeps the pages, which the next turn writes again
+_FIRST_LAZY = 4096  # tokens of address space at first, where memory is backed when it is written
+_DISCARD = 256  # tokens: a smaller cut keeps the pages, which the next turn writes again
 
 
 class LayerShape(NamedTuple):
-    """Of the states of one token in one layer: keys `(heads, key_dim)`, values `(heads, value_dim)`."""
+    """The states of one token in one layer: keys `(heads, key_dim)`, values `(heads, value_dim)`."""
 
     heads: int
     key_dim: int
@@ -35,7 +29,7 @@ class LayerShape(NamedTuple):
 
 @dataclass(frozen=True)
 class KVLayout:
-    """What a model keeps for a token."""
+    """The states that a model keeps for a token."""
 
     layers: tuple[LayerShape, ...]
     dtype: torch.dtype
@@ -54,8 +48,8 @@ class KVLayout:
 class Snapshot:
     """The first `length` tokens of a cache as they are now, for another thread to copy while the cache is in use.
 
-    The cache cuts it before it changes any of them, so a copy counts if it was still covered when it was complete. `length`
-    stays right behind that: what is covered still has the same states, wherever they are by then.
+    The cache lowers `length` before it changes any of them. So a copy is valid if `length` still covers it when it is complete.
+    Those tokens keep the same states, wherever the cache moves them.
     """
 
     def __init__(
@@ -66,19 +60,19 @@ class Snapshot:
         self._arrival = arrival
 
     def cut(self, length: int) -> None:
-        """Tokens behind `length` are about to change. For the thread of the cache."""
+        """Exclude tokens after `length`, which are about to change. For the cache's thread."""
         self.length = min(self.length, length)
         if self.length == 0:
-            self.let_go()
+            self.release()
 
-    def let_go(self) -> None:
-        """Gives the memory back, as the cache is about to do: nothing more can be read. For the thread of the cache."""
+    def release(self) -> None:
+        """Release the memory, as the cache is about to do: nothing more can be read. For the cache's thread."""
         self._states = []
 
     def read(self, start: int, stop: int) -> list[Tensor] | None:
-        """Keys and values of all layers, `(heads, tokens, dim)`, copied to the host; None if they are not there any more.
+        """Return keys and values of all layers, `(heads, tokens, dim)`, copied to the host; None if they are gone.
 
-        Waits for states that are on their way to the host.
+        Waits for states that are still being copied to the host.
         """
         if self._arrival is not None:
             self._arrival.synchronize()
@@ -88,22 +82,22 @@ class Snapshot:
 
 
 class KVCache:
-    """Keys and values of one session, of which the first `length` tokens count.
+    """Keys and values of one session, of which the first `length` tokens are valid.
 
-    `keys[i]` and `values[i]` are `(heads, capacity, dim)`, and lie at `addresses[i]` until there is more room. Whoever runs a
-    forward pass calls `reserve`, writes behind `length` and sets `length` when the pass has succeeded. Sliding-window layers
-    keep everything as well, so that a session can be cut back to any length.
+    `keys[i]` and `values[i]` are `(heads, capacity, dim)`. They stay at `addresses[i]` until the cache grows or moves, so a
+    batched step reads and writes many sessions in place. Before a forward pass call `reserve`. Write after `length`, and set
+    `length` when the pass succeeded. Sliding-window layers keep all tokens too, so a session can be cut back to any length.
     """
 
     device: torch.device
     capacity: int
-    token_bytes: int  # that one token takes
+    token_bytes: int  # of one token
     keys: list[Tensor]
     values: list[Tensor]
     addresses: Tensor  # (layers, 2), int64, on the host
     _memory: Memory
-    _written: int  # the highest token since memory was given back last
-    _arrival: torch.cuda.Event | None  # when all that is on its way from a GPU has come to the host
+    _written: int  # the highest token since memory was last released
+    _arrival: torch.cuda.Event | None  # when all copies from a GPU have reached the host
 
     def __init__(self, layout: KVLayout, device: torch.device) -> None:
         self._layout = layout
@@ -114,14 +108,14 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that are taken: up to the highest token written, or the whole capacity where that is allocated."""
+        """Bytes of memory in use: up to the highest token written, or the whole capacity where that is allocated."""
         return (self._written if self._memory.lazy else self.capacity) * self.token_bytes
 
     def reserve(self, length: int) -> None:
-        """Makes room for `length` tokens; those that count stay.
+        """Make room for `length` tokens; valid ones stay.
 
         Raises:
-            torch.OutOfMemoryError, MemoryError: there is none. Nothing has changed then; so it is with `move`.
+            torch.OutOfMemoryError, MemoryError: there is no room. Then nothing has changed; the same holds for `move`.
         """
         if length > self.capacity:
             if self._memory.lazy:
@@ -132,7 +126,7 @@ class KVCache:
         self._written = max(self._written, length)
 
     def truncate(self, length: int) -> None:
-        """Forgets every token behind `length`."""
+        """Forget every token after `length`."""
         self.length = min(self.length, length)
         self._cut_snapshot(self.length)
         if not self._memory.lazy or self._written - self.length < _DISCARD:
@@ -145,31 +139,31 @@ class KVCache:
         self._written = self.length
 
     def move(self, device: torch.device) -> None:
-        """Moves what counts to another device; host memory is pinned where a GPU will read it back.
+        """Move the valid tokens to another device; host memory is pinned where a GPU will read it back.
 
-        Does not wait for a GPU: states on the host may still be on their way. It may read them all back at once, being behind
-        them in its own queue; everybody else takes a `snapshot`, which waits.
+        Does not wait for a GPU: states may still be arriving on the host. That GPU may read them back at once, because its
+        queue keeps the order. All other readers take a `snapshot`, which waits.
         """
         pin = device.type == "cpu" and torch.cuda.is_available()
         self._replace(_rounded(self.length), device, pin)
 
     def clear(self, device: torch.device) -> None:
-        """Forgets everything and gives the memory back; what follows is written on `device`."""
+        """Forget everything and release the memory; later tokens are written on `device`."""
         self.length = 0
         self._replace(0, device)
 
     def snapshot(self) -> Snapshot:
-        """What is here now; there is one at a time, an earlier one is worth nothing any more."""
+        """Return a snapshot of the present states; there is one at a time, so an earlier one becomes invalid."""
         self._cut_snapshot(0)
         self._snapshot = Snapshot(self.states, self.length, self._arrival)
         return self._snapshot
 
-    def let_go(self) -> None:
-        """Nobody needs what is here any more."""
+    def release_snapshot(self) -> None:
+        """Invalidate the present snapshot."""
         self._cut_snapshot(0)
 
     def copy(self, length: int) -> KVCache:
-        """A cache of its own with the first `length` tokens, on the same device."""
+        """Return an independent cache of the first `length` tokens, on the same device."""
         assert length <= self.length
         copy = KVCache(self._layout, self.device)
         copy.reserve(length)
@@ -183,18 +177,18 @@ class KVCache:
         return [*self.keys, *self.values]
 
     def _replace(self, capacity: int, device: torch.device, pin: bool = False) -> None:
-        """Goes on in other memory, with what counts. Until all of it is there, this is the cache that it was."""
+        """Continue in other memory, with the valid tokens. Nothing changes until all of it is allocated."""
         layout = self._layout
         memory = Memory(capacity * layout.token_elements, layout.dtype, device, pin)
         keys, values = self._parts(memory.tensor, capacity)
         arrival = None
         if self.length:
             if self._arrival is not None and capacity != self.capacity:
-                self._arrival.synchronize()  # a part of what is on the host is gathered there
+                self._arrival.synchronize()  # the CPU gathers a part of the states
             _copy(self.states, [*keys, *values], self.length)
             arrival = _end_of_copies(self.device, device)
         if self._snapshot is not None:
-            self._snapshot.let_go()  # or it would keep the memory that is replaced
+            self._snapshot.release()  # or it would keep the old memory
         self.device, self.capacity, self.keys, self.values = device, capacity, keys, values
         self.addresses = torch.tensor(
             [part.data_ptr() for pair in zip(keys, values, strict=True) for part in pair]
@@ -206,7 +200,7 @@ class KVCache:
             self._snapshot.cut(length)
 
     def _parts(self, memory: Tensor, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The keys and the values of all layers in so much memory."""
+        """Return the keys and the values of all layers as views of `memory`."""
         keys: list[Tensor] = []
         values: list[Tensor] = []
         start = 0
@@ -219,17 +213,17 @@ class KVCache:
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor], length: int) -> None:
-    """Copies `length` tokens; between devices, as many as the targets have room for."""
+    """Copy `length` tokens; between devices, as many as the targets have room for."""
     for source, target in zip(sources, targets, strict=True):
         if source.device == target.device:
             target[:, :length].copy_(source[:, :length])
         else:
-            # Both in one piece, or torch would gather them in pageable memory first.
+            # Both contiguous, or torch would gather them in pageable memory first.
             target.copy_(source[:, : target.shape[1]].contiguous(), non_blocking=True)
 
 
 def _end_of_copies(source: torch.device, target: torch.device) -> torch.cuda.Event | None:
-    """Happens when the copies that were begun are done, where nobody waits for them."""
+    """Return an event that marks the end of copies for which nothing waits, or None."""
     if source.type != "cuda" or target.type == "cuda":
         return None
     event = torch.cuda.Event()

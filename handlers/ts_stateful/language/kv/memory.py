@@ -1,9 +1,4 @@
-"""Memory for KV states.
-
-Owns how much memory a capacity really takes. On a CPU a capacity is address space that the kernel backs page by page as it
-is written, so that states grow in place, without a copy, and spare capacity costs nothing. Elsewhere it is what the
-device's allocator gives. Knows nothing of what is stored.
-"""
+"""Memory for KV states."""
 
 from __future__ import annotations
 
@@ -18,8 +13,11 @@ __all__ = ["Memory"]
 class Memory:
     """`num_elements` of uninitialised memory; `tensor` is all of it, in one dimension.
 
+    On a CPU it is address space, which the kernel backs page by page when it is written. So states grow in place without a
+    copy, and spare capacity costs nothing. Elsewhere the device's allocator provides it.
+
     Raises:
-        torch.OutOfMemoryError, MemoryError: there is not so much.
+        torch.OutOfMemoryError, MemoryError: there is not enough.
     """
 
     def __init__(
@@ -30,23 +28,23 @@ class Memory:
         if device.type != "cpu" or pin:  # where no elements take no memory
             self.tensor = torch.empty(num_elements, dtype=dtype, device=device, pin_memory=pin)
             return
-        # NORESERVE: what is never written must not count where the kernel keeps books of promises.
+        # NORESERVE: pages that are never written must not count where the kernel limits overcommitment.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         try:
             self._map = mmap.mmap(-1, max(1, num_elements) * dtype.itemsize, flags=flags)
         except OSError as error:
-            raise MemoryError(f"KV states: {error.strerror}") from error
+            raise MemoryError(f"cannot allocate KV states: {error.strerror}") from error
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             self._map.madvise(mmap.MADV_NOHUGEPAGE)  # one written token would back 2 MB a head
         self.tensor = torch.frombuffer(self._map, dtype=dtype)
 
     @property
     def lazy(self) -> bool:
-        """Whether only what was written takes memory."""
+        """True if only written pages take memory."""
         return self._map is not None
 
     def discard(self, start: int, stop: int) -> None:
-        """Gives the pages that lie wholly between two elements back to the kernel; their content is lost."""
+        """Return the pages that lie entirely between two elements to the kernel; their content is lost."""
         if self._map is None:
             return
         size, page = self.tensor.element_size(), mmap.PAGESIZE

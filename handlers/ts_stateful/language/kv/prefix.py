@@ -1,8 +1,4 @@
-"""The KV states of system prompts, computed once for all sessions that open with the same one.
-
-Owns what of a context is such a prefix, and its name. Every session gets a copy of its own, so that nothing else need know
-whether its beginning was computed or copied; a copy takes a small part of the time. Knows nothing of who keeps it.
-"""
+"""The KV states of system prompts, computed once for all sessions that open with the same one."""
 
 from __future__ import annotations
 
@@ -17,11 +13,14 @@ from ts_stateful.language.kv.cache import KVCache
 
 __all__ = ["Prefix", "prefix_key", "prefix_length"]
 
-_MIN_TOKENS = 16  # a shorter one is computed with what follows in the same time
+_MIN_TOKENS = 16  # computing a shorter one takes no additional time
 
 
 class Prefix:
-    """The states of a context's first `length` tokens, from when the first session that has computed them lends its own."""
+    """The states of a context's first `length` tokens, from the first session that computed them.
+
+    Every session gets its own copy, which takes a small part of the time of computing it.
+    """
 
     def __init__(self, key: str, length: int) -> None:
         self.key = key
@@ -34,13 +33,13 @@ class Prefix:
         return self._kv.num_bytes if self._kv else 0
 
     def learn(self, kv: KVCache, make_room: Callable[[int], bool]) -> None:
-        """Takes a copy of a session's states, if it has none yet and `make_room` has so many bytes on the device for one."""
+        """Copy a session's states, if none are held yet and `make_room` has the bytes for them on the device."""
         num_bytes = self.length * kv.token_bytes
         if self._kv is None and kv.length >= self.length and make_room(num_bytes):
             self._kv = self._copied(kv)
 
     def lend(self) -> KVCache | None:
-        """A copy for a session that has no states, if there is one."""
+        """Return a copy for a session without states, if there is one."""
         return self._copied(self._kv) if self._kv else None
 
     def _copied(self, kv: KVCache) -> KVCache | None:
@@ -50,14 +49,17 @@ class Prefix:
 
 
 def prefix_length(opening: Sequence[int], image_token: int | None) -> int:
-    """The ids of an opening that come before its first image; 0 where they are too few to be worth it."""
+    """Return the number of ids of an opening before its first image; 0 where sharing does not pay."""
     ids = list(opening)
     length = ids.index(image_token) if image_token in ids else len(ids)
     return length if length >= _MIN_TOKENS else 0
 
 
 def prefix_key(ids: Sequence[int], tenant: object = None) -> str:
-    """Names a prefix by its ids, apart for each tenant, who could tell by the time whether another one has the same."""
+    """Return a name of a prefix from its ids.
+
+    Tenants get different names, because the time of an opening would reveal another tenant's prompt.
+    """
     digest = hashlib.sha256(array("q", ids).tobytes())
     digest.update(b"" if tenant is None else repr(tenant).encode())
     return f"prefix {digest.hexdigest()}"

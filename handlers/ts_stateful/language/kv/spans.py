@@ -1,8 +1,4 @@
-"""The new tokens of a step, and where the states of their sessions lie.
-
-Owns what a pass through a model knows of sessions: how many tokens each adds, and behind how many. In two forms, as objects for
-torch's operators and as one table of numbers for kernels that serve all sessions in one call. Knows nothing of models.
-"""
+"""The new tokens of a step, and the addresses of their sessions' states."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ __all__ = ["Rows", "Span", "Table"]
 
 
 class Span(NamedTuple):
-    """New tokens of one session in a step: `num_tokens` of them behind the first `start`."""
+    """New tokens of one session in a step: `num_tokens` of them after the first `start`."""
 
     kv: KVCache
     start: int
@@ -36,7 +32,7 @@ class Span(NamedTuple):
 class Rows(NamedTuple):
     """A step of few tokens. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host.
 
-    `keep` are the tokens behind which logits are wanted; None: all.
+    `keep` are the tokens after which logits are wanted; None: all.
     """
 
     ids: list[int]
@@ -47,11 +43,11 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Where every new token of a step belongs, as kernels read it.
+    """The place of every new token of a step, as kernels read it.
 
-    A *row* is a token whose attention is computed by itself: one that is alone in its span, or every one.
+    A *row* is a token whose attention is computed separately: one that is alone in its span, or every one.
 
-    `buffer` is int64, of one dimension, so that one copy brings everything to a device. In it lie, behind one another:
+    `buffer` is int64, of one dimension, so that one copy brings everything to a device. It consists of:
 
     - `(num_tokens,)` the span of every token
     - `(num_tokens,)` its position in its session
@@ -59,7 +55,7 @@ class Table:
     - `(num_spans,)` the capacities of the spans' states
     - `(num_layers, 2, num_spans)` the addresses of a layer's keys, then values: `(heads, capacity, dim)` each
 
-    Valid for one step: the spans' states must have room for its tokens, and stay where they are until it is computed.
+    Valid for one step: the spans' states must have room for its tokens, and stay in place until it is computed.
     """
 
     buffer: Tensor
@@ -69,7 +65,7 @@ class Table:
 
     @classmethod
     def of(cls, spans: Sequence[Span], *, all_rows: bool = False) -> Table:
-        """The table of these spans, on the host; with `all_rows` every token is a row."""
+        """Return the table of these spans, on the host; with `all_rows` every token is a row."""
         counts = [span.num_tokens for span in spans]
         ends = itertools.accumulate(counts)
         rows = [end - 1 for end, count in zip(ends, counts, strict=True) if count == 1]
@@ -85,5 +81,5 @@ class Table:
         return cls(buffer, sum(counts), len(rows), len(spans))
 
     def on(self, device: torch.device) -> Table:
-        """The same, on a device; does not wait for the copy."""
+        """Copy the table to a device, without waiting for the copy."""
         return replace(self, buffer=to_device(self.buffer, device))

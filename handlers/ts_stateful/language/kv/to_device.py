@@ -1,8 +1,4 @@
-"""Small numbers on their way from the host to a device.
-
-Owns that nobody waits for them: `torch.tensor(..., device="cuda")` returns when the device has done all that came before, and
-costs a decode step the time in which the next kernels could have been launched. Knows nothing of what they mean.
-"""
+"""Copies of small numbers from the host to a device."""
 
 from __future__ import annotations
 
@@ -19,7 +15,11 @@ def to_device(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """A tensor of these numbers on `device`, for operations that are queued behind it."""
+    """Return a tensor of these numbers on `device`, for operations queued after it.
+
+    Does not wait for the copy. `torch.tensor(..., device="cuda")` returns only after all earlier work on the device, and a
+    decode step would lose that time for launching its next kernels.
+    """
     host = torch.as_tensor(values, dtype=dtype)
     if device.type != "cuda" or host.device.type != "cpu":
         return host.to(device)

@@ -1,8 +1,4 @@
-"""One pass through a stock `transformers` model, and whether it can serve many sessions at once.
-
-Owns what a model is called with, what it keeps for a token, and the switch of its attention function and to faster ways of
-computing the same, all found out by trying when it is loaded. Knows nothing of sessions.
-"""
+"""One pass through a stock `transformers` model, for many sessions at once where the model supports it."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kernels.attention import FLAT, Kernels, StepCache, unused_mask
 from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs, RowInputs
-from ts_stateful.language.kernels.verify import difference
+from ts_stateful.language.kernels.verify import verify_steps
 from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.kv.to_device import to_device
@@ -29,21 +25,20 @@ __all__ = ["Forward", "find_layout"]
 
 logger = logging.getLogger(__name__)
 
-# Tokens of the sequences that are tried side by side, in two passes.
-_TRIAL = (4, 1), (2, 2), (1, 1)
+# Tokens of the sequences by which passes are verified, side by side, in two passes.
+_COUNTS = (4, 1), (2, 2), (1, 1)
 # The same for kernels, which read many tokens at once.
-_ROWS_TRIAL = (70, 1), (2, 2), (9, 1), (1, 1)
-_FEW_TOKENS = 256  # for more there is no other way
+_KERNEL_COUNTS = (70, 1), (2, 2), (9, 1), (1, 1)
+_FEW_TOKENS = 256  # the shortcut's most
 # Of the largest logit.
-_TOLERANCE = {
-    torch.float32: 1e-3,
-    torch.float16: 2e-2,
-    torch.bfloat16: 1e-1,
-}
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 class Forward:
-    """Calls a model on new tokens of several sessions, all in one pass if `flat`, else of one session only."""
+    """Calls a model on new tokens of several sessions in one pass if `flat`, else of one session only.
+
+    Its attention function, and faster ways of computing the same, are used only after verification when the model is loaded.
+    """
 
     def __init__(self, network: PreTrainedModel, layout: KVLayout) -> None:
         self.layout = layout
@@ -55,10 +50,10 @@ class Forward:
         self.rope_index = getattr(network.base_model, "get_rope_index", None)
         self._mask = unused_mask(network.device)
         self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for steps of few tokens
-        self.windows: list[int | None] = []  # of the layers' attention, as they have asked for it
+        self.windows: list[int | None] = []  # of the layers' attention, as the model passed them
         self.stock_attention = self._text_config._attn_implementation
         self.flat = False
-        self.flat = self._try_flat()
+        self.flat = self._enable_flat()
 
     @torch.inference_mode()
     def __call__(
@@ -69,10 +64,10 @@ class Forward:
         keep: list[int],
         **inputs: Any,
     ) -> Tensor:
-        """The logits `(len(keep), vocabulary)` behind the tokens `keep` of `ids`, which are those of `spans` in order.
+        """Return logits `(len(keep), vocabulary)` after the tokens `keep` of `ids`; `ids` are those of `spans` in order.
 
-        `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE; None counts them from the spans. The spans' states
-        are written, and count if nothing is raised.
+        `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE; None counts them from the spans. The spans' states are
+        written, and are valid if nothing is raised.
         """
         positions = self._text_positions(spans) if positions is None else positions
         logits = None
@@ -97,7 +92,7 @@ class Forward:
         return logits
 
     def _call(self, ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
-        """The logits of tokens `(1, n)` whose spans or table the cache has."""
+        """Return the logits of tokens `(1, n)` whose spans or table the cache has."""
         if self._takes_positions:
             inputs["position_ids"] = positions
         if self.flat:
@@ -110,15 +105,15 @@ class Forward:
 
     @torch.inference_mode()
     def use_kernels(self, kernels: Kernels) -> str:
-        """Computes with kernels from now on, if the model's logits stay what they are; else returns the reason."""
+        """Use kernels from now on if the model's logits agree; else return the reason."""
         assert self.flat
-        expected, _ = self._trial(_ROWS_TRIAL)
+        expected, _ = self._sample(_KERNEL_COUNTS)
         self._cache.kernels = kernels
         try:
-            found, _ = self._trial(_ROWS_TRIAL)
+            found, _ = self._sample(_KERNEL_COUNTS)
             reason = self._apart(found, expected)
         except torch.AcceleratorError:
-            raise  # nothing can be computed on this device any more
+            raise  # the device cannot compute any more
         except Exception as error:  # compilers may raise anything
             reason = f"{type(error).__name__}: {error}"
         if reason:
@@ -127,11 +122,10 @@ class Forward:
 
     @torch.inference_mode()
     def capture(self, capturer: Capturer) -> list[int]:
-        """Replays steps of single tokens from now on where that is faster; returns for how many rows. Needs kernels."""
+        """Replay steps of single tokens from now on where that is faster; return their numbers of rows. Needs kernels."""
         assert self._cache.kernels is not None
-        axes = (1,) if self.rope_index is None else (3, 1)
-        graphs = DecodeGraphs(self._rows, self.layout, axes, self._network.device, capturer)
-        spans = [Span(kv, kv.length, 1) for kv in self._trial(_ROWS_TRIAL)[1]]
+        graphs = DecodeGraphs(self, capturer)
+        spans = [Span(kv, kv.length, 1) for kv in self._sample(_KERNEL_COUNTS)[1]]
         for span in spans:
             span.kv.reserve(span.stop)
         one, other = (
@@ -144,9 +138,9 @@ class Forward:
 
     @torch.inference_mode()
     def use_shortcut(self, shortcut: Callable[[Rows], Tensor | None]) -> str:
-        """Computes steps of few tokens by it from now on, if it computes what the model does; else returns the reason.
+        """Compute steps of few tokens by `shortcut` from now on if it agrees with the model; else return the reason.
 
-        It gets rows that have room, and returns the logits to keep, or None where the model is to be called.
+        It receives rows that have room, and returns the logits to keep, or None where the model must be called.
         """
         assert self.flat
         assert self._shortcut is None
@@ -156,14 +150,25 @@ class Forward:
 
         try:
             vocab_size = self._text_config.vocab_size
-            reason = difference(stock, shortcut, self.layout, self.windows, vocab_size)
-        except Exception as error:  # it may raise anything, and the model goes on without
+            reason = verify_steps(stock, shortcut, self.layout, self.windows, vocab_size)
+        except Exception as error:  # it may raise anything; the model works without it
             reason = f"{type(error).__name__}: {error}"
         if not reason:
             self._shortcut = shortcut
         return reason
 
-    def _rows(self, inputs: RowInputs) -> Tensor:
+    @property
+    def device(self) -> torch.device:
+        """The network's device."""
+        return torch.device(self._network.device)
+
+    @property
+    def position_axes(self) -> tuple[int, ...]:
+        """The shape of positions without the tokens."""
+        return (1,) if self.rope_index is None else (3, 1)
+
+    def decode(self, inputs: RowInputs) -> Tensor:
+        """Return the logits of rows by the kernels."""
         self._cache.begin_rows(inputs.table)
         return self._call(inputs.ids, inputs.positions)
 
@@ -175,8 +180,8 @@ class Forward:
     def _text_config(self) -> Any:
         return self._network.config.get_text_config(decoder=True)
 
-    def _try_flat(self) -> bool:
-        """Gives the model the attention of many sessions; returns whether it then computes what it computed before."""
+    def _enable_flat(self) -> bool:
+        """Give the model the attention of many sessions; return True if its logits stay the same."""
         config, before = self._text_config, self.stock_attention
         kinds = set(get_layer_types_and_kwargs(config)[0])
         if before not in ("sdpa", "eager") or not kinds <= {"full_attention", "sliding_attention"}:
@@ -185,26 +190,28 @@ class Forward:
             reason = self._difference()
         if reason:
             config._attn_implementation = before
-            logger.warning("every session gets a forward pass of its own: %s", reason)
+            logger.warning("every session gets its own forward pass: %s", reason)
         return not reason
 
     def _difference(self) -> str:
         config = self._text_config
         _, layer_kwargs = get_layer_types_and_kwargs(config)
-        expected = torch.cat([self._trial([counts])[0] for counts in _TRIAL])
+        expected = torch.cat([self._sample([counts])[0] for counts in _COUNTS])
         config._attn_implementation = FLAT
         self.flat = True
         try:
-            found, _ = self._trial(_TRIAL)
+            found, _ = self._sample(_COUNTS)
             self.windows = [states.window for states in self._cache.states or ()]
         except Exception as error:  # stock code that was not made for it may raise anything
             return f"{type(error).__name__}: {error}"
         finally:
             self.flat = False
-        # The trial is too short to reach the end of a window, so it must be asked for by every layer that has one.
+        # The samples are too short to reach the end of a window, so every layer that has one must pass it.
         expected_windows = [kwargs.get("sliding_window") for kwargs in layer_kwargs]
         if self.windows != expected_windows:
-            return f"its layers ask for windows {self.windows}, its configuration says {expected_windows}"
+            return (
+                f"its layers use windows {self.windows}, its configuration has {expected_windows}"
+            )
         return self._apart(found, expected)
 
     def _apart(self, found: Tensor, expected: Tensor) -> str:
@@ -212,13 +219,14 @@ class Forward:
         bound = _TOLERANCE.get(self._network.dtype, 1e-3) * max(1.0, largest)
         return "" if apart <= bound else f"logits differ by {apart:.2g} of {largest:.2g}"
 
-    def _trial(self, trial: Sequence[tuple[int, int]]) -> tuple[Tensor, list[KVCache]]:
-        """Logits behind sequences that are fed in two passes, `(sequences, vocabulary)` float32, and their states."""
+    def _sample(self, sequences: Sequence[tuple[int, int]]) -> tuple[Tensor, list[KVCache]]:
+        """Feed sequences in two passes; return their logits, `(sequences, vocabulary)` float32, and states."""
         vocabulary = self._text_config.vocab_size
-        caches = [KVCache(self.layout, self._network.device) for _ in trial]
+        caches = [KVCache(self.layout, self._network.device) for _ in sequences]
         for part in range(2):
             spans = [
-                Span(kv, kv.length, counts[part]) for kv, counts in zip(caches, trial, strict=True)
+                Span(kv, kv.length, counts[part])
+                for kv, counts in zip(caches, sequences, strict=True)
             ]
             ids = [
                 (31 * s.num_tokens + 7 * i) % vocabulary
@@ -232,7 +240,7 @@ class Forward:
 
 @torch.inference_mode()
 def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
-    """The shape of a token's states in every layer, as the model writes them.
+    """Return the shape of a token's states in every layer, as the model writes them.
 
     Raises:
         ConfigError: not every layer keeps keys and values.

@@ -1,8 +1,4 @@
-"""A model and what belongs to it, loaded from a folder or a hub id.
-
-Owns how a stock `transformers` checkpoint becomes something that the engine can run; what it cannot is refused by `refusal`.
-Knows nothing of sessions.
-"""
+"""A model with its tokenizer and processor, loaded from a folder or a hub id."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import find_fused
-from ts_stateful.language.kernels.cpu.library import cache_folder, compiled, gains
+from ts_stateful.language.kernels.cpu.library import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack
 from ts_stateful.language.kernels.gpu.cuda_graphs import CudaCapturer
 from ts_stateful.language.kernels.select import find_kernels
@@ -38,7 +34,7 @@ from ts_stateful.language.network.model_support import (
     check_config,
     check_network,
     find_window,
-    tried,
+    verified_forward,
 )
 from ts_stateful.language.network.penalties import Penalties
 from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
@@ -52,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A loaded model: `vision` is None for one that sees nothing; `context_tokens` is its window."""
+    """A loaded model: `vision` is None for a text model; `context_tokens` is its window."""
 
     name: str
     network: PreTrainedModel
@@ -63,25 +59,25 @@ class Model:
     eos_ids: frozenset[int]
     penalties: Penalties
     forward: Forward
-    fingerprint: Mapping[str, str]  # of what its token ids and embeddings are: see `fingerprint`
+    fingerprint: Mapping[str, str]  # see `fingerprint`
 
     @property
     def num_parameters(self) -> int:
-        """How many weights it has."""
+        """The number of weights."""
         return int(self.network.num_parameters())
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return torch.device(self.network.device)
 
     def new_kv(self) -> KVCache:
-        """The empty KV states of a new session."""
+        """Return the empty KV states of a new session."""
         return KVCache(self.forward.layout, self.device)
 
 
 def resolve_model(name: str, model_dir: Path) -> str:
-    """The folder that `handler.model` means (in the archive first, then as a path), or else the hub id as it is."""
+    """Return the folder of `handler.model` (in the archive first, then as a path), or else the hub id unchanged."""
     for folder in (model_dir / name, Path(name).expanduser()):
         if (folder / "config.json").is_file():
             return str(folder)
@@ -89,7 +85,7 @@ def resolve_model(name: str, model_dir: Path) -> str:
 
 
 def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -> Model:
-    """Loads weights, tokenizer and processor.
+    """Load weights, tokenizer and processor.
 
     Raises:
         ConfigError: the model cannot be found or loaded, or would not be served exactly.
@@ -98,9 +94,9 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
     options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(name, **options)
-        sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        has_vision = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         check_config(config, name)
-        auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        auto = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
         dtype = choose_dtype(
             settings.dtype,
             device,
@@ -108,11 +104,12 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
             bfloat16=has_bfloat16(torch.cpu.get_capabilities()),
         )
         network = auto.from_pretrained(name, dtype=dtype, **options)
-        owner = (AutoProcessor if sees else AutoTokenizer).from_pretrained(name, **options)
+        owner_type = AutoProcessor if has_vision else AutoTokenizer
+        owner = owner_type.from_pretrained(name, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ConfigError(f"handler.model {settings.model!r} cannot be loaded: {error}") from error
+        raise ConfigError(f"cannot load handler.model {settings.model!r}: {error}") from error
     if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # on which kernels are launched and graphs captured
+        torch.cuda.set_device(device)  # where kernels are launched and graphs captured
     network.to(device).eval()
     model = build_model(Path(name).name, network, owner, settings.context_length)
     accelerate(model, settings)
@@ -120,9 +117,9 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
 
 
 def accelerate(model: Model, settings: HandlerConfig) -> None:
-    """Lets a device compute in its own ways, as far as they prove to compute the same: see docs/performance.md."""
+    """Enable the device's faster ways of computing that are verified to agree: see docs/performance.md."""
     if settings.pack_linears:
-        _exchange_linears(model.network, model.device)
+        _replace_linears(model.network, model.device)
     if settings.fused_layers and model.forward.flat:
         _fuse(model)
     kernels = settings.attention_kernels and model.forward.flat and _use_kernels(model)
@@ -131,8 +128,8 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
         model.forward.capture(CudaCapturer())
 
 
-def _exchange_linears(network: PreTrainedModel, device: torch.device) -> None:
-    library = compiled(cache_folder()) if gains(device, network.dtype) else None
+def _replace_linears(network: PreTrainedModel, device: torch.device) -> None:
+    library = load_library(cache_folder()) if is_worthwhile(device, network.dtype) else None
     if library is not None:
         logger.info("%d linear layers are compiled", compile_linears(network, library))
     elif can_pack(device, network.dtype):
@@ -146,9 +143,9 @@ def _fuse(model: Model) -> None:
         return
     reason = forward.use_shortcut(fused)
     if reason:
-        logger.warning("decoder layers are left to torch's operators: %s", reason)
+        logger.warning("torch's operators compute the decoder layers: %s", reason)
     else:
-        logger.info("decoder layers of single tokens are computed in one call")
+        logger.info("one call computes the decoder layers of single tokens")
 
 
 def _use_kernels(model: Model) -> bool:
@@ -158,33 +155,33 @@ def _use_kernels(model: Model) -> bool:
         return False
     reason = model.forward.use_kernels(kernels)
     if reason:
-        logger.warning("attention is left to torch's operators: %s", reason)
+        logger.warning("torch's operators compute the attention: %s", reason)
         return False
-    logger.info("attention of single tokens is computed by %s", type(kernels).__name__)
+    logger.info("%s compute the attention of single tokens", type(kernels).__name__)
     return True
 
 
 def build_model(
     name: str, network: PreTrainedModel, owner: Any, context_length: int | None = None
 ) -> Model:
-    """Puts a loaded network together with its processor or tokenizer (`owner`).
+    """Combine a loaded network with its processor or tokenizer (`owner`).
 
     Raises:
-        ConfigError: it would not be served exactly.
+        ConfigError: the model would not be served exactly.
     """
     tokenizer = getattr(owner, "tokenizer", owner)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ConfigError(f"{name}: a fast tokenizer is needed (a tokenizer.json)")
-    sees = owner is not tokenizer
-    check_network(network, name, sees=sees)
-    vision = Vision(network, owner) if sees else None
-    forward = tried(network, name)
+        raise ConfigError(f"{name}: it needs a fast tokenizer (a tokenizer.json)")
+    has_vision = owner is not tokenizer
+    check_network(network, name, has_vision=has_vision)
+    vision = Vision(network, owner) if has_vision else None
+    forward = verified_forward(network, name)
     text = ChatText(tokenizer, owner, vision.image_token if vision else None)
     eos = network.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
     eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
     window = find_window(network.config, name, context_length)
-    logger.info("%s: a context has at most %d tokens, by %s", name, *window)
+    logger.info("%s: a context has at most %d tokens, limited by %s", name, *window)
     return Model(
         name=name,
         network=network,

@@ -1,7 +1,4 @@
-"""How much memory the sessions of an engine may take, and what says that there is none left.
-
-Owns what a configuration leaves to the device. Knows nothing of how room is made.
-"""
+"""Memory limits of an engine's sessions, and recognition of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from ts_stateful.sessions.table import Limits
 
 __all__ = ["is_out_of_memory", "limits_of"]
 
-_FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need the rest
+_FREE_SHARE = 0.8  # of a GPU's memory that the weights leave free; activations need the rest
 
 
 def limits_of(model: Model, config: Config, max_sessions: int | None) -> Limits:
-    """Those of the table of an engine whose model is loaded; `max_sessions` is its share, None: all."""
+    """Return the limits of the session table of an engine whose model is loaded; `max_sessions` is its share, None: all."""
     frontend, settings = config.frontend, config.handler
-    # Where host memory is the device's, there is no step between.
+    # On a CPU the host's memory is the device's, so there is nothing to offload.
     on_cpu = model.device.type == "cpu"
     device_bytes = settings.device_cache_bytes
     if device_bytes is None and model.device.type == "cuda":
@@ -34,7 +31,7 @@ def limits_of(model: Model, config: Config, max_sessions: int | None) -> Limits:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether what has failed may succeed where there is more memory."""
+    """Return True if the failed work may succeed with more memory."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )

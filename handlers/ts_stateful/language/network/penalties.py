@@ -1,10 +1,4 @@
-"""What the settings that come with a model change in its logits before a token is chosen.
-
-Many checkpoints ask for a repetition penalty in their generation_config.json, and stock `generate` applies it to greedy
-replies as well. It is applied here by the library's own processors, so that a reply stays what `generate` would give.
-
-Owns which of these settings are followed. Knows nothing of sampling, which the client decides.
-"""
+"""Changes of logits that a model's generation settings ask for, before a token is chosen."""
 
 from __future__ import annotations
 
@@ -30,7 +24,7 @@ __all__ = ["Penalties"]
 
 logger = logging.getLogger(__name__)
 
-# Settings that make greedy replies of `generate` others, and that are not followed, with what changes nothing.
+# Settings that change greedy replies of `generate` and are not supported, with their neutral values.
 _IGNORED: dict[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "guidance_scale": (1,),
@@ -49,7 +43,11 @@ _IGNORED: dict[str, tuple[object, ...]] = {
 
 
 class Penalties:
-    """What one model asks for; nothing, for most."""
+    """The settings of one model; none, for most.
+
+    Many checkpoints have a repetition penalty in their generation_config.json, which stock `generate` applies to greedy replies
+    too. The library's own processors apply it here, so that a reply stays what `generate` would give.
+    """
 
     def __init__(self, settings: GenerationConfig, eos_ids: Sequence[int], name: str) -> None:
         self._processors = LogitsProcessorList(_followed(settings, eos_ids))
@@ -57,11 +55,11 @@ class Penalties:
             value = getattr(settings, key, None)
             if value is not None and value not in neutral:
                 logger.warning(
-                    "%s: generation_config.json asks for %s, which is not done", name, key
+                    "%s: generation_config.json sets %s, which is not supported", name, key
                 )
 
     def __call__(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
-        """Logits `(rows, vocabulary)` behind the ids `contexts`, as the next token is to be chosen from."""
+        """Return the logits `(rows, vocabulary)` after the ids `contexts`, with penalties applied."""
         if not self._processors:
             return logits
         rows = []
@@ -71,7 +69,7 @@ class Penalties:
 
 
 def _followed(settings: GenerationConfig, eos_ids: Sequence[int]) -> list[Any]:
-    """The processors in the order of `GenerationMixin._get_logits_processor`."""
+    """Return the processors in the order of `GenerationMixin._get_logits_processor`."""
     processors: list[Any] = []
     if settings.sequence_bias is not None:
         processors.append(SequenceBiasLogitsProcessor(settings.sequence_bias))

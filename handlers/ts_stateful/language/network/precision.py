@@ -1,8 +1,4 @@
-"""In which numbers a model computes.
-
-Owns what `handler.dtype: auto` means: what the device computes fast, unless the weights would lose by it on a CPU. Knows
-nothing of models but the numbers that their checkpoints hold.
-"""
+"""The dtype in which a model computes."""
 
 from __future__ import annotations
 
@@ -21,11 +17,11 @@ def choose_dtype(
     *,
     bfloat16: bool,
 ) -> torch.dtype:
-    """The dtype of weights and states on `device`.
+    """Return the dtype of weights and states on `device`.
 
-    `stored` is what the checkpoint says that it holds, and `bfloat16` whether the processor computes with that in hardware.
-    A GPU gets bfloat16. A CPU gets float32, which holds every checkpoint as it is, but bfloat16 where the processor and the
-    checkpoint both have it: then half as many bytes are read for every token, and no weight is rounded.
+    `stored` is the checkpoint's dtype. `bfloat16` is True if the processor computes with that in hardware. With "auto", a GPU
+    gets bfloat16. A CPU gets float32, which holds every checkpoint exactly, unless both the processor and the checkpoint have
+    bfloat16. Then half as many bytes are read for every token, and no weight is rounded.
     """
     if wanted != "auto":
         dtype: torch.dtype = getattr(torch, wanted)
@@ -36,8 +32,8 @@ def choose_dtype(
 
 
 def has_bfloat16(capabilities: Mapping[str, Any]) -> bool:
-    """Whether a CPU of these capabilities (`torch.cpu.get_capabilities()`) multiplies bfloat16 in hardware.
+    """Return True if a CPU of these capabilities (`torch.cpu.get_capabilities()`) multiplies bfloat16 in hardware.
 
-    Without, torch converts numbers back and forth, and is slower with them than with float32.
+    Without that, torch converts numbers back and forth, and is slower than with float32.
     """
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))

@@ -1,7 +1,6 @@
-"""From logits to tokens: greedy, or temperature, top-k and top-p, vectorised over rows.
+"""Choice of tokens from logits: greedy, or temperature, top-k and top-p, vectorized over rows.
 
-Owns the choice alone. The uniform number of a row depends on its seed and its position and on nothing else, so a turn gives
-the same text whatever else is in the batch, and again after a crash.
+A row's random number depends on its seed and its position only. So a turn gives the same text in any batch, and after a crash.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _MASK = 2**64 - 1
 
 
 class SamplingRow(NamedTuple):
-    """How the next token of one row is chosen; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+    """Sampling settings of one row; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -30,7 +29,7 @@ class SamplingRow(NamedTuple):
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from a seed and a position: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """Return a number in [0, 1) from a seed and a position: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     z = (seed * 0xD1342543DE82EF95 + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -38,7 +37,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """The next token of every row; `logits` is `(rows, vocabulary)`. Waits for the device once, for the tokens."""
+    """Return the next token of every row; `logits` is `(rows, vocabulary)`. Waits for the device once, for the tokens."""
     tokens = logits.argmax(dim=-1)
     drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
     if drawn:
@@ -61,7 +60,7 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     probabilities = probabilities * (torch.arange(vocabulary, device=logits.device) < top_k)
     before = probabilities.cumsum(dim=-1) - probabilities
     total = probabilities.sum(dim=-1, keepdim=True)
-    # Top-p keeps the smallest head whose mass reaches p: every token before which less than p has gathered.
+    # Top-p keeps the smallest head whose mass reaches p: every token with a mass below p before it.
     probabilities = probabilities * (before < top_p * total)
     cumulative = probabilities.cumsum(dim=-1)
     ranks = torch.searchsorted(cumulative, drawn * cumulative[:, -1:], right=True)

@@ -1,10 +1,4 @@
-"""From conversation to token ids: what a new turn appends to the ids that a session holds already.
-
-Owns chat templates, tokenization and the rule that generated ids are kept verbatim. Knows nothing of tensors, sessions or
-scheduling. An image is one placeholder token in the rendered text and becomes the ids of its expansion (for LLaVA 576 times
-`<image>`, say) after tokenization, which is what processors do on the text before it. Control tokens that somebody spells out
-in a text are marked, so that they are tokenized as the text that they are.
-"""
+"""Rendering of a conversation by a chat template, and the token ids that a turn appends."""
 
 from __future__ import annotations
 
@@ -21,18 +15,18 @@ from ts_stateful.sessions.session import Delta, Message
 
 __all__ = ["ChatText", "Dialogue", "Extension", "common_prefix"]
 
-_CUT = "\ue0f0user\ue0f0"  # private-use characters: where the first user's text will stand in an opening
+_CUT = "\ue0f0user\ue0f0"  # private-use characters, in the place of the first user's text
 _ANCHOR_CHARS = 48
 T = TypeVar("T")
 
 
 class Dialogue:
-    """The text of a session: its messages, and what was rendered for its last turn, whose ids are in the log."""
+    """The text of a session: its messages, and the text rendered for its last turn, whose ids are in the log."""
 
     def __init__(self, opening: Delta) -> None:
         self.messages = list(opening.messages)
-        self.opening_images = opening.num_images  # with which the first user message will begin
-        self.rendered = ""  # up to where the last reply began
+        self.opening_images = opening.num_images  # the first user message will begin with them
+        self.rendered = ""  # up to the beginning of the last reply
         self.num_turns = 0
 
     @property
@@ -42,18 +36,18 @@ class Dialogue:
 
     @property
     def waiting_images(self) -> int:
-        """The images of `open`, as long as no user message has begun with them."""
+        """The images of `open`, until a user message has begun with them."""
         return 0 if self.num_turns else self.opening_images
 
     def apply(self, turn: Delta) -> None:
-        """Takes in the next turn."""
+        """Apply the next turn."""
         self.messages += turn.messages
         self.rendered = self.rendered[: turn.keep_chars] + turn.rendered
         self.num_turns += 1
 
 
 class Extension(NamedTuple):
-    """How a log becomes the context of a turn: the first `keep` ids stay, `ids` follow; `rendered` is its text."""
+    """The change from a log to a turn's context: the first `keep` ids stay, `ids` follow; `rendered` is its text."""
 
     keep: int
     ids: list[int]
@@ -61,10 +55,11 @@ class Extension(NamedTuple):
 
 
 class ChatText:
-    """The text side of one model.
+    """The text side of one model; generated ids are kept verbatim.
 
-    `owner` is the processor or tokenizer whose chat template is used; `image_token` the placeholder of an image in rendered
-    text, None for a model that sees nothing.
+    `owner` is the processor or tokenizer whose chat template is used. `image_token` is the placeholder of an image in rendered
+    text, None for a text model. After tokenization it becomes the ids of its expansion (576 times `<image>` for LLaVA), which
+    processors do before it. Control tokens that a text spells out are marked, so that they are tokenized as text.
     """
 
     def __init__(
@@ -82,18 +77,18 @@ class ChatText:
         self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
 
     def begin(self, system: str | None, num_images: int) -> Delta:
-        """The opening of a session, as far as it is known before its images are: all but its ids."""
+        """Return the opening of a session without its ids, as known before its images are loaded."""
         messages = () if system is None else (self._message("system", system),)
         return Delta(messages=messages, num_images=num_images)
 
     def user_message(self, dialogue: Dialogue, prompt: str, num_images: int) -> Message:
-        """The next user message; the images of `open` come first in the first one."""
+        """Return the next user message; the images of `open` come first in the first one."""
         return self._message("user", prompt, dialogue.waiting_images + num_images)
 
-    def told(self, role: str, parts: Sequence[str | None]) -> Message:
-        """A message that a client tells: texts, and a None for each image."""
+    def chat_message(self, role: str, parts: Sequence[str | None]) -> Message:
+        """Return a message of a client's conversation: texts, and a None for each image."""
         num_images = parts.count(None)
-        if self._image_token is None:  # templates of models that see nothing expect one text
+        if self._image_token is None:  # templates of text models expect one text
             parts = ("\n".join(part for part in parts if part is not None),)
         marked = tuple(part and mark_control_tokens(part, self._controls) for part in parts)
         text = "".join(part for part in marked if part is not None)
@@ -108,7 +103,7 @@ class ChatText:
         reply: str,
         reply_ids: Sequence[int],
     ) -> Delta:
-        """What a turn makes of the dialogue and its log, once its reply is known."""
+        """Return the change of the dialogue and its log by a turn, once its reply is complete."""
         keep_chars = common_prefix(dialogue.rendered, extension.rendered)
         return Delta(
             keep=extension.keep,
@@ -120,7 +115,7 @@ class ChatText:
         )
 
     def opening(self, dialogue: Dialogue, expansions: Sequence[Sequence[int]]) -> list[int]:
-        """The ids with which every first prompt of this dialogue begins; empty where the template does not tell.
+        """Return the ids with which every first prompt of this dialogue begins; empty if the template hides them.
 
         Raises:
             InvalidRequest: the template refuses a system prompt.
@@ -136,10 +131,10 @@ class ChatText:
         messages: Sequence[Message],
         expansions: Sequence[Sequence[int]],
     ) -> Extension:
-        """What the log and `messages` make together, up to where the reply begins.
+        """Return the context of the log and `messages`, up to the beginning of the reply.
 
-        `expansions` are the ids of every image of the session, the new ones last. Where the template only appends, the log
-        is kept whole, generated ids verbatim; where it rewrites what was, the longest common prefix is kept.
+        `expansions` are the ids of every image of the session, the new ones last. Where the template only appends, the whole
+        log is kept, generated ids verbatim. Where it rewrites history, the longest common prefix is kept.
 
         Raises:
             InvalidRequest: the template or the tokenizer cannot take the text.
@@ -147,7 +142,7 @@ class ChatText:
         rendered = self._render([*dialogue.messages, *messages])
         appended = _appended(dialogue, rendered)
         if appended is not None:
-            new = self._encode_behind(dialogue.rendered + dialogue.reply, appended)
+            new = self._encode_after(dialogue.rendered + dialogue.reply, appended)
             fresh = expansions[len(expansions) - _num_images(messages) :]
             return Extension(len(log), self._splice(new, fresh), rendered)
         whole = self._splice(self._encode_whole(rendered), expansions)
@@ -159,7 +154,7 @@ class ChatText:
 
     def _render(self, messages: list[Message]) -> str:
         if not self._has_template:
-            # A conversation is then the plain concatenation of what was said.
+            # Without a template the texts are concatenated.
             image = self._image_token or ""
             return "".join(image if part is None else part for m in messages for part in m.layout)
         try:
@@ -171,14 +166,14 @@ class ChatText:
         except jinja2.TemplateError:
             by_system = messages[0].role == "system"
             raise InvalidRequest(
-                "the model's chat template does not take "
+                "the model's chat template does not support "
                 + ("a system prompt here" if by_system else "this conversation"),
                 field="system" if by_system else "prompt",
             ) from None
         return rendered
 
     def _content(self, message: Message) -> str | list[dict[str, str]]:
-        """A message as templates expect it: parts for a model that sees, plain text for one that does not."""
+        """Return a message as templates expect it: parts for a vision-language model, plain text for a text model."""
         if self._image_token is None:
             return message.text
         return [
@@ -187,21 +182,20 @@ class ChatText:
         ]
 
     def _encode_whole(self, rendered: str) -> list[int]:
-        """The ids of a rendered conversation from its beginning."""
-        # As processors do: special tokens (BOS) are added unless the template has written them. The chat template of a
-        # tokenizer alone never gets any added.
+        """Return the ids of a whole rendered conversation."""
+        # As processors do, add special tokens (BOS) unless the template wrote them. A tokenizer's own template gets none.
         bos = self._tokenizer.bos_token
         written = self._image_token is None or (bos is not None and rendered.startswith(bos))
         prefix = [] if self._has_template and written else self._tokenizer("").input_ids
         return [*prefix, *self._encode(rendered)]
 
-    def _encode_behind(self, before: str, text: str) -> list[int]:
-        """The ids of `text` as it follows `before`: a tokenizer treats the beginning of a text differently."""
+    def _encode_after(self, before: str, text: str) -> list[int]:
+        """Return the ids of `text` as it follows `before`: tokenizers treat the beginning of a text differently."""
         anchor = self._controls.split(before[-_ANCHOR_CHARS:])[-1]
         anchor_ids, both = self._encode(anchor), self._encode(anchor + text)
         if both[: len(anchor_ids)] == anchor_ids:
             return both[len(anchor_ids) :]
-        # A token would span the border; generated ids are kept as they are.
+        # A token would span the border, but generated ids are kept as they are.
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
@@ -209,7 +203,7 @@ class ChatText:
             ids: list[int] = encode_marked_chat(self._tokenizer, text)
         except ValueError:
             raise InvalidRequest(
-                "a control token of the model is spelled out, which its tokenizer cannot take as text",
+                "the text contains a control token, which this model's tokenizer cannot encode as text; remove it",
                 field="prompt",
             ) from None
         return ids
@@ -232,10 +226,10 @@ def _num_images(messages: Sequence[Message]) -> int:
 
 
 def _appended(dialogue: Dialogue, rendered: str) -> str | None:
-    """What a template has put behind the last reply, or None if it has changed what came before.
+    """Return the text that a template put after the last reply, or None if it changed what came before.
 
-    White space around the reply does not count: many templates trim it, or set a blank before it that tokenizers make part
-    of the reply's first token.
+    White space around the reply does not count. Many templates trim it, or put a blank before it that tokenizers merge into the
+    reply's first token.
     """
     if dialogue.num_turns == 0 or not rendered.startswith(dialogue.rendered):
         return None
@@ -250,9 +244,9 @@ def _appended(dialogue: Dialogue, rendered: str) -> str | None:
 
 
 def common_prefix(a: Sequence[T], b: Sequence[T]) -> int:
-    """The number of ids or characters that `a` and `b` have in common at their beginning."""
+    """Return the number of ids or characters that `a` and `b` have in common at their beginning."""
     low, high = 0, min(len(a), len(b))
-    while low < high:  # slices are compared a hundred times faster than items one by one
+    while low < high:  # comparing slices is a hundred times faster than items one by one
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
             low = middle

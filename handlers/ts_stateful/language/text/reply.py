@@ -1,7 +1,4 @@
-"""From generated ids to text: incremental decoding that never splits a character, and stop strings.
-
-Owns the text of a reply while it is generated. Knows nothing of how the ids came about.
-"""
+"""The text of generated ids: incremental decoding that never splits a character, and stop strings."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ __all__ = ["ReplyText"]
 class ReplyText:
     """The text of one reply.
 
-    `text` is what may be shown: it grows by whole characters, and what could become a stop string is held back. Its
-    pieces, concatenated, are the whole reply.
+    `text` may be shown: it grows by whole characters, and excludes what could become a stop string. Its increments,
+    concatenated, are the whole reply.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -37,14 +34,14 @@ class ReplyText:
 
     @property
     def num_kept(self) -> int:
-        """The number of ids that carry the shown text; behind a stop string the rest does not count."""
+        """The number of ids that carry the shown text; those after a stop string do not count."""
         if not self.stopped:
             return len(self._ids)
         starts = [0, *self._ends]
         return sum(start < self._shown for start in starts[: len(self._ids)])
 
     def push(self, token_id: int) -> bool:
-        """Takes the next id; returns whether a stop string is complete, which ends the reply before it."""
+        """Append the next id; return True if a stop string is complete, which ends the reply before it."""
         self._ids.append(token_id)
         piece = self._stream.step(self._tokenizer, token_id)
         searched = max(0, len(self._decoded) - max(map(len, self._stop), default=0))
@@ -59,7 +56,7 @@ class ReplyText:
         return self.stopped
 
     def finish(self) -> str:
-        """Ends the reply: what was held back is shown, and so are bytes that never became a character."""
+        """End the reply and show the rest, including bytes that never became a character."""
         if not self.stopped:
             whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
             if whole.startswith(self._decoded):
@@ -68,7 +65,7 @@ class ReplyText:
         return self.text
 
     def _held_back(self) -> int:
-        """The length of the longest end of the text that is the beginning of a stop string."""
+        """Return the length of the longest end of the text that begins a stop string."""
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(self._decoded)), longest, -1):

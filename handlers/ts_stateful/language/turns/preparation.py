@@ -106,7 +106,7 @@ def _extend(model: Model, sequence: Sequence) -> Extension:
 def _branch(model: Model, sequence: Sequence, chat: Chat) -> None:
     """Reduce the client's conversation to what the session does not have. The session changes when the turn commits."""
     context, turns = sequence.context, sequence.session.turns
-    sent = [model.text.told(said.role, said.parts) for said in chat.messages]
+    sent = [model.text.chat_message(said.role, said.parts) for said in chat.messages]
     found = branch(context, turns, sent, sequence.images)
     sequence.messages, sequence.images = found.messages, found.images
     if found.num_turns is None:

@@ -1,8 +1,4 @@
-"""From images to the embeddings that stand for them in the context.
-
-Owns the processor's and the vision tower's part of a stock vision-language model, one image at a time, and the name of what
-they make of it. Knows nothing of sessions or text, nor of who shares what.
-"""
+"""Embeddings of images, by the processor and the vision tower of a stock vision-language model."""
 
 from __future__ import annotations
 
@@ -30,11 +26,11 @@ _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 
 @dataclass(eq=False)
 class ImageInput:
-    """An image of a session, or of all that show the same one.
+    """An image of a session, or of all sessions that show the same one.
 
-    `key` names its content (see `Vision.key`); `ids` are the token ids that stand for it in the context; `tensors` what the
-    processor made of it, until `features` replace them: a tensor `(rows, hidden)` a feature map, the first for the image
-    tokens themselves. A media thread makes it; from then on only the engine's thread changes it, and once.
+    `key` names its content (see `Vision.key`). `ids` are the token ids that stand for it in the context. `tensors` is the
+    processor's output, until `features` replace it: a tensor `(rows, hidden)` per feature map, the first for the image tokens
+    themselves. A media thread makes the image. Afterwards only the engine's thread changes it, once.
     """
 
     key: str
@@ -45,15 +41,15 @@ class ImageInput:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its embeddings on the device; 0 while it has none."""
+        """Bytes of its embeddings on the device; 0 before they are computed."""
         return sum(int(feature.nbytes) for feature in self.features or ())
 
 
 class Vision:
-    """The seeing half of a model."""
+    """The vision part of a model; it encodes one image at a time."""
 
     def __init__(self, network: PreTrainedModel, processor: Any) -> None:
-        # A copy, because tokenizers must not be called from two threads at once and this one is called by media threads.
+        # A copy for media threads, because two threads must not call one tokenizer at once.
         self._processor = copy.deepcopy(processor)
         self._lock = threading.Lock()
         self._identity = _identity(network, processor)
@@ -62,7 +58,7 @@ class Vision:
         accepts = inspect.signature(network.forward).parameters
         if self._features is None or "mm_encoder_outputs" not in accepts:
             raise ConfigError(
-                f"{type(network).__name__} does not take image embeddings that were made before"
+                f"{type(network).__name__} does not accept precomputed image embeddings"
             )
         for owner, name in ((processor, "image_token"), (network.config, "image_token_id")):
             if getattr(owner, name, None) is None:
@@ -80,7 +76,7 @@ class Vision:
         self.num_encoded = 0  # runs of the vision tower
 
     def unseen(self, images: Sequence[ImageInput]) -> dict[ImageInput, int]:
-        """Those of these images that it has not seen yet, and the bytes that each will take on the device."""
+        """Return the images without embeddings, and the bytes that each will take on the device."""
         return {
             image: image.ids.count(self.image_token_id) * self._token_bytes
             for image in images
@@ -88,11 +84,11 @@ class Vision:
         }
 
     def key(self, image: PIL.Image.Image, *salts: str) -> str:
-        """Names what `prepare` and `encode` make of an image: by its pixels, apart for other `salts`. For any thread."""
+        """Return a name of the embeddings of an image, from its pixels and `salts`. For any thread."""
         return content_digest(image, *self._identity, *salts)
 
     def prepare(self, image: PIL.Image.Image, key: str = "") -> ImageInput:
-        """The processor's part, on the CPU; for any thread."""
+        """Run the processor on the CPU. For any thread."""
         with self._lock:
             made = self._processor(
                 text=[self.image_token],
@@ -106,7 +102,7 @@ class Vision:
             if name in self._accepts and isinstance(tensor, Tensor)
         }
         if not any(name in tensors for name in _PIXELS):
-            raise ConfigError("the processor gives the model no pixels")
+            raise ConfigError("the processor returns no pixels for the model")
         return ImageInput(
             key=key,
             ids=made["input_ids"][0].tolist(),
@@ -115,7 +111,7 @@ class Vision:
         )
 
     def encode(self, image: ImageInput) -> None:
-        """The vision tower's part: replaces an image's `tensors` by its `features`; one that it fails on stays as it was."""
+        """Run the vision tower: replace `tensors` by `features`. After an error the image is unchanged."""
         device, dtype = self._network.device, self._network.dtype
         inputs = {
             name: tensor.to(device, dtype if tensor.is_floating_point() else None)
@@ -136,7 +132,7 @@ class Vision:
         image.features, image.tensors = features, {}
 
     def mask(self, ids: Sequence[int], images: Sequence[ImageInput]) -> bytearray:
-        """1 for every id that stands for a part of an image; an image token that was generated stands for none."""
+        """Return 1 for every id that stands for a part of an image; a generated image token gets 0."""
         mask = bytearray(len(ids))
         at = 0
         for image in images:
@@ -151,9 +147,9 @@ class Vision:
         return mask
 
     def features(self, images: Sequence[ImageInput], start: int, stop: int) -> list[Tensor]:
-        """What fills image tokens `start` to `stop`, counted over `images`: `(tokens, hidden)` a feature map.
+        """Return the embeddings of image tokens `start` to `stop`, counted over `images`.
 
-        Runs the vision tower for those of these images that it has not seen yet.
+        There is one tensor `(tokens, hidden)` per feature map. Runs the vision tower for images without embeddings.
         """
         parts = []
         at = 0
@@ -169,7 +165,7 @@ class Vision:
         return [torch.cat(rows) for rows in zip(*parts, strict=True)]
 
     def outputs(self, parts: Sequence[Sequence[Tensor]]) -> dict[str, Any]:
-        """The encoder outputs in which a model finds `features`, those of several sequences behind one another."""
+        """Return encoder outputs in which a model finds `features`, those of several sequences concatenated."""
         rows = [torch.cat(features) for features in zip(*parts, strict=True)]
         wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
@@ -177,5 +173,5 @@ class Vision:
 
 
 def _identity(network: PreTrainedModel, processor: Any) -> tuple[str, ...]:
-    """What the embeddings of an image depend on besides the image."""
+    """Return what the embeddings of an image depend on besides the image."""
     return (processor.to_json_string(), weights_digest(network), str(network.dtype))

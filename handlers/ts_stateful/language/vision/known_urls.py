@@ -1,8 +1,7 @@
-"""Images that a client tells again with every request: those that its session knows are not fetched again.
+"""Images that a client sends again with every request: a session loads each URL once.
 
-Owns how they are known: by the URL under which the session was told them, which then means the same picture for as long as the
-session shows it, though the server behind it may be gone. Images in `data:` URLs come along anyway and are known by what they
-show.
+While a session shows an image, its URL means the same picture, even if the server is unavailable. Images in `data:` URLs are
+part of the request, and are recognized by their pixels.
 """
 
 from __future__ import annotations
@@ -24,25 +23,27 @@ def load_unknown(
     known: Mapping[str, ImageInput],
     load: Callable[[Sequence[Image]], list[ImageInput]],
 ) -> list[ImageInput]:
-    """The images in their order, and behind them whatever else `load` returns, which gets those that are not `known`.
+    """Return the images in their order; `load` loads those that are not `known`.
+
+    Additional images that `load` returns come last.
 
     Raises:
-        MediaError: what `load` raises, with the image's place among all of them.
+        MediaError: raised by `load`; its field has the image's index among all of them.
     """
-    places = [at for at, image in enumerate(images) if (image.url or "") not in known]
+    indexes = [at for at, image in enumerate(images) if (image.url or "") not in known]
     try:
-        loaded = iter(load([images[at] for at in places]))
+        loaded = iter(load([images[at] for at in indexes]))
     except MediaError as error:
         named = _FIELD.match(error.field or "")
         if named is not None:
-            error.field = f"images[{places[int(named[1])]}]{(error.field or '')[named.end() :]}"
+            error.field = f"images[{indexes[int(named[1])]}]{(error.field or '')[named.end() :]}"
         raise
     made = [known.get(image.url or "") or next(loaded) for image in images]
     return [*made, *loaded]
 
 
 def urls_of(images: Sequence[Image], made: Sequence[ImageInput]) -> dict[str, ImageInput]:
-    """The images that came from a server, by their URLs."""
+    """Return the images that were fetched from a server, by their URLs."""
     pairs = zip(images, made, strict=False)
     return {
         image.url: seen

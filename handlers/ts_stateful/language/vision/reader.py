@@ -1,8 +1,4 @@
-"""From files to the images of sessions, each of which is there once.
-
-Owns how an image is recognized: by its file if that has been seen before, or else by its pixels. Knows nothing of requests,
-nor of how long an image is kept. Works on media threads.
-"""
+"""Images of sessions from files: each image exists once."""
 
 from __future__ import annotations
 
@@ -18,19 +14,22 @@ __all__ = ["ImageReader"]
 
 
 class ImageReader:
-    """Reads images for one model; `shared` has those that are known already."""
+    """Reads images for one model; `shared` holds the known ones. Works on media threads.
+
+    An image is recognized by its file if that is known, or else by its pixels.
+    """
 
     def __init__(self, vision: Vision, shared: SharedCache[Any]) -> None:
         self._vision = vision
         self._shared = shared
         self._lock = threading.Lock()
-        # The same images by the files that they came from: a photo takes much longer to decode than to recognize.
+        # The same images by their files: decoding a photo takes much longer than recognizing its file.
         self._by_file: WeakValueDictionary[str, ImageInput] = WeakValueDictionary()
 
     def read(self, file: ImageFile, tenant: object = None) -> ImageInput:
-        """The image in a file: the same object for every session of a tenant that shows the same pixels. For any thread.
+        """Return the image of a file: one object for all sessions of a tenant that show the same pixels. For any thread.
 
-        Tenants share nothing, or the time that an image takes would tell one what another has shown.
+        Tenants share nothing, because the time of reading would reveal images of another tenant.
 
         Raises:
             MediaError: the file cannot be decoded.
@@ -51,6 +50,6 @@ class ImageReader:
         return image
 
     def _again(self, known: ImageInput) -> ImageInput:
-        """Counts a use of an image."""
+        """Count a use of an image."""
         image: ImageInput = self._shared.get(known.key, lambda: known)
         return image

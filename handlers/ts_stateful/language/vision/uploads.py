@@ -1,8 +1,4 @@
-"""Image files that come in parts, and stay with their session until its prompts use them.
-
-Owns the parts, their hash, and the bounds of what they take. Nothing here is written down: an upload ends with its session or
-with the engine, and a client that finds one missing sends it again.
-"""
+"""Image files that clients upload in parts; a session keeps them in memory until its prompts use them."""
 
 from __future__ import annotations
 
@@ -24,19 +20,19 @@ __all__ = ["Uploads"]
 
 
 class _File:
-    """One upload. Parts are hashed as soon as all before them are, so that the last one is not kept waiting for the rest."""
+    """One upload. Parts are hashed as soon as all parts before them arrived, so that the last one returns quickly."""
 
     def __init__(self, num_parts: int) -> None:
         self.num_parts = num_parts
         self.parts: dict[int, bytes] = {}
         self.num_bytes = 0
-        self.touched = 0  # when, as a count of what was touched before
+        self.touched = 0  # the number of earlier uses
         self.whole: bytes | None = None
         self._hash = hashlib.sha256()
         self._num_hashed = 0
 
     def add(self, number: int, data: bytes) -> None:
-        """Takes a part that is not there yet."""
+        """Add a missing part."""
         self.parts[number] = data
         self.num_bytes += len(data)
         while self._num_hashed in self.parts:
@@ -44,14 +40,14 @@ class _File:
             self._num_hashed += 1
 
     def join(self) -> str:
-        """Makes the parts, which are all there, the file; its SHA-256."""
+        """Join the parts, which must be complete, and return the file's SHA-256."""
         self.whole = b"".join(self.parts[number] for number in range(self.num_parts))
         self.parts = {}
         return self._hash.hexdigest()
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The numbers of the parts that are not there."""
+        """The numbers of missing parts."""
         if self.whole is not None:
             return ()
         return tuple(number for number in range(self.num_parts) if number not in self.parts)
@@ -60,12 +56,13 @@ class _File:
 class Uploads:
     """The uploads of an engine's sessions: in each at most `max_images`, in all of them at most `max_upload_bytes`.
 
-    Beyond that those go first that nobody has touched for longest, and their clients send them again.
+    Beyond that the least recently used are dropped. Uploads also end with their session or with the engine. A client uploads a
+    missing one again.
     """
 
     def __init__(self, config: MediaConfig) -> None:
         self._config = config
-        # By their SHA-256. A session that has ended takes its uploads along.
+        # By their SHA-256. The uploads of a session end with it.
         self._files: WeakKeyDictionary[Session[Any], dict[str, _File]] = WeakKeyDictionary()
         self._clock = itertools.count(1)
 
@@ -77,25 +74,28 @@ class Uploads:
     def receive(
         self, session: Session[Any], command: Upload, attachments: Items[bytes]
     ) -> Uploaded:
-        """Takes a part; one that is there already changes nothing.
+        """Add a part; one that is already present changes nothing.
 
         Raises:
-            InvalidRequest: there is no part of that number, or none at all, or two.
-            MediaTooLarge: the file is larger than `max_bytes`. It is forgotten.
-            MediaInvalid: the part is not base64, or the file has another hash. In this case it is forgotten.
+            InvalidRequest: there is no part of that number, or the request has no data, or two.
+            MediaTooLarge: the file is larger than `max_bytes`. It is dropped.
+            MediaInvalid: the part is not base64, or the file has another hash, in which case it is dropped.
         """
         if command.part >= command.parts:
-            raise InvalidRequest("parts are counted from 0 to `parts` - 1", field="part")
+            raise InvalidRequest(
+                f"part {command.part} is out of range; number parts from 0 to `parts` - 1",
+                field="part",
+            )
         data = self._part(command, attachments)
         files = self._files.setdefault(session, {})
         file = files.pop(command.sha256, None)
         if file is None or (file.whole is None and file.num_parts != command.parts):
-            file = _File(command.parts)  # whoever cuts it otherwise begins anew
+            file = _File(command.parts)  # another number of parts restarts the upload
         if command.part in file.missing:
             check_size(file.num_bytes + len(data), self._config.max_bytes, "base64")
             file.add(command.part, data)
             if not file.missing and file.join() != command.sha256:
-                raise MediaInvalid("the parts together have another SHA-256", field="sha256")
+                raise MediaInvalid("the file has another SHA-256; upload it again", field="sha256")
         files[command.sha256] = file
         file.touched = next(self._clock)
         self._make_room(session)
@@ -109,10 +109,10 @@ class Uploads:
         )
 
     def find(self, session: Session[Any] | None, images: Items[Image]) -> tuple[Image, ...]:
-        """The images with the files of those that were uploaded; `session` is None where it is not open yet.
+        """Return the images, with the data of uploaded ones; `session` is None before it is open.
 
         Raises:
-            InvalidRequest: an upload is not in the session, or not all of it.
+            InvalidRequest: an upload is missing in the session, or incomplete.
         """
         return tuple(
             image if image.upload is None else self._found(session, image.upload, index)
@@ -124,7 +124,7 @@ class Uploads:
         file = files.get(sha256)
         if file is None or file.whole is None:
             raise InvalidRequest(
-                "no such upload in this session, or not all of its parts; `upload` it (again)",
+                "no such upload in this session, or it is incomplete; `upload` it again",
                 field=f"images[{index}].upload",
             )
         file.touched = next(self._clock)
@@ -132,7 +132,9 @@ class Uploads:
 
     def _part(self, command: Upload, attachments: Items[bytes]) -> bytes:
         if (command.base64 is not None) + len(attachments) != 1:
-            raise InvalidRequest("one part, in `base64` or as the file of a form", field="base64")
+            raise InvalidRequest(
+                "send exactly one part, in `base64` or as the file of a form", field="base64"
+            )
         if command.base64 is None:
             return attachments[0]
         return decode_base64(command.base64, self._config.max_bytes, "base64")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.support.table_kernels import TableKernels
 from ts_stateful.language.kernels.attention import Rule
-from ts_stateful.language.kernels.select import disagreement, find_kernels
+from ts_stateful.language.kernels.select import find_kernels, verify_kernels
 from ts_stateful.language.kv.cache import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Table
 
@@ -52,20 +52,20 @@ class _NotANumber(TableKernels):
 
 def test_kernels_that_agree_are_taken() -> None:
     """Nothing is found wrong with kernels that are right, for every shape of layer."""
-    assert disagreement(TableKernels, LAYOUT, NUM_HEADS, CPU) == ""
+    assert verify_kernels(TableKernels, LAYOUT, NUM_HEADS, CPU) == ""
 
 
 @pytest.mark.parametrize(
     ("kernels", "reason"),
     [
-        (_Shifted, "other places"),
+        (_Shifted, "wrong places"),
         (_Windowless, "window 33"),
         (_NotANumber, "differ by nan"),
     ],
 )
 def test_kernels_that_do_not_are_found_out(kernels: type[TableKernels], reason: str) -> None:
     """The reason says what is wrong."""
-    assert reason in disagreement(kernels, LAYOUT, NUM_HEADS, CPU)
+    assert reason in verify_kernels(kernels, LAYOUT, NUM_HEADS, CPU)
 
 
 def test_other_devices_have_no_kernels() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kernels.verify import difference
+from ts_stateful.language.kernels.verify import verify_steps
 from ts_stateful.language.kv.cache import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Rows
 
@@ -39,28 +39,30 @@ def other(rows: Rows, seen: int | None = None, shift: int = 0) -> Tensor:
 
 def test_what_computes_the_same_agrees() -> None:
     """Nothing is found."""
-    assert difference(step, other, LAYOUT, [None, None], 100) == ""
+    assert verify_steps(step, other, LAYOUT, [None, None], 100) == ""
 
 
 def test_only_tokens_that_exist_are_tried() -> None:
     """Vocabularies may be small."""
-    tried = set()
+    used = set()
 
     def counted(rows: Rows) -> Tensor:
-        tried.update(rows.ids)
+        used.update(rows.ids)
         return step(rows)
 
-    assert difference(counted, other, LAYOUT, [None, None], 11) == ""
-    assert tried <= set(range(11))
+    assert verify_steps(counted, other, LAYOUT, [None, None], 11) == ""
+    assert used <= set(range(11))
 
 
 def test_logits_that_differ_are_found() -> None:
     """Also if they are no numbers, and if there are none."""
-    assert "logits" in difference(step, lambda rows: other(rows) * 1.001, LAYOUT, [None, None], 100)
-    assert "logits" in difference(
+    assert "logits" in verify_steps(
+        step, lambda rows: other(rows) * 1.001, LAYOUT, [None, None], 100
+    )
+    assert "logits" in verify_steps(
         step, lambda rows: other(rows) * torch.nan, LAYOUT, [None, None], 100
     )
-    assert difference(step, lambda _: None, LAYOUT, [None, None], 100)
+    assert verify_steps(step, lambda _: None, LAYOUT, [None, None], 100)
 
 
 def test_states_in_other_places_are_found() -> None:
@@ -72,14 +74,14 @@ def test_states_in_other_places_are_found() -> None:
             span.kv.states[-1][:, span.start] += 0.01
         return found
 
-    assert "differ" in difference(step, late, LAYOUT, [None, None], 100)
+    assert "differ" in verify_steps(step, late, LAYOUT, [None, None], 100)
 
 
 def test_a_window_is_looked_beyond() -> None:
-    """Sessions that are longer than it are among those that are tried."""
+    """Sessions that are longer than it are among those that are used."""
 
     def windowed(rows: Rows) -> Tensor:
         return step(rows, 700)
 
-    assert difference(windowed, lambda rows: other(rows, 700), LAYOUT, [700, 700], 100) == ""
-    assert "logits" in difference(windowed, other, LAYOUT, [700, 700], 100)
+    assert verify_steps(windowed, lambda rows: other(rows, 700), LAYOUT, [700, 700], 100) == ""
+    assert "logits" in verify_steps(windowed, other, LAYOUT, [700, 700], 100)

@@ -66,7 +66,7 @@ def test_a_snapshot_stays_right_where_its_states_are_elsewhere(kv: KVCache) -> N
         lambda kv: kv.move(HOST),
         lambda kv: kv.reserve(100_000),
         lambda kv: kv.truncate(0),
-        lambda kv: kv.let_go(),
+        lambda kv: kv.release_snapshot(),
         lambda kv: kv.snapshot(),
     ],
 )

@@ -50,7 +50,7 @@ from ts_stateful.language.network.model_support import (
     check_config,
     check_network,
     find_window,
-    tried,
+    verified_forward,
 )
 
 CONFIGS = [
@@ -91,25 +91,25 @@ def _bert(family: Any, config: Any, **more: Any) -> Any:
 def test_a_model_that_looks_ahead_is_found_out() -> None:
     """BERT takes a cache, and answers; but a token of it depends on those behind it."""
     network = _bert(BertLMHeadModel, BertConfig)
-    with pytest.raises(ConfigError, match="piece by piece gives other logits"):
+    with pytest.raises(ConfigError, match="in pieces gives other logits"):
         build_model("bert", network, chatml())
 
 
 def test_a_model_that_counts_positions_otherwise_is_found_out() -> None:
     """RoBERTa's positions begin behind that of its padding token."""
     network = _bert(RobertaForCausalLM, RobertaConfig, is_decoder=True, pad_token_id=1)
-    with pytest.raises(ConfigError, match="piece by piece gives other logits"):
+    with pytest.raises(ConfigError, match="in pieces gives other logits"):
         build_model("roberta", network, chatml())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_hides_nothing(dtype: torch.dtype) -> None:
     """What rounding and a token that goes to another expert change is told from looking ahead."""
-    with pytest.raises(ConfigError, match="piece by piece gives other logits"):
-        tried(_bert(BertLMHeadModel, BertConfig).to(dtype), "bert")
+    with pytest.raises(ConfigError, match="in pieces gives other logits"):
+        verified_forward(_bert(BertLMHeadModel, BertConfig).to(dtype), "bert")
     network = gpt_oss().network.to(dtype)
     network.set_attn_implementation("eager")  # as it was loaded
-    assert tried(network, "gpt_oss").layout.dtype is dtype
+    assert verified_forward(network, "gpt_oss").layout.dtype is dtype
 
 
 def test_a_decoder_of_the_same_family_is_served() -> None:
@@ -131,7 +131,7 @@ def test_a_model_that_fails_piece_by_piece_is_refused() -> None:
         vocab_size=512, hidden_size=64, num_attention_heads=4, dim_head=16, dim_ff=128,
         num_hidden_layers=2,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="CpmAntForCausalLM cannot be called piece by piece"):
+    with pytest.raises(ConfigError, match="CpmAntForCausalLM cannot compute a context in pieces"):
         build_model("cpmant", CpmAntForCausalLM(config).eval(), chatml())
 
 
@@ -145,7 +145,7 @@ def test_image_tokens_that_look_ahead_are_refused() -> None:
     config = Gemma3Config(text_config=Gemma3TextConfig(**SMALL, head_dim=16))
     network = _without_weights(Gemma3ForConditionalGeneration, config)
     with pytest.raises(ConfigError, match="tokens of an image or of a prompt look ahead"):
-        check_network(network, "gemma3", sees=True)
+        check_network(network, "gemma3", has_vision=True)
 
 
 def test_experts_that_must_know_images_are_refused() -> None:
@@ -153,15 +153,15 @@ def test_experts_that_must_know_images_are_refused() -> None:
     config = Ernie4_5_VLMoeConfig(text_config={"num_hidden_layers": 1})
     network = _without_weights(Ernie4_5_VLMoeForConditionalGeneration, config)
     with pytest.raises(ConfigError, match="experts"):
-        check_network(network, "ernie", sees=True)
+        check_network(network, "ernie", has_vision=True)
 
 
 def test_images_that_depend_on_how_many_there_are_are_refused() -> None:
     """LLaVA-OneVision cuts a single image into tiles, and several not: a second one would change the first."""
     config = LlavaOnevisionConfig(text_config=LlamaConfig(**SMALL))
     network = _without_weights(LlavaOnevisionForConditionalGeneration, config)
-    with pytest.raises(ConfigError, match="depends on how many there are"):
-        check_network(network, "onevision", sees=True)
+    with pytest.raises(ConfigError, match="depend on how many there are"):
+        check_network(network, "onevision", has_vision=True)
 
 
 def test_the_window_ends_where_positions_would_change() -> None:

@@ -70,5 +70,5 @@ def test_rows_are_changed_by_their_own_context_alone() -> None:
 def test_what_is_not_done_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """A setting that would make replies others than those of `generate` is logged when the model is loaded."""
     Penalties(GenerationConfig(num_beams=4, min_new_tokens=0), [2], "model")
-    assert "asks for num_beams, which is not done" in caplog.text
+    assert "sets num_beams, which is not supported" in caplog.text
     assert "min_new_tokens" not in caplog.text

@@ -1,10 +1,4 @@
-"""The attention of single tokens of many sessions, and the writing of their states, as compiled kernels for CPUs.
-
-torch's own attention computes one session's token at a time, at a third of the memory's speed; `cpu_attention.h` computes those
-of all sessions in one call and reads their states as fast as memory gives them.
-
-Owns how these kernels are called.
-"""
+"""Attention of single tokens of many sessions, and the writing of their states, by compiled CPU kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +20,11 @@ _DTYPES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class CpuKernels:
-    """Implements `attention.Kernels` for one model."""
+    """Implements `attention.Kernels` for one model.
+
+    torch computes one session's token at a time, at a third of the memory's speed. `src/attention.h` computes those of all
+    sessions in one call, as fast as memory delivers their states.
+    """
 
     def __init__(self, layout: KVLayout, library: ctypes.CDLL) -> None:
         self._layers = layout.layers
@@ -36,15 +34,8 @@ class CpuKernels:
         word, address = ctypes.c_int64, ctypes.c_void_p
         self._write.argtypes = [address, address, word, word, word, word, ctypes.c_int]
         self._attend.argtypes = [
-            address,
-            address,
-            address,
-            word,
-            word,
-            address,
-            word,
-            address,
-            address,
+            *(address, address, address, word, word),
+            *(address, word, address, address),
         ]
         self._write.restype = self._attend.restype = None
         self._step = StepFacts()
@@ -52,12 +43,12 @@ class CpuKernels:
 
     @staticmethod
     def serves(layout: KVLayout) -> bool:
-        """Whether they can compute with states like these."""
+        """Return True if the kernels support the dtype and dimensions of these states."""
         dims = [dim for shape in layout.layers for dim in (shape.key_dim, shape.value_dim)]
         return layout.dtype in _DTYPES and all(d % LANES == 0 and d <= _WIDEST for d in dims)
 
     def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
-        """Stores the new tokens' keys and values, `(heads, tokens, dim)`, in the states of their sessions."""
+        """Store the new tokens' keys and values, `(heads, tokens, dim)`, in their sessions' states."""
         step = self._at(table, layer, None)
         for which, states in enumerate((_dense(keys), _dense(values))):
             heads, _, dim = states.shape
@@ -66,9 +57,9 @@ class CpuKernels:
     def attend(
         self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
     ) -> Tensor:
-        """Attention of the rows among the queries `(heads, tokens, dim)`.
+        """Return the attention of the rows among the queries `(heads, tokens, dim)`.
 
-        Returns `(tokens, heads, value_dim)`, of which the other tokens are not set.
+        The result is `(tokens, heads, value_dim)`; the other tokens' rows are not set.
         """
         query = _dense(query)
         num_heads, num_tokens, _ = query.shape
@@ -105,5 +96,5 @@ class CpuKernels:
 
 
 def _dense(states: Tensor) -> Tensor:
-    """With its last dimension in one piece, which the kernels count on."""
+    """Return the states with a contiguous last dimension, which the kernels require."""
     return states if states.stride(-1) == 1 else states.contiguous()

@@ -1,8 +1,4 @@
-"""Which stock networks are made of decoder layers of the Llama family, and what is in them.
-
-Owns the recognition: exact classes of the library, each of whose `forward` was read, and no module with hooks or a `forward` of
-its own. Anything else is not recognised, and the reason says why. Knows nothing of how the layers are computed.
-"""
+"""Recognition of stock networks whose decoder layers are of the Llama family."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 
 __all__ = ["Decoder", "UnknownDecoderError", "find_decoder"]
 
-# Outermost classes that, without images, do nothing but embeddings, decoder and output layer.
+# Outermost classes that compute, without images, only embeddings, decoder and output layer.
 _NETWORKS: Final = frozenset(
     {
         "LlamaForCausalLM",
@@ -50,14 +46,14 @@ _LINEARS: Final = (nn.Linear, CompiledLinear)
 
 
 class UnknownDecoderError(ValueError):
-    """A network is not of the Llama family; the message says why."""
+    """A network is not of the Llama family; the message has the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """The parts of a recognised network, as it has them.
+    """The parts of a recognized network, as it has them.
 
-    `modules` are all that take part in a step: whoever hooks one of them must be called.
+    `modules` take part in a step: if one of them has a hook, the stock network must run.
     """
 
     embeddings: nn.Embedding
@@ -69,10 +65,10 @@ class Decoder:
 
 
 def find_decoder(network: PreTrainedModel) -> Decoder:
-    """The parts of a network.
+    """Return the parts of a network that consists of exact classes of the library, whose `forward` was read.
 
     Raises:
-        UnknownDecoderError: it is none of those that are known, or has been changed.
+        UnknownDecoderError: a class is unknown, or a module has other weights, is in training, or has its own `forward`.
     """
     model: Any = network.get_decoder()
     _demand(_is_stock(network) and type(network).__name__ in _NETWORKS, network)
@@ -95,7 +91,7 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
     for layer in decoder.layers:
         _check_layer(layer, own)
     for module in decoder.modules:
-        _demand("forward" not in vars(module), module, "has a forward of its own")
+        _demand("forward" not in vars(module), module, "has its own forward")
         _demand(not module.training, module, "is in training")
     return decoder
 
@@ -117,7 +113,7 @@ def _check_layer(layer: Any, own: dict[str, type]) -> None:
     for module in (*norms, *linears):
         for parameter in (module.weight, getattr(module, "bias", None)):
             if parameter is not None:
-                _demand(_is_plain(parameter), module, "has other than plain float32 weights")
+                _demand(_is_plain(parameter), module, "has weights that are not plain float32")
 
 
 def _is_stock(module: nn.Module) -> bool:

@@ -1,11 +1,4 @@
-"""Steps of few tokens, with all decoder layers computed in one call on a CPU.
-
-A stock decoder layer is some thirty operators, and around each a CPU does more than the operator is worth when there are few
-rows: `cpu_layer.h` does what is between embeddings and the last norm in one call, on the weights where they lie. Embeddings,
-rotary positions, the last norm and the output layer stay the network's modules.
-
-Owns the call and what it reads. Whether it computes the same is for `Forward` to find out.
-"""
+"""All decoder layers in one call on a CPU, for steps of few tokens."""
 
 from __future__ import annotations
 
@@ -30,10 +23,10 @@ from ts_stateful.language.kernels.cpu.library import (
     LinearFacts,
     StepFacts,
     cache_folder,
-    compiled,
-    gains,
+    declare_functions,
+    is_worthwhile,
+    load_library,
     num_splits,
-    typed,
 )
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.kv.spans import Rows, Table
@@ -44,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 _WORD: Final = ctypes.c_int64
 _ADDRESS: Final = ctypes.c_void_p
-# Every token reads all of its session's states by itself. For a longer piece of a prompt, behind a history of 3,000 tokens,
-# torch's operators read them sooner together.
+# Every token reads its session's states separately. For a longer chunk of a prompt, after a history of 3,000 tokens,
+# torch's operators are faster, because they read the states once.
 _MOST_IN_PROMPTS: Final = 32
 _LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 
@@ -64,25 +57,27 @@ class _Decoder(ctypes.Structure):
 def find_fused(
     network: PreTrainedModel, layout: KVLayout, windows: Sequence[int | None]
 ) -> FusedLayers | None:
-    """The fused layers of a network; None where it or its device has none. That they compute the same is yet to be shown."""
-    if not gains(network.device, network.dtype):
+    """Return the fused layers of a network, still to be verified; None where it or its device has none."""
+    if not is_worthwhile(network.device, network.dtype):
         return None
     try:
         decoder = find_decoder(network)
-        library = compiled(cache_folder())
+        library = load_library(cache_folder())
         return None if library is None else FusedLayers(decoder, layout, windows, library)
     except UnknownDecoderError as error:
-        logger.info("decoder layers are left to torch's operators: %s", error)
+        logger.info("torch's operators compute the decoder layers: %s", error)
         return None
 
 
 class FusedLayers:
     """The logits of steps of few tokens, from a stock network's own weights, which must stay where they are.
 
-    `windows` are the layers' attention windows in tokens, None for all. Used by one thread.
+    A stock decoder layer is some thirty operators, whose overhead exceeds their work when there are few rows. `src/layer.h`
+    computes all layers in one call. Embeddings, rotary positions, the last norm and the output layer stay the network's
+    modules. `windows` are the layers' attention windows in tokens, None for all. Used by one thread.
 
     Raises:
-        UnknownDecoderError: the layers' dimensions are none that can be computed.
+        UnknownDecoderError: the kernels do not support the layers' dimensions.
     """
 
     def __init__(
@@ -100,13 +95,16 @@ class FusedLayers:
         layers = [_facts(*each) for each in zip(decoder.layers, windows, strict=True)]
         self._layers = (_Decoder * len(layers))(*layers)
         self._heads = min(shape.heads for shape in layout.layers)
-        self._library = typed(library)
+        self._library = declare_functions(library)
         self._most_rows: int = self._library.most_rows()
         self._step = StepFacts()
         self._scratch = torch.empty(0)
 
     def __call__(self, rows: Rows) -> Tensor | None:
-        """The logits behind the tokens to keep; None where the stock network must be called: too many tokens, or hooks."""
+        """Return the logits after the tokens to keep.
+
+        Return None if the stock network must run, because there are too many tokens or it has hooks.
+        """
         count = len(rows.ids)
         most = self._most_rows if count == len(rows.spans) else _MOST_IN_PROMPTS
         if count > most or any(self._hooks):
@@ -122,7 +120,7 @@ class FusedLayers:
         return logits
 
     def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:
-        """All layers, on `hidden` `(1, rows, hidden)` in place."""
+        """Compute all layers on `hidden` `(1, rows, hidden)`, in place."""
         splits = num_splits(table, self._heads)
         step, layers, count = self._step, self._layers, len(self._layers)
         step.table, step.num_tokens = table.buffer.data_ptr(), table.num_tokens
@@ -140,7 +138,7 @@ class FusedLayers:
         )
 
     def _room(self, size: int) -> int:
-        """The address of room for so many numbers, until it is asked for again."""
+        """Return the address of room for `size` floats, valid until the next call."""
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size)
         return self._scratch.data_ptr()
@@ -148,14 +146,14 @@ class FusedLayers:
 
 def _check(decoder: Decoder, layout: KVLayout) -> None:
     if layout.dtype is not torch.float32 or not CpuKernels.serves(layout):
-        raise UnknownDecoderError(f"states of {layout.dtype} or of these dimensions")
+        raise UnknownDecoderError(f"states of {layout.dtype} or their dimensions are not supported")
     for layer, shape in zip(decoder.layers, layout.layers, strict=True):
         attention, mlp = layer.self_attn, layer.mlp
         sizes = (attention.q_proj.out_features, mlp.up_proj.in_features, mlp.up_proj.out_features)
         if any(size % LANES for size in sizes) or shape.key_dim != shape.value_dim:
-            raise UnknownDecoderError(f"layers of {sizes} and {shape}")
+            raise UnknownDecoderError(f"layers of {sizes} and {shape} are not supported")
         if 2 * decoder.rotary.inv_freq.numel() != shape.key_dim:
-            raise UnknownDecoderError("rotary positions of a part of each head")
+            raise UnknownDecoderError("rotary positions of a part of each head are not supported")
 
 
 def _facts(layer: Any, window: int | None) -> _Decoder:

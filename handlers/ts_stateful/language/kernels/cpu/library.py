@@ -1,7 +1,6 @@
-"""The library of kernels for CPUs: compiled where it runs, for the processor it runs on, and kept in the user's cache folder.
+"""The compiled library of CPU kernels: its build, its cache, and the structures that it reads.
 
-Owns how it is built and found, and the structures that are handed to it. Without a compiler there is none. Threads are those
-of torch: both use the one OpenMP runtime of the process.
+Threads are torch's: both use the process's one OpenMP runtime.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ __all__ = [
     "LinearFacts",
     "StepFacts",
     "cache_folder",
-    "compiled",
-    "gains",
+    "declare_functions",
+    "is_worthwhile",
+    "load_library",
     "num_splits",
-    "typed",
 ]
 
 logger = logging.getLogger(__name__)
 
-LANES: Final = 16  # dimensions are multiples of it
+LANES: Final = 16  # all dimensions are multiples of it
 _SOURCE: Final = Path(__file__).parent / "src" / "kernels.cpp"
 _HEADERS: Final = ("vectors.h", "attention.h", "layer.h")
 _FLAGS: Final = (
@@ -44,7 +43,7 @@ _FLAGS: Final = (
     *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
 )
 _COMPILE_S: Final = 120
-_SHARE: Final = 256  # tokens of a split at least
+_SHARE: Final = 256  # minimum tokens of a split
 
 
 class StepFacts(ctypes.Structure):
@@ -67,7 +66,7 @@ class AttentionFacts(ctypes.Structure):
 
 
 class LinearFacts(ctypes.Structure):
-    """`Linear`: where a layer's float32 parameters lie, and how many inputs and outputs it has."""
+    """`Linear`: the addresses of a layer's float32 parameters, and its numbers of inputs and outputs."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
@@ -76,19 +75,19 @@ class LinearFacts(ctypes.Structure):
 
     @classmethod
     def of(cls, linear: nn.Linear) -> LinearFacts:
-        """Of a layer whose parameters will stay where they are."""
+        """Describe a layer, whose parameters must stay where they are."""
         bias = None if linear.bias is None else linear.bias.data_ptr()
         return cls(linear.weight.data_ptr(), bias, linear.in_features, linear.out_features)
 
 
 def cache_folder() -> Path:
-    """Where what was compiled is kept from one start to the next."""
+    """Return the folder that keeps compiled kernels between starts."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base, "torchserve-stateful")
 
 
-def compiled(cache: Path) -> ctypes.CDLL | None:
-    """The library, built into the folder `cache` if it is not there yet; None where there is no compiler that can build it."""
+def load_library(cache: Path) -> ctypes.CDLL | None:
+    """Return the library, built into the folder `cache` if it is missing; None if no compiler can build it."""
     names = (os.environ.get("CXX", "c++"), "g++", "clang++")
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
@@ -103,33 +102,33 @@ def compiled(cache: Path) -> ctypes.CDLL | None:
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 built = Path(folder, library.name)
                 command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(built)]
-                logger.info("compiling kernels for this processor")
+                logger.info("compiling CPU kernels")
                 subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_S)
                 built.replace(library)
         return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("there are no compiled kernels: %s", error)
+        logger.warning("compiled CPU kernels are not available: %s", error)
         return None
 
 
-def gains(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether compiled layers have been measured to gain; without AVX-512 nobody has, and there are none but in float32."""
+def is_worthwhile(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True where compiled layers were measured to be faster: float32 on a CPU with AVX-512."""
     capability = torch.backends.cpu.get_cpu_capability()
     return device.type == "cpu" and dtype is torch.float32 and capability == "AVX512"
 
 
 def _processor() -> bytes:
-    """What the compiler makes use of: a cache folder may be carried from one machine to another."""
+    """Return what the compiler depends on, because a cache folder may move to another machine."""
     try:
         first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
     except OSError:
         return platform.processor().encode()
-    told = ("model name", "flags", "Features")
-    return "\n".join(line for line in first.splitlines() if line.startswith(told)).encode()
+    fields = ("model name", "flags", "Features")
+    return "\n".join(line for line in first.splitlines() if line.startswith(fields)).encode()
 
 
 def num_splits(table: Table, heads: int) -> int:
-    """Parts that each row's tokens are shared out in, for each of its key heads, so that all threads have work."""
+    """Return the number of parts of each row's tokens, for each key head, that gives all threads work."""
     wanted = -(-2 * torch.get_num_threads() // (table.num_rows * heads))
     if wanted <= 1:
         return 1
@@ -137,8 +136,8 @@ def num_splits(table: Table, heads: int) -> int:
     return max(1, min(wanted, longest // _SHARE))
 
 
-def typed(library: ctypes.CDLL) -> ctypes.CDLL:
-    """The library, with what its functions for layers take and return."""
+def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare arguments and results of the library's functions for layers, and return it."""
     word, address = ctypes.c_int64, ctypes.c_void_p
     library.most_rows.restype = library.decode_scratch.restype = word
     library.decode_scratch.argtypes = [address, word, word, word]

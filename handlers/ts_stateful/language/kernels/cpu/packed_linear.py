@@ -1,11 +1,4 @@
-"""Linear layers of a stock model, in the layout that the CPU reads fastest.
-
-A decode step on a CPU is bound by reading weights, and a plain matrix product of few rows does not read them at the speed of
-the memory. oneDNN, which torch brings along, does once they are in blocks of its own; `torch.ops.mkldnn` are the operators
-that torch's compiler emits for frozen weights. The modules are exchanged in place and put back by `unpack`, bit for bit.
-
-Owns the exchange and the judgement whether it is worth it. Knows nothing of what the model is for.
-"""
+"""Linear layers in oneDNN's blocked layout, which a CPU reads fastest."""
 
 from __future__ import annotations
 
@@ -13,17 +6,21 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ts_stateful.language.kernels.cpu.replace_linears import children, exchange
+from ts_stateful.language.kernels.cpu.replace_linears import child_modules, replace_linears
 
 __all__ = ["PackedLinear", "can_pack", "pack", "unpack"]
 
-_ROWS = 32  # for which oneDNN chooses the blocks: the same for any number but 1, for which it chooses none
+_ROWS = (
+    32  # oneDNN chooses the same blocks for any number of rows except 1, for which it chooses none
+)
 
 
 class PackedLinear(nn.Module):
     """An `nn.Linear` whose `weight` is a parameter in oneDNN's blocks.
 
-    It has the weight's shape, dtype and device, and is opaque to all but a few operators. No gradients.
+    A decode step on a CPU is bound by reading weights. A plain product of few rows does not reach the memory's speed, a blocked
+    one does. `torch.ops.mkldnn` are the operators that torch's compiler emits for frozen weights. The weight keeps shape, dtype
+    and device, and is opaque to all but a few operators. It has no gradients.
     """
 
     bias: nn.Parameter | None
@@ -38,14 +35,14 @@ class PackedLinear(nn.Module):
         self.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`(..., in_features)` to `(..., out_features)`."""
+        """Map `(..., in_features)` to `(..., out_features)`."""
         output: Tensor = torch.ops.mkldnn._linear_pointwise(
             input, self.weight, self.bias, "none", [], ""
         )
         return output
 
     def unpacked(self) -> nn.Linear:
-        """The linear layer that it was made of."""
+        """Return the plain linear layer, bit for bit."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         linear.weight = nn.Parameter(self.weight.to_dense(), requires_grad=False)
         linear.register_parameter("bias", self.bias)
@@ -56,9 +53,9 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this build of torch has the operators, and this processor gains from them.
+    """Return True if this build of torch has the operators and the processor benefits from them.
 
-    That it does was measured with AVX-512 alone; without it, one row takes longer packed than plain.
+    This was measured with AVX-512 only. Without it, one packed row takes longer than a plain one.
     """
     if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
@@ -71,19 +68,19 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.no_grad()
 def pack(network: nn.Module) -> int:
-    """Exchanges the linear layers of a network for packed ones, in place; returns how many.
+    """Replace the linear layers of a network by packed ones, in place; return their number.
 
-    Subclasses of `nn.Linear`, layers with hooks and small ones stay. A weight that another module shares, such as that of
-    an output layer tied to the embeddings, stays with the other one and is held twice; all others are held once.
+    Subclasses of `nn.Linear`, layers with hooks and small ones stay. A weight that another module shares, such as an output
+    layer tied to the embeddings, is held twice. All others are held once.
     """
-    return exchange(network, PackedLinear)
+    return replace_linears(network, PackedLinear)
 
 
 @torch.no_grad()
 def unpack(network: PreTrainedModel) -> None:
-    """Undoes `pack`: the layers and ties of the stock model, with the same weights to the last bit."""
+    """Undo `pack`: restore the stock model's layers and ties, bit for bit."""
     unpacked: dict[nn.Module, nn.Linear] = {}
-    for parent, name, child in children(network):
+    for parent, name, child in child_modules(network):
         if isinstance(child, PackedLinear):
             if child not in unpacked:
                 unpacked[child] = child.unpacked()

@@ -1,7 +1,4 @@
-"""Which linear layers of a stock network are worth another implementation, and their exchange in place.
-
-Owns the choice. Knows nothing of implementations.
-"""
+"""Replacement of a stock network's linear layers, in place."""
 
 from __future__ import annotations
 
@@ -11,19 +8,19 @@ from typing import Final, TypeGuard
 import torch
 from torch import nn
 
-__all__ = ["children", "exchange"]
+__all__ = ["child_modules", "replace_linears"]
 
-_SMALLEST: Final = 1 << 16  # elements of a weight below which a call takes longer than the reading
+_SMALLEST: Final = 1 << 16  # weight elements; for fewer a call takes longer than reading them
 
 
 @torch.no_grad()
-def exchange(network: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
-    """Exchanges linear layers for what `make` makes of them, None for nothing, in place; returns how many.
+def replace_linears(network: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
+    """Replace linear layers by what `make` returns for them, None for nothing, in place; return their number.
 
-    Subclasses of `nn.Linear`, layers with hooks and small ones stay; one that several modules share stays one.
+    Subclasses of `nn.Linear`, layers with hooks and small ones stay. A layer that several modules share stays shared.
     """
     made: dict[nn.Module, nn.Module | None] = {}
-    for parent, name, child in children(network):
+    for parent, name, child in child_modules(network):
         if _is_worthwhile(child):
             if child not in made:
                 made[child] = make(child)
@@ -33,8 +30,8 @@ def exchange(network: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) 
     return sum(other is not None for other in made.values())
 
 
-def children(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Every module but the network itself, with its parent and its name there; one with several parents comes several times."""
+def child_modules(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yield every module except the network itself, with its parent and its name there, once for each parent."""
     for parent in list(network.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None:

@@ -1,12 +1,4 @@
-"""Decode steps as CUDA graphs: a step of one token for each of several sessions, launched as a whole.
-
-A model of many small layers keeps a GPU waiting for Python. What a step launches is the same every time, though, but for its
-numbers: token ids, positions, and where the sessions' states lie, which kernels read from a table. So the launches are recorded
-once, on inputs that stay where they are, and replayed on new numbers. States that have grown elsewhere are only other numbers.
-
-Owns the inputs, for numbers of rows in steps of two, and the proof that a replay computes what the step computes. A step with
-fewer rows fills the rest with tokens of a session of nobody's. Knows nothing of models.
-"""
+"""Decode steps as CUDA graphs: a step of one token for each of several sessions, launched as a whole."""
 
 from __future__ import annotations
 
@@ -36,7 +28,7 @@ _TIMED: Final = 5
 
 
 class RowInputs:
-    """What a step of `num_rows` rows reads, in memory that stays; all of it int64, in one piece."""
+    """The inputs of a step of `num_rows` rows, at fixed addresses: all int64, in one buffer."""
 
     def __init__(self, num_rows: int, num_layers: int, axes: tuple[int, ...], device: torch.device):
         table = num_rows * (4 + 2 * num_layers)
@@ -48,24 +40,44 @@ class RowInputs:
         self.positions = parts[2].view(*axes, num_rows)
 
     def fill(self, rows: Rows) -> None:
-        """Takes the numbers of as many rows as it has room for; does not wait for the copy."""
+        """Copy the numbers of as many rows as there is room for, without waiting for the copy."""
         ids = torch.tensor(rows.ids)
         numbers = torch.cat([Table.of(rows.spans).buffer, ids, rows.positions.flatten()])
         self._buffer.copy_(to_device(numbers, self._buffer.device))
 
 
+class DecodeStep(Protocol):
+    """A model's step of one token for each session, on inputs that are on the device."""
+
+    layout: KVLayout
+
+    @property
+    def device(self) -> torch.device:
+        """Where the step is computed."""
+        ...
+
+    @property
+    def position_axes(self) -> tuple[int, ...]:
+        """The shape of positions without the rows."""
+        ...
+
+    def decode(self, inputs: RowInputs) -> Tensor:
+        """Return logits `(rows, vocabulary)`."""
+        ...
+
+
 class Capturer(Protocol):
-    """How work is recorded on a device."""
+    """Recording of work on a device."""
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """What does the same again, on the same memory: every call returns the same tensor, with new content.
+        """Record work; return a function that repeats it on the same memory and returns the same tensor.
 
         May raise anything where the work cannot be recorded.
         """
         ...
 
     def time_ms(self, work: Callable[[], Tensor]) -> float:
-        """How long it takes on the device, in milliseconds."""
+        """Return the time of the work on the device, in milliseconds."""
         ...
 
 
@@ -75,35 +87,28 @@ class _Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """The captured steps of one model; `step` gives the logits `(rows, vocabulary)` of inputs that are on the device.
+    """The captured steps of one model, by their number of rows. Used by one thread, on one stream.
 
-    `axes` is the shape of positions without the rows. Used by one thread, on one stream.
+    A model of many small layers keeps a GPU waiting for Python. Its launches are the same in every step. Only numbers change:
+    ids, positions, and the addresses of states, which kernels read from a table. So the launches are recorded once, on inputs
+    that stay where they are, and replayed on new numbers. A step of fewer rows is padded with tokens of an unused session.
     """
 
-    def __init__(
-        self,
-        step: Callable[[RowInputs], Tensor],
-        layout: KVLayout,
-        axes: tuple[int, ...],
-        device: torch.device,
-        capturer: Capturer,
-    ) -> None:
-        self._step = step
-        self._num_layers = len(layout.layers)
-        self._axes = axes
-        self._device = device
+    def __init__(self, model: DecodeStep, capturer: Capturer) -> None:
+        self._model = model
+        self._device = model.device
         self._capturer = capturer
         self._graphs: dict[int, _Graph] = {}
-        self._nobody = Span(KVCache(layout, device), 0, 1)
-        self._nobody.kv.reserve(1)
+        self._unused = Span(KVCache(model.layout, self._device), 0, 1)
+        self._unused.kv.reserve(1)
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of rows for which there is a graph, ascending."""
+        """Numbers of rows that have a graph, ascending."""
         return sorted(self._graphs)
 
     def __call__(self, rows: Rows) -> Tensor | None:
-        """The logits of a step, for the caller to keep; None if it is not captured. The states must have room."""
+        """Return a step's logits, owned by the caller; None if no graph fits. The states must have room."""
         count = len(rows.ids)
         size = next((size for size in self.sizes if size >= count), None)
         if size is None or count > len(rows.spans):
@@ -115,7 +120,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def prepare(self, one: Rows, other: Rows) -> None:
-        """Captures what can be and is faster so: recorded on some rows of `one`, and tried on some of `other`."""
+        """Capture the steps that are faster replayed: record them on rows of `one`, verify them on rows of `other`."""
         times = []
         try:
             for size in _SIZES:
@@ -124,7 +129,7 @@ class DecodeGraphs:
         except Exception as error:  # stock code that was not made for it may raise anything
             self._graphs.clear()
             if self._device.type == "cuda":
-                # Raises where nothing can be computed any more.
+                # Raises if the device cannot compute any more.
                 torch.cuda.synchronize(self._device)
             logger.warning("decode steps are not captured: %s: %s", type(error).__name__, error)
             return
@@ -136,20 +141,21 @@ class DecodeGraphs:
             )
 
     def _capture(self, size: int, one: Rows, other: Rows) -> tuple[float, float]:
-        """Keeps the graph of a size if it is faster; returns the milliseconds of a step without it and with it."""
-        inputs = RowInputs(size, self._num_layers, self._axes, self._device)
+        """Keep the graph of a size if it is faster; return milliseconds of a step without it and with it."""
+        model = self._model
+        inputs = RowInputs(size, len(model.layout.layers), model.position_axes, self._device)
 
         def work() -> Tensor:
-            return self._step(inputs)
+            return model.decode(inputs)
 
         count = min(size, len(one.ids))
         inputs.fill(self._padded(_first(one, count), size))
-        work()  # whatever is compiled or looked up with the first call
+        work()  # compiles kernels
         replay = self._capturer.capture(work)
         inputs.fill(self._padded(_first(other, count), size))
         found, expected = replay().clone()[:count].float(), work()[:count].float()
         apart, largest = float((found - expected).abs().max()), float(expected.abs().max())
-        if not apart <= _TOLERANCE * max(1.0, largest):  # also where it is no number
+        if not apart <= _TOLERANCE * max(1.0, largest):  # also NaN
             raise RuntimeError(f"a replay's logits differ by {apart:.2g} of {largest:.2g}")
         eager_ms, replay_ms = self._capturer.time_ms(work), self._capturer.time_ms(replay)
         if replay_ms < eager_ms:
@@ -161,7 +167,7 @@ class DecodeGraphs:
         return Rows(
             [*rows.ids, *[0] * missing],
             torch.nn.functional.pad(rows.positions, (0, missing)),
-            [*rows.spans, *[self._nobody] * missing],
+            [*rows.spans, *[self._unused] * missing],
         )
 
 
@@ -176,7 +182,7 @@ class CudaCapturer:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See `Capturer`; raises where the work waits for the device, before that could spoil a capture."""
+        """See `Capturer`; raises before the capture if the work waits for the device, which would spoil it."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), _no_waiting():
@@ -185,7 +191,7 @@ class CudaCapturer:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with (
-            torch.cuda.stream(torch.cuda.current_stream()),  # comes back to it if the capture fails
+            torch.cuda.stream(torch.cuda.current_stream()),  # restored if the capture fails
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
         ):
             output = work()
@@ -210,11 +216,11 @@ class CudaCapturer:
 
 @contextlib.contextmanager
 def _no_waiting() -> Iterator[None]:
-    """Makes whatever waits for the device raise an error."""
+    """Make every wait for the device raise an error."""
     before = torch.cuda.get_sync_debug_mode()
     try:
         with warnings.catch_warnings():
-            # That it does not find everything; as an error it would come when the mode is set already.
+            # torch warns that it misses some waits. As an error, that would come with the mode already set.
             warnings.simplefilter("ignore")
             torch.cuda.set_sync_debug_mode("error")
         yield

@@ -1,7 +1,6 @@
-"""How the Triton kernels for the attention of many sessions are launched.
+"""Launches of the Triton kernels for the attention of many sessions.
 
-Owns sizes: of what a program computes at once, and of how many share a row. Imports `triton`, which is there only with a GPU:
-no other module may import this one at its top.
+`triton` is installed only with a GPU, so no other module may import this one at its top.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from ts_stateful.language.kv.spans import Table
 
 __all__ = ["TritonKernels"]
 
-# Of a program's keys, and as many values: two such stages fit into any GPU's shared memory.
+# A program's keys, and the same for values: two such stages fit into any GPU's shared memory.
 _TILE_BYTES: Final = 16384
 _LARGEST_TILE: Final = 128  # tokens
 _SMALLEST_DOT: Final = 16
-_MIN_SPLITS, _MAX_SPLITS = 4, 32  # 4, because a long session may be one row of many
+_MIN_SPLITS, _MAX_SPLITS = 4, 32  # 4: a long session may be one row of many
 _PROGRAMS_PER_PROCESSOR: Final = 4
 
 
 class TritonKernels:
-    """Implements `attention.Kernels` for one model; `num_processors` are the device's."""
+    """Implements `attention.Kernels` for one model; `num_processors` is the device's."""
 
     def __init__(self, layout: KVLayout, num_processors: int) -> None:
         self._layers = layout.layers
@@ -41,7 +40,7 @@ class TritonKernels:
         self._num_programs = num_processors * _PROGRAMS_PER_PROCESSOR
 
     def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
-        """Stores the new tokens' keys and values, `(heads, tokens, dim)`, in the states of their sessions."""
+        """Store the new tokens' keys and values, `(heads, tokens, dim)`, in their sessions' states."""
         keys, values = _dense(keys), _dense(values)
         shape = self._layers[layer]
         write_kernel[(table.num_tokens, shape.heads)](
@@ -65,9 +64,9 @@ class TritonKernels:
         window: int | None,
         num_splits: int | None = None,
     ) -> Tensor:
-        """Attention of the rows among the queries `(heads, tokens, dim)`.
+        """Return the attention of the rows among the queries `(heads, tokens, dim)`.
 
-        Returns `(tokens, heads, value_dim)`, of which the other tokens are not set.
+        The result is `(tokens, heads, value_dim)`; the other tokens' rows are not set.
         """
         heads, num_tokens, _ = query.shape
         shape = self._layers[layer]
@@ -100,7 +99,7 @@ class TritonKernels:
         rule: Rule,
         window: int | None,
     ) -> None:
-        """Fills what the splits of every row make of their tokens."""
+        """Compute partial results of every row's splits."""
         shape = self._layers[layer]
         group = query.shape[0] // shape.heads
         attend_kernel[(table.num_rows, shape.heads, weight.shape[2])](
@@ -124,21 +123,21 @@ class TritonKernels:
         )
 
     def _tile(self, layer: int) -> int:
-        """Tokens that a program reads at once."""
+        """Return the tokens that a program reads at once."""
         shape = self._layers[layer]
         width = _block(max(shape.key_dim, shape.value_dim))
         return min(max(_TILE_BYTES // (width * self._itemsize), _SMALLEST_DOT), _LARGEST_TILE)
 
     def _num_splits(self, num_programs: int) -> int:
-        """Programs for a row's key head: enough to fill the device, whatever the lengths, which the host need not know."""
+        """Return the programs for a row's key head: enough to fill the device at any length, without reading lengths."""
         return min(max(self._num_programs // num_programs, _MIN_SPLITS), _MAX_SPLITS)
 
 
 def _block(size: int) -> int:
-    """What a program computes of a dimension: blocks are powers of two, and products have a smallest one."""
+    """Return the block size of a dimension: a power of two, and at least the smallest that products support."""
     return max(int(triton.next_power_of_2(size)), _SMALLEST_DOT)
 
 
 def _dense(states: Tensor) -> Tensor:
-    """With its last dimension in one piece, which the kernels count on."""
+    """Return the states with a contiguous last dimension, which the kernels require."""
     return states if states.stride(-1) == 1 else states.contiguous()

@@ -1,12 +1,9 @@
 """The attention of single tokens of many sessions, and the writing of their states, in Triton's language.
 
-Each session's keys and values are read where they lie, by address, as far as it has tokens: no session is padded to another's
-length or copied beside it. A row's tokens are shared out among several programs, whose partial results a second kernel joins
-(flash decoding, https://pytorch.org/blog/flash-decoding/), so that one long session alone keeps the device busy too.
-
-Owns what runs on the device; `triton_kernels` launches it. `table` is `spans.Table`. Kernels are compiled anew for other
-dimensions, dtypes and flags only, never for other numbers of tokens, rows or sessions: what varies is not specialised on. They
-are written without annotations other than Triton's, which it would evaluate.
+Each session's states are read in place, by address, up to its length: no session is padded or copied. Several programs share a
+row's tokens, and a second kernel joins their partial results (flash decoding, https://pytorch.org/blog/flash-decoding/). So
+one long session alone keeps the device busy too. `table` is `spans.Table`. Kernels compile again only for other dimensions,
+dtypes and flags, never for other numbers of tokens, rows or sessions. Triton would evaluate annotations, so only its own stand.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ _STRIDES = ["key_head_stride", "key_token_stride", "value_head_stride", "value_t
 
 @triton.jit
 def _states_at(address, STATE: tl.constexpr):
-    """The states whose address lies at `address`; that it is aligned lets the compiler read 16 bytes at once."""
+    """Return the states whose address is stored at `address`; the alignment allows reads of 16 bytes at once."""
     return tl.multiple_of(tl.load(address).to(tl.pointer_type(STATE)), 16)
 
 
@@ -46,7 +43,7 @@ def write_kernel(
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
 ):
-    """A program writes one head of one token."""
+    """Write one head of one token."""
     token = tl.program_id(0)
     head = tl.program_id(1)
     span = tl.load(table + token)
@@ -70,7 +67,7 @@ def write_kernel(
 
 @triton.jit
 def _tokens_of(position, window, num_splits, TILE: tl.constexpr):
-    """Of the row at a position: the first token it sees, how many it sees, and how many of them a split gets."""
+    """Return a row's first visible token, its number of visible tokens, and the share of a split."""
     first = tl.where(window > 0, tl.maximum(position + 1 - window, 0), 0)
     count = position + 1 - first
     return first, count, tl.cdiv(tl.cdiv(count, TILE), num_splits) * TILE
@@ -79,8 +76,8 @@ def _tokens_of(position, window, num_splits, TILE: tl.constexpr):
 @triton.jit(do_not_specialize=[*_VARYING, "query_head_stride", "query_token_stride"])
 def attend_kernel(
     query,  # (heads, num_tokens, KEY_DIM), by strides
-    partial,  # (num_rows, heads, splits, VALUE_DIM) float32: what a split makes of its tokens
-    weight,  # (num_rows, heads, splits) float32: the logarithm to base 2 of its sum of exponentials
+    partial,  # (num_rows, heads, splits, VALUE_DIM) float32: the mean over a split's tokens
+    weight,  # (num_rows, heads, splits) float32: log2 of the split's sum of exponentials
     table,
     num_tokens,
     num_rows,
@@ -102,7 +99,7 @@ def attend_kernel(
     TILE: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
-    """A program attends with the query heads of one key head of one row to its share of the row's tokens."""
+    """Attend with the query heads of one key head of one row to this program's share of the row's tokens."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.program_id(2)
@@ -147,7 +144,7 @@ def attend_kernel(
         ).to(PRODUCT)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if SOFTCAP:
-            # tanh, of which the language has none
+            # tanh, which the language lacks
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
         scores = tl.where(inside[None, :], scores * _LOG2_E, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
@@ -187,7 +184,7 @@ def join_kernel(
     TILE: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """A program joins the splits of one head of one row."""
+    """Join the splits of one head of one row."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)
@@ -210,7 +207,7 @@ def join_kernel(
         )
         mean = mean * shrink + more * part
         highest = higher
-    if SINKS:  # a key without a value: it takes weight, and adds nothing
+    if SINKS:  # a key without a value takes weight and adds nothing
         score = tl.load(sinks + head).to(tl.float32) * _LOG2_E
         higher = tl.maximum(highest, score)
         shrink = tl.exp2(highest - higher)

@@ -13,8 +13,8 @@ from tests.support.tiny import llama
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.kernels.attention import Kernels
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
-from ts_stateful.language.kernels.cpu.library import cache_folder, compiled
-from ts_stateful.language.kernels.select import disagreement
+from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
+from ts_stateful.language.kernels.select import verify_kernels
 from ts_stateful.language.kv.cache import KVLayout, LayerShape
 from ts_stateful.language.network.load import accelerate
 
@@ -25,7 +25,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def make(layout: KVLayout) -> Kernels:
-    library = compiled(cache_folder())
+    library = load_library(cache_folder())
     assert library is not None
     return CpuKernels(layout, library)
 
@@ -51,7 +51,7 @@ def test_they_agree_with_torch(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert not disagreement(make, layout, group * shape.heads, CPU)
+        assert not verify_kernels(make, layout, group * shape.heads, CPU)
     finally:
         torch.set_num_threads(before)
 
@@ -82,20 +82,20 @@ def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.M
     """A server starts all the same, and a compiler that fails is no different from none."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert compiled(tmp_path / "cache") is None
+    assert load_library(tmp_path / "cache") is None
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    assert compiled(tmp_path / "cache") is None
+    assert load_library(tmp_path / "cache") is None
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
 @needs_compiler
 def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
     """The next start takes the library from the folder."""
-    assert compiled(tmp_path) is not None
+    assert load_library(tmp_path) is not None
     (library,) = tmp_path.glob("*.so")
     built_at = library.stat().st_mtime_ns
-    assert compiled(tmp_path) is not None
+    assert load_library(tmp_path) is not None
     assert library.stat().st_mtime_ns == built_at

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear, compile_linears
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
-from ts_stateful.language.kernels.cpu.library import cache_folder, compiled
+from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
 
 
 def library() -> Any:
-    found = compiled(cache_folder())
+    found = load_library(cache_folder())
     assert found is not None
     return found
 

@@ -16,7 +16,7 @@ from tests.support.tiny import MODELS, MORE_MODELS, llama
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
-from ts_stateful.language.kernels.cpu.library import cache_folder, compiled
+from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.network.load import Model, accelerate
@@ -33,7 +33,7 @@ needs_avx512 = pytest.mark.skipif(
 
 
 def fused_of(model: Model) -> FusedLayers:
-    library = compiled(cache_folder())
+    library = load_library(cache_folder())
     assert library is not None
     forward = model.forward
     return FusedLayers(find_decoder(model.network), forward.layout, forward.windows, library)
@@ -193,7 +193,7 @@ def test_whoever_hooks_a_module_is_called() -> None:
     layer: torch.nn.Module = model.network.model.layers[1].mlp.down_proj
     handle = layer.register_forward_hook(lambda *_: calls.append(0))
     assert fused(rows) is None
-    assert model.forward.use_shortcut(fused) == "it is not computed at all"
+    assert model.forward.use_shortcut(fused) == "it returned no logits"
     handle.remove()
     assert model.forward.use_shortcut(fused) == ""
     handle = layer.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -226,7 +226,7 @@ def test_more_rows_than_it_is_good_for_are_left_to_the_network() -> None:
 def test_layers_that_differ_are_found_out() -> None:
     """What does not compute the same is not used, and the reason says what differs."""
     model = MODELS["mistral"]()
-    library = compiled(cache_folder())
+    library = load_library(cache_folder())
     assert library is not None
     windows = [None] * len(model.forward.windows)
     wrong = FusedLayers(find_decoder(model.network), model.forward.layout, windows, library)

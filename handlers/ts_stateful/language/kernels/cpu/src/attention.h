@@ -1,8 +1,8 @@
 // Attention of single tokens of many sessions on a CPU, and the writing of their states.
 //
-// Each session's keys and values are read where they lie, by address, as far as it has tokens, once, at the speed of the memory.
-// A row's tokens are shared out among splits where there are fewer heads than threads (flash decoding,
-// https://pytorch.org/blog/flash-decoding/). See spans.py for the numbers in the table.
+// Each session's states are read in place, by address, up to its length, once, at the speed of the memory. Splits share a row's
+// tokens where there are fewer heads than threads (flash decoding, https://pytorch.org/blog/flash-decoding/). See spans.py for
+// the table.
 
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace {
 
-constexpr int BLOCK = 64;  // keys whose scores are held at a time
-constexpr int TILE = 64;   // dimensions of values that are summed up in registers
+constexpr int BLOCK = 64;  // keys scored at a time
+constexpr int TILE = 64;   // dimensions of values summed in registers
 
 template <class T> inline void fetch(const T* p, int dim) {
   for (int d = 0; d < dim; d += 64 / int(sizeof(T))) __builtin_prefetch(p + d);
 }
 
-// scores[q][i], q < Q: of a query against each of `count` keys, padded with -infinity to whole vectors.
+// scores[q][i], q < Q: a query's scores of `count` keys, padded with -infinity to whole vectors.
 template <int Q, class T>
 void score(const float* query, const T* keys, int count, int dim, float scale, float (*scores)[BLOCK]) {
   for (int begin = 0; begin < count; begin += LANES) {
@@ -42,7 +42,7 @@ void score(const float* query, const T* keys, int count, int dim, float scale, f
   }
 }
 
-// mean[q][d], q < Q, d < N vectors: plus the values by their weights.
+// Add weighted values to mean[q][d], q < Q, d < N vectors.
 template <int Q, int N, class T>
 void gather(const float (*weights)[BLOCK], const T* values, int count, int dim, float* mean) {
   V sum[Q][N];
@@ -60,7 +60,7 @@ void gather(const float (*weights)[BLOCK], const T* values, int count, int dim, 
 
 struct Layer { int64_t heads, group, key_dim, value_dim; float scale, softcap; };
 
-// Q queries of one head over `count` keys; mean is not divided by total yet.
+// Attend with Q queries of one head to `count` keys; mean is not yet divided by total.
 template <int Q, class T>
 void attend_queries(const Layer& layer, const float* query, const T* keys, const T* values, int64_t count, float* mean,
                     float* highest, float* total) {
@@ -79,7 +79,7 @@ void attend_queries(const Layer& layer, const float* query, const T* keys, const
 #pragma omp simd reduction(max : higher)
       for (int i = 0; i < padded; i++) higher = std::max(higher, s[i]);
 #pragma omp simd reduction(+ : sum)
-      for (int i = 0; i < padded; i++) sum += s[i] = power(s[i] - higher);  // what is padded adds 1e-38
+      for (int i = 0; i < padded; i++) sum += s[i] = power(s[i] - higher);  // padding adds 1e-38
       const float shrink = std::exp(highest[q] - higher);
       highest[q] = higher;
       total[q] = total[q] * shrink + sum;
@@ -115,7 +115,7 @@ template <class T> void write_states(const Step& step, const T* states, int64_t 
   }
 }
 
-// This thread's share of the attention of all rows; inside of a parallel region.
+// Compute this thread's share of the attention of all rows; inside a parallel region.
 template <class T>
 void attend_share(const Step& step, const Layer& layer, const T* query, int64_t head_stride, int64_t token_stride,
                  const float* sinks, int64_t num_splits, float* partial, T* output) {

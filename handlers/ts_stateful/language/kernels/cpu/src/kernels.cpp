@@ -1,4 +1,4 @@
-// What is called of the kernels for CPUs. Compiled when it is first needed; see cpu_library.py.
+// The exported functions of the CPU kernels. Compiled when first needed; see library.py.
 
 #include "attention.h"
 #include "layer.h"
@@ -18,14 +18,14 @@ EXPORT(bfloat16, bfloat16)
 
 extern "C" int64_t most_rows() { return MOST; }
 
-// Numbers that `decode_layers` needs room for.
+// Floats of scratch space that `decode_layers` needs.
 extern "C" int64_t decode_scratch(const Decoder* layers, int64_t num_layers, int64_t rows, int64_t num_splits) {
   int64_t most = 0;
   for (int64_t i = 0; i < num_layers; i++) most = std::max(most, Scratch(layers[i], rows, num_splits).end);
   return most;
 }
 
-// All decoder layers on hidden (rows, hidden), in place. Every token of the step is a row.
+// Compute all decoder layers on hidden (rows, hidden), in place. Every token of the step is a row.
 extern "C" void decode_layers(const Step* step, const Decoder* layers, int64_t num_layers, const float* cos, const float* sin,
                               int64_t num_splits, int64_t num_threads, float* scratch, float* hidden) {
 #pragma omp parallel num_threads(int(num_threads))
@@ -36,7 +36,7 @@ extern "C" void decode_layers(const Step* step, const Decoder* layers, int64_t n
   }
 }
 
-// x (rows, in) to y (rows, out); `scratch` has room for x.
+// Map x (rows, in) to y (rows, out); `scratch` has room for x.
 extern "C" void multiply_linear(const Linear* linear, const float* x, int64_t rows, int64_t num_threads,
                                 float* scratch, float* y) {
 #pragma omp parallel num_threads(int(num_threads))

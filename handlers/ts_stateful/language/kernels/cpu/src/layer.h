@@ -1,8 +1,7 @@
 // Decoder layers of the Llama family on a CPU, for steps of one token for each of some sessions ("rows").
 //
-// A linear layer of few rows is bound by reading its weights. They are read where the model has them, once for all rows, four
-// outputs at a time; the inputs, which are read for every output, are packed so that they are read in order. See fused.py,
-// which knows what layers these are.
+// A linear layer of few rows is bound by reading its weights. They are read in place, once for all rows, four outputs at a
+// time. The inputs are read for every output, so they are packed into reading order. decoder_layout.py recognizes the layers.
 
 #pragma once
 
@@ -11,16 +10,16 @@
 namespace {
 
 constexpr int MOST = 64;   // rows
-constexpr int WIDE = 16;   // outputs of a linear layer that a thread computes at a time
-constexpr int FAR = 4096;  // weights that are fetched ahead where a row is computed before the next can be
+constexpr int WIDE = 16;   // outputs of a linear layer that a thread computes at once
+constexpr int FAR = 4096;  // weights prefetched where rows are computed one after the other
 
 struct Linear { const float *weight, *bias; int64_t in, out; };  // (out, in), (out,) or null
 
 struct Decoder {
   Linear q, k, v, o, gate, up, down;
-  const float *norm, *q_norm, *k_norm, *ffn_norm;  // of queries and keys: or null
+  const float *norm, *q_norm, *k_norm, *ffn_norm;  // of queries and keys: may be null
   float epsilon, q_epsilon, k_epsilon, ffn_epsilon;
-  int64_t window, turned;  // 0: none; whether there are rotary positions
+  int64_t window, turned;  // 0: none; 1: rotary positions
   Layer attention;
 };
 
@@ -31,7 +30,7 @@ inline Place place_of(int rows, int m) {
   if (m < fours) return {m / 4 * 4, 4};
   return m < twos ? Place{fours, 2} : Place{twos, 1};
 }
-inline float* packed(float* target, int rows, int m, int64_t in) {  // the first of row m; LANES follow, the next are group on
+inline float* packed(float* target, int rows, int m, int64_t in) {  // row m's first LANES; the next are `group` vectors further
   const Place place = place_of(rows, m);
   return target + place.begin * in + (m - place.begin) * LANES;
 }
@@ -88,7 +87,7 @@ template <int N> void multiply_rows(const float* w, const float* x, int rows, in
   }
 }
 
-// result[m][i], i < WIDE: output n + i of row m, of packed inputs; returns how many of the WIDE exist.
+// Store output n + i of row m in result[m][i], i < WIDE, from packed inputs; return how many of the WIDE exist.
 int outputs(const Linear& linear, int64_t n, const float* x, int rows, float* result) {
   const int num = int(std::min<int64_t>(WIDE, linear.out - n));
   const float* w = linear.weight + n * linear.in;
@@ -128,11 +127,11 @@ inline float silu(float x) {
   return x >= 0 ? x / (1 + e) : x * e / (1 + e);
 }
 
-// Numbers that a layer needs room for, as offsets.
+// A layer's scratch space, as offsets in floats.
 struct Scratch {
   int64_t qkv, mixed, inner, partial, end;
   Scratch(const Decoder& d, int64_t rows, int64_t num_splits) {
-    qkv = rows * std::max(d.q.in, d.q.out);  // behind the packed inputs
+    qkv = rows * std::max(d.q.in, d.q.out);  // after the packed inputs
     mixed = qkv + rows * (d.q.out + d.k.out + d.v.out);
     inner = mixed + rows * d.q.out;
     partial = inner + rows * d.gate.out;
@@ -140,7 +139,7 @@ struct Scratch {
   }
 };
 
-// Queries, keys and values (rows, heads, dim), of which keys and values go to their sessions. cos, sin: (rows, dim)
+// Compute queries, keys and values (rows, heads, dim); store keys and values in their sessions. cos, sin: (rows, dim)
 void project(const Step& step, const Decoder& d, const float* cos, const float* sin, const float* inputs, float* qkv) {
   const int rows = int(step.num_rows);
   const int64_t dim = d.attention.key_dim, num_q = d.q.out / dim, num_kv = d.attention.heads, num = num_q + 2 * num_kv;
@@ -172,7 +171,7 @@ void project(const Step& step, const Decoder& d, const float* cos, const float* 
   }
 }
 
-// One layer on hidden (rows, hidden), in place; inside of a parallel region.
+// Compute one layer on hidden (rows, hidden), in place; inside a parallel region.
 void decode(const Step& step, const Decoder& d, const float* cos, const float* sin, int64_t num_splits, float* scratch,
             float* hidden) {
   const int rows = int(step.num_rows);

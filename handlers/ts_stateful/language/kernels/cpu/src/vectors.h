@@ -1,6 +1,4 @@
-// Vectors of float32 in registers, and what is computed with them element by element.
-//
-// With AVX-512 by intrinsics, elsewhere by loops that the compiler makes vectors of.
+// Vectors of float32 in registers, and operations on them: AVX-512 intrinsics, elsewhere loops that the compiler vectorizes.
 
 #pragma once
 
