@@ -1,4 +1,4 @@
-"""The benchmark: what serving with sessions costs beside the bare forward pass, and what it saves.
+"""The benchmark: the cost of serving with sessions beside the bare forward pass, and its savings.
 
-`python -m benchmarks --help`, or `make bench`. `cli` says what is measured; every stage is a module of `stages`.
+Run `python -m benchmarks --help`, or `make bench`. Every stage is a module of `stages`.
 """

@@ -8,7 +8,7 @@ from benchmarks.cli import main
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt  # the servers that were started are stopped on the way out
+    raise KeyboardInterrupt  # stop the started servers on exit
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Steps of the recurrent model without a server: by this package's engine alone, and by bare forward passes.
-
-Owns how both are driven and timed. They take turns in one process, with the same module, the same threads and the same inputs.
-"""
+"""Steps of the recurrent model without a server: by this package's engine alone, and by bare forward passes."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _WARM_UPS = 3
 
 
 class BareSteps:
-    """`folder` is the model's."""
+    """Both ways in one process, in turns, with the same module, threads and inputs; `folder` is the model's."""
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(THREADS)
@@ -34,14 +31,14 @@ class BareSteps:
         self._engines: dict[int, _Driven] = {}
 
     def engine(self, num_open: int, num_active: int, seconds: float) -> Pace:
-        """An engine that has `num_open` sequences steps `num_active` of them, all together, again and again."""
+        """Measure an engine with `num_open` sequences that steps `num_active` of them together, repeatedly."""
         if num_open not in self._engines:
             self._engines[num_open] = _Driven(self._folder, num_open)
         engine = self._engines[num_open]
         return _paced(lambda: engine.step(num_active), seconds)
 
     def floor(self, num_rows: int, seconds: float) -> Pace:
-        """Forward passes of so many rows on the states that the one before has returned, their outputs read."""
+        """Measure forward passes of so many rows on the states of the previous pass, reading their outputs."""
         frame, states = frames(num_rows), initial(num_rows)
 
         def step() -> list[float]:
@@ -56,7 +53,7 @@ class BareSteps:
 
 
 class _Driven:
-    """An engine with open sequences, driven as its process does; answers are encoded, and nobody gets them."""
+    """An engine with open sequences, driven as its process does; answers are encoded and dropped."""
 
     def __init__(self, folder: Path, num_open: int) -> None:
         config = load_config({"maxNumSequence": num_open, "handler": HANDLER})
@@ -76,7 +73,7 @@ class _Driven:
         self.step(num_open)
 
     def step(self, num_active: int) -> list[float]:
-        """One step of each of the first sequences, asked for at once; seconds until each was answered."""
+        """Step each of the first sequences once, requested together; return the seconds until each answer."""
         self._arrivals = []
         begin = time.perf_counter()
         for request in self._requests[:num_active]:

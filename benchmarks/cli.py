@@ -1,4 +1,4 @@
-"""The command line: which stages run, on what, and where the results go."""
+"""The command line: stages to run, their settings, and the folder for results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ stages:
   open    time to open with an image, first and repeated
   memory  memory of idle sessions
   many    512 open sessions, 8 active
-  pause   the longest pause of a stream during somebody else's long prefill
+  pause   the longest pause of a stream during another session's long prefill
   steps   steps of a recurrent model, beside the engine alone, the bare forward and the published pattern
   llama   beside llama.cpp's server on the same weights; needs --llama-server
 
@@ -50,7 +50,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the stages and writes results.json, report.md and plots; returns the exit status."""
+    """Run the stages and write results.json, report.md and plots; return the exit status."""
     options = _parser().parse_args(arguments)
     names = options.only or [name for name in _STAGES if name != "llama" or options.llama_server]
     if "llama" in names and not options.llama_server:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     plan = QUICK if options.quick else FULL
     progress = Progress(len(names))
-    progress.say("looking at the machine")
+    progress.say("checking the machine")
     about = machine.describe(options.threads)
     progress.say(f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads")
     if about["other_load"] > 0.1:
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed: list[str] = []
     with Rig(plan, folder, options.threads, progress, options.llama_server) as rig:
         for name in names:
-            # A stage that fails costs its own numbers, not the minutes that the others took.
+            # A stage that fails loses its own numbers, not those of the other stages.
             try:
                 with progress.stage(_STAGES[name].TITLE):
                     _STAGES[name].run(rig)
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only", type=_stages, metavar="STAGES", help="some stages, separated by commas"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="few samples: whether it runs, not how fast"
+        "--quick", action="store_true", help="few samples: check that it runs, not its speed"
     )
     parser.add_argument(
         "--output",

@@ -1,7 +1,4 @@
-"""Many conversations at the same time.
-
-Owns the threads and a connection for each.
-"""
+"""Many conversations at the same time, each with its own thread and connection."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from benchmarks.rig import Rig
 
 __all__ = ["Crowd"]
 
-_BEGINNERS = 4  # conversations that are begun at the same time; nobody measures that
+_BEGINNERS = 4  # conversations begun at the same time, which is not measured
 
 
 class Crowd:
@@ -29,7 +26,7 @@ class Crowd:
         self._clients = [rig.connect(system) for _ in range(size)]
 
     def begin(self, size: int, num_tokens: int) -> list[Conversation]:
-        """`size` conversations of that length, each on a connection of its own."""
+        """Begin `size` conversations of that length, each on its own connection."""
         inputs, image = self._rig.inputs, self._image
         with ThreadPoolExecutor(self._beginners) as pool:
             return list(
@@ -40,7 +37,7 @@ class Crowd:
             )
 
     def ask(self, conversations: Sequence[Conversation], max_new_tokens: int) -> list[Turn]:
-        """One prompt in each, all sent at the same time; returns when all replies are there."""
+        """Send one prompt in each at the same time; return after all replies."""
         prompts = [self._rig.inputs.prompt(PROMPT_TOKENS) for _ in conversations]
         together = threading.Barrier(len(conversations))
 

@@ -1,7 +1,4 @@
-"""An engine of a language model in this process, driven as its own process drives it: without a socket and a server.
-
-Owns the loop, and when what was asked has been answered. Knows nothing of what is measured.
-"""
+"""A language model's engine in this process, driven as its own process drives it, without socket and server."""
 
 from __future__ import annotations
 
@@ -29,19 +26,19 @@ from ts_stateful.store.ordered_calls import StoreCalls
 __all__ = ["Driver"]
 
 _PATIENCE_S = 1.0
-_THREADS = 4  # that load images, and ask the store
+_THREADS = 4  # they load images and call the store
 
 
 class Driver:
     """One engine, with a store or without. A context manager: leaving it ends the engine's threads.
 
-    `begun_at` is the time of `perf_counter` at which the first text of a request's reply came, by its id.
+    `begun_at` maps request ids to the time of `perf_counter` at the first text of their replies.
     """
 
     def __init__(self, model: Model, config: Config, store: Store | None = None) -> None:
         self.begun_at: dict[str, float] = {}
         self.answers: dict[str, dict[str, Any]] = {}
-        self._refusal = ""  # the last one that nobody was told of
+        self._refusal = ""  # the last rejection that was not reported
         self._queue = WorkQueue()
         self._threads = ThreadPoolExecutor(_THREADS)
         media = config.handler.media
@@ -52,25 +49,25 @@ class Driver:
         self.engine = build_engine(model, config, services, images)
 
     def submit(self, command: Request, **fields: Any) -> str:
-        """The id of the request, which is random, as engines may share a store. `fields` are those of `Submit`."""
+        """Submit a request with the `fields` of `Submit`; return its id, random because engines may share a store."""
         request = secrets.token_hex(8)
         self.engine.submit(Submit(request, command, **fields))
         return request
 
     def ask(self, command: Request, **fields: Any) -> dict[str, Any]:
-        """The answer to a request, or the last event of its reply."""
+        """Return the answer to a request, or the last event of its reply."""
         return self.wait(self.submit(command, **fields))
 
     def wait(self, request: str) -> dict[str, Any]:
-        """The answer to a request that was submitted."""
+        """Return the answer to a submitted request."""
         self.run_until(lambda: request in self.answers)
         return self.answers[request]
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Has the engine take what threads have for it, and steps while it has something to compute.
+        """Pass the threads' results to the engine, and step while it has work, until `done`.
 
         Raises:
-            RuntimeError: a request was refused.
+            RuntimeError: a request failed.
         """
         while not done():
             if self._refusal:

@@ -1,8 +1,8 @@
 """The floor: the bare forward passes of stock `transformers` on kept caches.
 
-Owns what a pass is and how it is timed; no server, no sampling but the largest logit, no text. Every pass is timed with both
-caches that stock users have (`DynamicCache` copies what it holds with every step, `StaticCache` masks its spare room); the
-faster one is the floor. Caches are filled before the clock starts.
+There is no server, no sampling except the largest logit, and no text. Every pass is timed with both caches that stock users
+have: `DynamicCache` copies its content with every step, `StaticCache` masks its spare room. The faster one is the floor. Caches
+are filled before the clock starts.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Floor:
         self._num_layers: int = text.num_hidden_layers
         heads, dim = text.num_key_value_heads, text.head_dim
         window = text.max_position_embeddings
-        # What the states are is of no weight for their time.
+        # The values of the states do not affect the time.
         states = torch.randn(2, self._num_layers, 1, heads, window, dim)
         self._keys, self._values = states[0], states[1]  # (layers, 1, kv_heads, window, head_dim)
 
     def first_token(self, history: int, num_new: int, cache: str) -> float:
-        """Prefill of `num_new` tokens behind `history` kept ones, and the id of the next token."""
+        """Prefill `num_new` tokens after `history` kept ones, and choose the next token."""
         kept = self._filled(cache, 1, history, num_new)
         ids = _random_ids(1, num_new)
         return _timed_ms(lambda: self._next_ids(kept, input_ids=ids))
 
     def decode(self, num_rows: int, history: int, num_steps: int, cache: str) -> float:
-        """One step of `num_rows` rows, the mean of `num_steps` that begin with `history` tokens in each."""
+        """Decode steps of `num_rows` rows; return the mean of `num_steps`, beginning with `history` tokens in each."""
         kept = self._filled(cache, num_rows, history, num_steps + _WARM_UPS)
         ids = _random_ids(num_rows, 1)
         for _ in range(_WARM_UPS):
@@ -58,7 +58,7 @@ class Floor:
         return _timed_ms(steps) / num_steps
 
     def open_image(self, num_tokens: int, cache: str) -> float:
-        """Vision tower, projector and prefill of an opening of `num_tokens`."""
+        """Run the vision tower, the projector and the prefill of an opening of `num_tokens`."""
         side = self._model.config.vision_config.image_size
         pixels = torch.randn(1, 3, side, side)
         ids = _random_ids(1, num_tokens)
@@ -67,7 +67,7 @@ class Floor:
         return _timed_ms(lambda: self._next_ids(kept, input_ids=ids, pixel_values=pixels))
 
     def open_prefill(self, num_tokens: int, cache: str) -> float:
-        """Prefill alone of an opening of `num_tokens`, from embeddings that are there."""
+        """Run only the prefill of an opening of `num_tokens`, from given embeddings."""
         width = self._model.config.text_config.hidden_size
         embeddings = torch.randn(1, num_tokens, width)
         kept = self._filled(cache, 1, 0, num_tokens)
@@ -82,7 +82,7 @@ class Floor:
     def _next_ids(self, cache: Any, **inputs: Tensor) -> Tensor:
         logits = self._model(**inputs, past_key_values=cache, logits_to_keep=1).logits
         ids: Tensor = logits[:, -1:].argmax(-1)
-        ids.tolist()  # as everybody does who streams
+        ids.tolist()  # as streaming requires
         return ids
 
     @torch.inference_mode()

@@ -1,6 +1,6 @@
 """The text model as a GGUF file in float32, for llama.cpp.
 
-Owns the file's keys (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["export"]
 
 
 def export(checkpoint: Path, path: Path) -> Path:
-    """Writes the Llama in the folder `checkpoint` to `path`."""
+    """Write the Llama in the folder `checkpoint` to `path`."""
     config = AutoConfig.from_pretrained(checkpoint)
     weights = load_file(checkpoint / "model.safetensors")
     writer = gguf.GGUFWriter(path, "llama")
@@ -50,7 +50,7 @@ def export(checkpoint: Path, path: Path) -> Path:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
-    """Words as SentencePiece's pieces: requests carry ids, and only replies become text."""
+    """Add words as SentencePiece's pieces: requests carry ids, and only replies become text."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL

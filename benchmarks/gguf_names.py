@@ -1,4 +1,4 @@
-"""Where the weights of a Llama go in a GGUF file, and in which order their rows are.
+"""Names of a Llama's weights in a GGUF file, and the order of their rows.
 
 Rows of the query and key projections are permuted: `transformers` rotates the two halves of a head, llama.cpp neighboring
 pairs.
@@ -31,7 +31,7 @@ _LAYER = {
 
 
 def target_of(name: str) -> str:
-    """llama.cpp's name of a weight of a Llama of `transformers`."""
+    """Return llama.cpp's name of a weight of a Llama of `transformers`."""
     owner = name.removesuffix(".weight")
     if owner in _WHOLE:
         return f"{_WHOLE[owner]}.weight"
@@ -40,7 +40,7 @@ def target_of(name: str) -> str:
 
 
 def permuted(weight: NDArray[Any], num_heads: int) -> NDArray[Any]:
-    """Rows `(heads, 2, half)` as `(heads, half, 2)`: a head's halves become neighboring pairs."""
+    """Return rows `(heads, 2, half)` as `(heads, half, 2)`: a head's halves become neighboring pairs."""
     rows, columns = weight.shape
     split = weight.reshape(num_heads, 2, rows // num_heads // 2, columns)
     return split.swapaxes(1, 2).reshape(rows, columns)

@@ -1,6 +1,6 @@
-"""What is sent: prompts of an exact number of tokens, and pictures. The same ones in every run.
+"""Prompts of an exact number of tokens, and pictures: the same in every run.
 
-Owns the seeds. A prompt is a list of token ids, each of which is a word (see `model`).
+A prompt is a list of token ids, each of which is a word (see `model`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _WIDTH, _HEIGHT = 448, 336  # pixels
 
 
 class Inputs:
-    """Prompts and pictures, each different from all before."""
+    """Prompts and pictures, each different from all earlier ones."""
 
     def __init__(self, seed: int = 1) -> None:
         self._random = random.Random(seed)
 
     def prompt(self, num_tokens: int) -> list[int]:
-        """The words of a prompt that lengthens the context by `num_tokens`, template included."""
+        """Return the words of a prompt that lengthens the context by `num_tokens`, template included."""
         num_words = num_tokens - TEMPLATE_TOKENS
         assert num_words > 0, "the template alone is longer"
         first, stop = NUM_SPECIAL, NUM_SPECIAL + len(words())
         return [self._random.randrange(first, stop) for _ in range(num_words)]
 
     def picture(self) -> bytes:
-        """A JPEG of disks on a slope of gray, about 20 kB."""
+        """Return a JPEG of disks on a slope of gray, about 20 kB."""
         number = self._random.randrange
         image = PIL.Image.linear_gradient("L").resize((_WIDTH, _HEIGHT)).convert("RGB")
         pen = PIL.ImageDraw.Draw(image)
@@ -48,12 +48,12 @@ class Inputs:
 
 
 def text_of(ids: Sequence[int]) -> str:
-    """The text of words."""
+    """Return the text of words."""
     return " ".join(words()[number - NUM_SPECIAL] for number in ids)
 
 
 def ids_of(text: str) -> list[int]:
-    """The ids of a text made of words."""
+    """Return the ids of a text made of words."""
     return [_numbers()[word] for word in text.split()]
 
 

@@ -1,7 +1,7 @@
 """llama.cpp's `llama-server` for the text part of the model, with a slot for each conversation.
 
-Owns its process and its slots. It gets what helps it: conversations are pinned to slots, prompts are token ids
-and their cached prefixes are reused, only the requested threads compete for the processors, and nothing is saved elsewhere.
+It runs under favorable conditions. Conversations are pinned to slots, prompts are token ids, and their cached prefixes are
+reused. Only the requested threads compete for the processors, and nothing is saved elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a number depends on besides the code: the machine, the versions, the date."""
+"""Facts besides the code that affect numbers: the machine, the versions, the date."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKAGES = (
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """For JSON. `other_load` is the share of the usable cores that other processes take just now."""
+    """Return them for JSON. `other_load` is the share of the usable cores that other processes take now."""
     usable = sorted(os.sched_getaffinity(0))
     busy = psutil.cpu_percent(interval=1.0, percpu=True)
     return {

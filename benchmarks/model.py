@@ -1,8 +1,7 @@
-"""The model that is measured: a LLaVA of stock `transformers` configurations with random weights, and its text part alone.
+"""The measured model: a LLaVA of stock `transformers` configurations with random weights, and its text part alone.
 
-Owns sizes, vocabulary and chat template. Every token is a word, so that every token is text that a client sees at once and a
-client can count tokens by words. The rows of the special tokens in the output layer are zero: none of them is ever generated,
-and a reply has the length that was asked for.
+Every token is a word, so a client receives every token as text at once, and can count tokens by words. The rows of the special
+tokens in the output layer are zero: none of them is ever generated, and a reply has the requested length.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ SIDE, PATCH = 224, 14
 IMAGE_TOKENS: Final = (SIDE // PATCH) ** 2
 WIDTH, LAYERS, HEADS, KV_HEADS = 512, 8, 8, 4
 
-# What a session must hold in float32: keys and values of a token, and the embeddings of an image.
+# State that a session must hold in float32: keys and values of a token, and the embeddings of an image.
 TOKEN_BYTES: Final = 2 * 4 * LAYERS * KV_HEADS * (WIDTH // HEADS)
 IMAGE_BYTES: Final = 4 * IMAGE_TOKENS * WIDTH
 
@@ -59,11 +58,11 @@ IMAGE, SYSTEM, USER, ASSISTANT = "<image>", "<|system|>", "<|user|>", "<|assista
 SPECIAL: Final = (PAD, UNKNOWN, BEGIN, END, IMAGE, SYSTEM, USER, ASSISTANT)
 NUM_SPECIAL: Final = len(SPECIAL)
 
-# What the template puts around the words of a prompt: the end of the reply before it (the beginning of the text, for the first
-# prompt), the user's mark, the end of the prompt, the assistant's mark.
+# Tokens that the template puts around the words of a prompt: the end of the previous reply (for the first prompt, the
+# beginning of the text), the user's mark, the end of the prompt, the assistant's mark.
 TEMPLATE_TOKENS: Final = 4
 
-# Only ever appends.
+# It only appends.
 TEMPLATE: Final = """\
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -85,7 +84,7 @@ TEMPLATE: Final = """\
 
 @cache
 def words() -> tuple[str, ...]:
-    """The words of the vocabulary, in the order of their ids, which begin at `NUM_SPECIAL`."""
+    """Return the words of the vocabulary, in the order of their ids, which begin at `NUM_SPECIAL`."""
     syllables = ["".join(pair) for pair in itertools.product("bdfgklmnprstvz", "aeiou")]
     made = itertools.chain(
         map("".join, itertools.product(syllables, repeat=2)),
@@ -95,7 +94,7 @@ def words() -> tuple[str, ...]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A fast tokenizer of one token a word; it adds no token of its own, the template writes them all."""
+    """Return a fast tokenizer of one token a word; the template writes all special tokens."""
     pieces = [*SPECIAL, *("▁" + word for word in words())]
     tokenizer = Tokenizer(
         models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token=UNKNOWN)
@@ -121,7 +120,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """Writes two checkpoints into `folder` and returns their folders: the LLaVA, and its text part. Takes seconds."""
+    """Write two checkpoints into `folder` and return their folders: the LLaVA, and its text part. Takes seconds."""
     torch.manual_seed(0)
     disable_progress_bar()
     tokenizer = build_tokenizer()
@@ -161,7 +160,7 @@ def _llava_config(tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    # Larger than usual, so that attention is selective as in a trained model and a wrong implementation shows.
+    # Larger than usual: attention is selective as in a trained model, which exposes wrong implementations.
     spread = 0.05
     vision = CLIPVisionConfig(
         image_size=SIDE,

@@ -1,4 +1,4 @@
-"""What systems and measures are called in samples, ratios and plots."""
+"""Names of systems and measures in samples, ratios and plots."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ PROBE: Final = "probe"  # of the machine itself
 
 
 def floor_name(cache: str) -> str:
-    """The name of the floor with one of the caches."""
+    """Return the name of the floor with one of the caches."""
     return f"floor, {cache}"

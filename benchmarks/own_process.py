@@ -1,12 +1,8 @@
-"""An object in a process of its own: what is measured without a server.
-
-Owns the process. Knows nothing of what is measured.
-"""
+"""An object in its own process, measured without a server."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,17 +10,17 @@ __all__ = ["OwnProcess"]
 
 
 class OwnProcess:
-    """What `make(*arguments)` makes, in a process of its own; a context manager. Idle while servers are measured."""
+    """An instance of `kind` in its own process; a context manager. Idle while servers are measured."""
 
-    def __init__(self, make: Callable[..., object], *arguments: object) -> None:
+    def __init__(self, kind: type[object], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, kind, arguments), daemon=True)
         self._process.start()
         theirs.close()
 
     def measure(self, name: str, *arguments: object) -> Any:
-        """What the object's method `name` returns."""
+        """Return the result of the object's method `name`."""
         self._pipe.send((name, arguments))
         return self._pipe.recv()
 
@@ -38,8 +34,8 @@ class OwnProcess:
             self._process.kill()
 
 
-def _serve(pipe: Connection, make: Callable[..., object], arguments: tuple[object, ...]) -> None:
-    served = make(*arguments)
+def _serve(pipe: Connection, kind: type[object], arguments: tuple[object, ...]) -> None:
+    served = kind(*arguments)
     while True:
         try:
             name, arguments = pipe.recv()

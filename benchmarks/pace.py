@@ -1,7 +1,4 @@
-"""How fast steps were: what is reported of many of them.
-
-Owns the figures; knows nothing of who took the steps.
-"""
+"""Speed of steps: the statistics that are reported of many of them."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ __all__ = ["Pace"]
 
 
 class Pace(NamedTuple):
-    """Steps a second of all sequences together, and the milliseconds that a step took its sequence."""
+    """Steps a second of all sequences together, and a step's latency in milliseconds."""
 
     steps_per_s: float
     median_ms: float
@@ -22,7 +19,7 @@ class Pace(NamedTuple):
 
     @classmethod
     def of(cls, latencies_s: Sequence[float], taken_s: float) -> Pace:
-        """That of steps that were taken within `taken_s`; the percentile is the smallest latency that 99 % do not exceed."""
+        """Return the pace of steps taken within `taken_s`; the percentile is the smallest latency that 99 % do not exceed."""
         ordered = sorted(latencies_s)
         return cls(
             len(ordered) / taken_s,

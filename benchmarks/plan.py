@@ -1,4 +1,4 @@
-"""How much is measured: which histories and widths, how often, for how long."""
+"""The amount of measurement: histories and widths, repetitions, and time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from msgspec import Struct
 
 __all__ = ["FULL", "PROMPT_TOKENS", "QUICK", "Plan"]
 
-PROMPT_TOKENS: Final = 20  # of the prompt whose first token is waited for, template included
+PROMPT_TOKENS: Final = 20  # of the prompt whose first token is measured, template included
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """Times are seconds after which a stage begins nothing more, once it has `at_least` rounds.
+    """A plan. Times are seconds after which a stage begins nothing more, once it has `at_least` rounds.
 
-    Time to first token is measured in `batches` of conversations that are begun anew, so that their histories stay close to
-    what they are called: each takes `asks` prompts.
+    Time to first token is measured in `batches` of new conversations, each with `asks` prompts. So their histories stay close
+    to their nominal lengths.
     """
 
     histories: tuple[int, ...] = (300, 800, 1600, 3200)
@@ -30,10 +30,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     decode_rounds: int = 4
     decode_s: float = 110.0
 
-    creates_session: int = 12
+    open_rounds: int = 12
 
     idle_sessions: int = 64
-    idle_first: int = 16  # at the first reading: what the first ones cost is not theirs alone
+    idle_first: int = 16  # at the first reading: the first sessions have additional cost
     idle_step: int = 8
     idle_history: int = 500
 
@@ -48,9 +48,9 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     step_widths: tuple[int, ...] = (1, 8, 32, 128)
     step_open: tuple[int, ...] = (8, 128, 1000)
-    step_active: int = 8  # of those
-    step_bare_s: float = 0.25  # what one sample takes: of the engine alone and of bare passes,
-    step_s: float = 0.8  # through TorchServe
+    step_active: int = 8  # of those sequences
+    step_bare_s: float = 0.25  # duration of one sample: of the engine alone and of bare passes,
+    step_s: float = 0.8  # and through TorchServe
     step_warm_s: float = 4.0
     step_rounds: int = 5
     steps_s: float = 50.0
@@ -68,7 +68,7 @@ QUICK: Final = Plan(
     asks=2,
     decode_rounds=1,
     decode_tokens=32,
-    creates_session=3,
+    open_rounds=3,
     idle_sessions=32,
     many_sessions=128,
     many_rounds=2,

@@ -1,7 +1,4 @@
-"""The plots of a run, as PNG.
-
-Owns their looks. A plot whose samples were not taken is left out.
-"""
+"""The plots of a run, as PNG. A plot without samples is left out."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 def draw(samples: Samples, folder: Path, caption: str) -> list[Path]:
-    """Writes the plots that the samples allow into `folder`; `caption` names machine and date."""
+    """Write the plots that the samples allow into `folder`; `caption` names machine and date."""
     drawn = []
     with mpl.rc_context(_STYLE):
         for name, needs, plot in (
@@ -175,7 +172,7 @@ def _llama(samples: Samples, figure: Figure) -> None:
 
 
 def _lines(axes: Axes, samples: Samples, measure: str, systems: Sequence[str]) -> None:
-    """Medians as lines, 10th to 90th percentiles as bands."""
+    """Plot medians as lines, 10th to 90th percentiles as bands."""
     for system in systems:
         if system == _FLOOR:
             _floor_line(axes, samples, measure)

@@ -1,7 +1,4 @@
-"""What a benchmark shows while it runs: a line for each stage and a bar within it.
-
-Owns the terminal. On anything but a terminal the bars are left out and the lines stay.
-"""
+"""The benchmark's progress: a line for each stage and a bar within it; on a terminal only, the bars."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _BAR = "  {bar:24} {n_fmt}/{total_fmt}  {elapsed}<{remaining}  {desc}"
 
 
 class Progress:
-    """The progress of several stages, of which one is shown at a time; a context manager around each stage."""
+    """The progress of several stages, one shown at a time; a context manager around each stage."""
 
     def __init__(self, num_stages: int, output: TextIO = sys.stderr) -> None:
         self._num_stages = num_stages
@@ -28,14 +25,14 @@ class Progress:
         self._bar: tqdm[None] | None = None
 
     def stage(self, title: str) -> Progress:
-        """Begins the next stage."""
+        """Begin the next stage."""
         self._number += 1
         self._began_at = time.monotonic()
         self.say(f"[{self._number}/{self._num_stages}] {title}")
         return self
 
     def expect(self, steps: int) -> None:
-        """Says how many steps the stage has."""
+        """Set the stage's number of steps."""
         self._close()
         self._bar = tqdm(
             total=steps,
@@ -46,19 +43,19 @@ class Progress:
         )
 
     def step(self, name: str) -> None:
-        """A step is done."""
+        """Count one step as done."""
         if self._bar is not None:
             self._bar.set_description_str(name, refresh=False)
             self._bar.update()
 
     def skip(self, steps: int) -> None:
-        """So many steps will not be done."""
+        """Remove so many steps that will not be done."""
         if self._bar is not None and self._bar.total is not None:
             self._bar.total -= steps
             self._bar.refresh()
 
     def say(self, line: str) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         tqdm.write(line, file=self._output)
         self._output.flush()
 

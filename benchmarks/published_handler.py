@@ -1,8 +1,7 @@
 """The baseline of steps: a TorchServe handler that keeps states as the published stateful examples do.
 
-A dictionary of Python objects by sequence id, the least recently used of which goes when it is full, and a loop over the rows
-of a batch: a forward pass for each. It understands the requests of this package's clients and answers alike. Only the
-benchmark uses it.
+It keeps a dictionary of Python objects by sequence id, and drops the least recently used when it is full. It loops over the
+rows of a batch, with a forward pass for each. Its requests and answers are those of this package's clients.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class PublishedHandler:
     """Sequences of the model in the archive; TorchServe wants one class in this module."""
 
     def initialize(self, context: Any) -> None:
-        """Loads the model; `handler` of the archive's configuration has its declarations too."""
+        """Load the model, declared by `handler` of the archive's configuration."""
         settings = context.model_yaml_config["handler"]
         torch.set_num_threads(settings["threads"])
         model_dir = Path(context.system_properties["model_dir"])
@@ -32,7 +31,7 @@ class PublishedHandler:
 
     @torch.inference_mode()
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
-        """The steps of a batch, one after the other."""
+        """Run the steps of a batch, one after the other."""
         return [
             self._step(context.get_sequence_id(index), json.loads(row["data"]))
             for index, row in enumerate(data)

@@ -1,4 +1,4 @@
-"""What streams that ran side by side amount to: the two meanings of throughput."""
+"""Throughput of streams that ran side by side, in two meanings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["steady_rate", "whole_rate"]
 
 
 def steady_rate(turns: Sequence[Turn]) -> float:
-    """Tokens a second while all streams run: from when the last one has begun until the first one ends."""
+    """Return tokens a second while all streams run: from the last one's beginning to the first one's end."""
     begin = max(turn.arrivals[0].at for turn in turns)
     end = min(turn.arrivals[-1].at for turn in turns)
     num_tokens = sum(_tokens_until(turn, end) - _tokens_until(turn, begin) for turn in turns)
@@ -21,7 +21,7 @@ def steady_rate(turns: Sequence[Turn]) -> float:
 
 
 def whole_rate(turns: Sequence[Turn]) -> float:
-    """Tokens a second from sending the requests to the end of the last reply."""
+    """Return tokens a second from sending the requests to the end of the last reply."""
     taken_s = max(turn.arrivals[-1].at for turn in turns) - min(turn.sent_at for turn in turns)
     return sum(turn.num_tokens for turn in turns) / taken_s
 

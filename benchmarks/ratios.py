@@ -1,7 +1,6 @@
-"""The ratios that the benchmark is about, and what they should be.
+"""The ratios of the benchmark and their targets.
 
-Owns their names, their definitions in terms of medians, and their targets. The floor of a measure is the faster one of the two
-caches that stock users have.
+The floor of a measure is the faster one of the two caches that stock users have.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ["RATIOS", "Ratio", "floor_of", "ratios_of"]
 
 
 class Ratio(NamedTuple):
-    """A ratio; `value` gives None where it was not measured, or raises ZeroDivisionError."""
+    """A ratio; `value` returns None where it was not measured, or raises ZeroDivisionError."""
 
     name: str
     bound: Literal["at most", "at least"]
@@ -48,12 +47,12 @@ class Ratio(NamedTuple):
     value: Callable[[Samples], float | None]
 
     def is_met(self, value: float) -> bool:
-        """Whether a value is on the right side of the target."""
+        """Return True if a value is on the right side of the target."""
         return value <= self.target if self.bound == "at most" else value >= self.target
 
 
 def floor_of(samples: Samples, measure: str, x: int | None = None) -> float | None:
-    """The median of the faster cache: the smaller time, or the higher throughput."""
+    """Return the median of the faster cache: the smaller time, or the higher throughput."""
     groups = [samples.of(measure, floor_name(cache), x) for cache in CACHES]
     medians = [samples.median(measure, floor_name(cache), x) for cache in CACHES]
     found = [median for median in medians if median is not None]
@@ -64,7 +63,7 @@ def floor_of(samples: Samples, measure: str, x: int | None = None) -> float | No
 
 
 def ratios_of(samples: Samples) -> dict[str, float]:
-    """All that were measured, by name."""
+    """Return all ratios that were measured, by name."""
     values = {ratio.name: ratio.value(samples) for ratio in RATIOS}
     return {name: round(value, 4) for name, value in values.items() if value is not None}
 
@@ -82,7 +81,7 @@ def _between(measure: str, x: int, over: str, under: str) -> Callable[[Samples],
 
 
 def _slope_over_floor(samples: Samples) -> float | None:
-    """That of the steeper one of HTTP and gRPC."""
+    """Return the ratio of the steeper one of HTTP and gRPC."""
     histories = sorted({sample.x for sample in samples.of(TTFT, HTTP)})
     floor = _slope([(x, floor_of(samples, TTFT, x)) for x in histories])
     slopes = [_slope([(x, samples.median(TTFT, s, x)) for x in histories]) for s in (HTTP, GRPC)]
@@ -112,7 +111,7 @@ def _many_over_few(samples: Samples) -> float | None:
 
 
 def _frontend_share(samples: Samples) -> float | None:
-    """Of the time between two answers through TorchServe, what the engine alone would not take."""
+    """Return the share of the time between two answers through TorchServe that the engine alone would not take."""
     of_engine = _between(STEPS, 128, STREAMS, ENGINE)(samples)
     return None if of_engine is None else 1 - of_engine
 

@@ -1,8 +1,7 @@
 """The baseline: a TorchServe handler that keeps no states.
 
-It does what published samples of multimodal sessions do: the image's tensor is kept for a session, and everything else, the
-vision tower included, is computed again in every turn by stock `generate`, one turn at a time. It streams the same server-sent
-events as the package does. Only the benchmark uses it.
+It works like published samples of multimodal sessions. It keeps the image's tensor for a session. Stock `generate` computes
+everything else in every turn, the vision tower included, one turn at a time. It streams the same events as the package.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from ts.handler_utils.utils import send_intermediate_predict_response
 
 
 class RecomputeHandler:
-    """Sessions without KV states; itself the streamer of `generate`, because TorchServe wants one class in this module."""
+    """Sessions without KV states; also the streamer of `generate`, because TorchServe wants one class in this module."""
 
     def initialize(self, context: Any) -> None:
-        """Loads the model that `handler.model` of the archive's configuration names."""
+        """Load the model that `handler.model` of the archive's configuration names."""
         settings = context.model_yaml_config["handler"]
         torch.set_num_threads(settings["threads"])
         self._model = AutoModelForImageTextToText.from_pretrained(settings["model"]).eval()
         self._processor = AutoProcessor.from_pretrained(settings["model"])
         self._sessions: dict[str, dict[str, Any]] = {}
-        self._ids: list[int] = []  # of the reply in progress
+        self._ids: list[int] = []  # of the present reply
         self._text = ""
 
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[bytes]:
-        """One turn: `session_id`, `prompt`, `max_new_tokens`, and with the first one `image` in base64."""
+        """Run one turn: `session_id`, `prompt`, `max_new_tokens`, and with the first one `image` in base64."""
         request = json.loads(data[0].get("data") or data[0]["body"])
         session = self._sessions.get(request["session_id"])
         content = [{"type": "text", "text": request["prompt"]}]
@@ -47,7 +46,7 @@ class RecomputeHandler:
         return [_event(text="", finish_reason="length")]
 
     def put(self, value: torch.Tensor) -> None:
-        """Takes the prompt, then every token as it comes."""
+        """Receive the prompt, then every token."""
         if value.numel() > 1:
             return
         self._ids.append(int(value))
@@ -59,7 +58,7 @@ class RecomputeHandler:
         )
 
     def end(self) -> None:
-        """Tells nothing; `handle` returns the last event."""
+        """Do nothing; `handle` returns the last event."""
 
     def _opened(self, image: str) -> dict[str, Any]:
         with PIL.Image.open(io.BytesIO(base64.b64decode(image))) as picture:

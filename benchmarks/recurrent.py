@@ -1,7 +1,6 @@
-"""The recurrent model whose steps are measured, and what is declared of it.
+"""The recurrent model whose steps are measured, and its declaration.
 
-Owns its shape, its seed and its inputs: an LSTM of about a million parameters that reads one frame a step, as a model of
-keywords or gestures does.
+It is an LSTM of about a million parameters that reads one frame a step, like a model of keywords or gestures.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 __all__ = ["FRAME", "HANDLER", "OUTPUT", "THREADS", "build", "frames", "initial", "load"]
 
 FRAME, OUTPUT = "frame", "scores"
-THREADS: Final = 1  # what the engine chooses by itself for so small a model
+THREADS: Final = 1  # the engine's own choice for so small a model
 _INPUTS, _HIDDEN, _LAYERS, _OUTPUTS = 64, 288, 2, 16
 _FILE = "model.pt"
 
-# What users write under `handler:`.
+# The settings that users write under `handler:`.
 HANDLER: Final[dict[str, Any]] = {
     "model": _FILE,
     "threads": THREADS,
@@ -39,7 +38,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(_HIDDEN, _OUTPUTS)
 
     def forward(self, frame: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of all rows.
+        """Run one step of all rows.
 
         Args:
             frame: (rows, 64).
@@ -53,7 +52,7 @@ class Recurrent(nn.Module):
 
 
 def build(folder: Path) -> Path:
-    """Writes the model, as TorchScript, into `folder`, which holds nothing else; returns the folder."""
+    """Write the model, as TorchScript, into `folder`, which is otherwise empty; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -63,7 +62,7 @@ def build(folder: Path) -> Path:
 
 
 def load(folder: Path) -> nn.Module:
-    """The model that `build` has written."""
+    """Load the model that `build` wrote."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module: nn.Module = torch.jit.load(folder / _FILE)
@@ -71,10 +70,10 @@ def load(folder: Path) -> nn.Module:
 
 
 def frames(count: int) -> Tensor:
-    """Inputs of so many sequences: `(count, 64)`."""
+    """Return inputs of so many sequences: `(count, 64)`."""
     return torch.randn(count, _INPUTS, generator=torch.Generator().manual_seed(1))
 
 
 def initial(num_rows: int) -> list[Tensor]:
-    """States that sequences begin with: two of `(2, rows, 288)`."""
+    """Return the first states of sequences: two of `(2, rows, 288)`."""
     return [torch.zeros(_LAYERS, num_rows, _HIDDEN) for _ in range(2)]

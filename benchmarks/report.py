@@ -1,6 +1,6 @@
-"""Results as files: everything as JSON, and what it comes to as a page of Markdown.
+"""Results as files: JSON, and a page of Markdown.
 
-Owns the formats. `results.json` has `machine`, `plan`, `ratios`, `targets`, `medians` and the raw `samples`.
+`results.json` has `machine`, `plan`, `ratios`, `targets`, `medians` and the raw `samples`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TITLES = {
     REPEATED_OPEN: "Opening with an image that is in use, by tokens of the opening",
     MEMORY: "Memory, by open sessions",
     MANY: "Time to first token of active sessions, by open sessions",
-    PAUSE: "Longest pause of a stream, by tokens of somebody else's prompt",
+    PAUSE: "Longest pause of a stream, by tokens of another session's prompt",
     STEPS: "Recurrent model: steps a second, by sequences that step at the same time",
     STEP_MEDIAN: "Recurrent model: median of a step's latency, by sequences that step at the same time",
     STEP_P99: "Recurrent model: 99th percentile of a step's latency, by sequences that step at the same time",
@@ -65,7 +65,7 @@ _TITLES = {
 
 
 def write_results(path: Path, machine: dict[str, Any], plan: Plan, samples: Samples) -> None:
-    """Writes results.json."""
+    """Write results.json."""
     medians = [
         {"measure": measure, "system": system, "x": x, "unit": unit, **spread._asdict()}
         for (measure, system, x, unit), spread in samples.groups().items()
@@ -84,7 +84,7 @@ def write_results(path: Path, machine: dict[str, Any], plan: Plan, samples: Samp
 def write_report(
     path: Path, machine: dict[str, Any], samples: Samples, plots: Iterable[Path], *, quick: bool
 ) -> None:
-    """Writes report.md, which shows the plots beside it."""
+    """Write report.md, which shows the plots beside it."""
     parts = ["# Benchmark\n"]
     if quick:
         parts.append("**A quick run: too few samples to be quoted.**\n")
@@ -99,7 +99,7 @@ def write_report(
 
 
 def ratio_table(ratios: dict[str, float]) -> str:
-    """The ratios beside their targets."""
+    """Return the ratios beside their targets."""
     lines = ["| ratio | measured | target | |", "|---|---|---|---|"]
     for ratio in RATIOS:
         if ratio.name in ratios:
@@ -126,13 +126,13 @@ def _evenness(samples: Samples) -> str:
     if not found:
         return ""
     return (
-        f"A fixed piece of work, timed before the samples, took {_cell(spread_of(found), 'ms')}: on a machine that does"
-        " nothing else these are the same, and the more they differ, the less the numbers below say.\n"
+        f"A fixed piece of work, timed before the samples, took {_cell(spread_of(found), 'ms')}."
+        " On an otherwise idle machine all are equal; the more they differ, the less the numbers below mean.\n"
     )
 
 
 def _measure_table(rows: Sequence[tuple[tuple[str, str, int, str], Spread]]) -> str:
-    """A line for each system, a column for each place on the abscissa."""
+    """Return a table with a line for each system and a column for each place on the abscissa."""
     places = sorted({key[2] for key, _ in rows})
     systems = list(dict.fromkeys(key[1] for key, _ in rows))
     cells = {(key[1], key[2]): _cell(spread, key[3]) for key, spread in rows}

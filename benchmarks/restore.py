@@ -1,6 +1,6 @@
-"""`python -m benchmarks.restore`: the time to the first token of a session that comes back, by where its KV states are.
+"""`python -m benchmarks.restore`: time to first token of a session that comes back, by the place of its KV states.
 
-Owns an engine without a server, with the text model of the other benchmarks and a store in a temporary folder, whose files
+It runs an engine without a server, with the text model of the other benchmarks. The store is a temporary folder, whose files
 are in the page cache when they are read. Prints a table of medians.
 """
 
@@ -49,7 +49,7 @@ class Bench:
         self._inputs = Inputs()
 
     def first_token_ms(self, history: int, tier: str) -> float:
-        """From a prompt in a session of `history` tokens, whose states are in that tier, to the first token of its reply."""
+        """Return the time from a prompt to the first token, in a session of `history` tokens with states in that tier."""
         session = secrets.token_hex(8)  # the engines share a store
         self._driver.ask(Open(session_id=session), creates_session=True)
         self._ask(session, history - _PROMPT)
@@ -82,7 +82,7 @@ def _leave(context: Context, tier: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Run the benchmark and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.restore", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of every number (default: 5)")
     parser.add_argument(
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _config(checkpoint: Path, history: int) -> Config:
-    """Room for hardly more than one session, so that states are in the store soon after their turn."""
+    """Return a configuration with room for little more than one session, so that states reach the store soon."""
     handler = {
         "model": str(checkpoint),
         "deviceCacheBytes": int(1.2 * TOKEN_BYTES * (history + 8)),

@@ -1,7 +1,4 @@
-"""What the stages share: the model, the servers, the floor, the samples.
-
-Owns what runs: each server is started when a stage first asks for it, and all end with the rig.
-"""
+"""The shared resources of the stages: model, servers, floor and samples."""
 
 from __future__ import annotations
 
@@ -43,7 +40,10 @@ _SERVER_OF = {
 
 
 class Rig:
-    """A context manager: leaving it stops everything. `folder` takes the model, the archives and the logs."""
+    """A context manager: leaving it stops everything. `folder` takes the model, the archives and the logs.
+
+    Each server is started when a stage first needs it.
+    """
 
     def __init__(
         self, plan: Plan, folder: Path, threads: int, progress: Progress, llama: Path | None
@@ -82,12 +82,12 @@ class Rig:
 
     @cached_property
     def llama_server(self) -> LlamaServer:
-        """llama.cpp's server for the text part, as it comes."""
+        """llama.cpp's server for the text part, with default options."""
         self.progress.say("      starting llama-server")
         return self._stack.enter_context(self.start_llama())
 
     def start_llama(self, *options: str) -> LlamaServer:
-        """Another one, with options; not started yet."""
+        """Return another llama.cpp server, with options, not started yet."""
         assert self._llama is not None
         model = self.folder / "text.gguf"
         if not model.exists():
@@ -96,7 +96,7 @@ class Rig:
         return LlamaServer(self._llama, model, log, threads=self.threads, options=options)
 
     def server_of(self, system: str) -> TorchServe:
-        """The running server of a system."""
+        """Return the running server of a system."""
         name = _SERVER_OF[system]
         if name not in self._servers:
             made = self._make(name)
@@ -105,7 +105,7 @@ class Rig:
         return self._servers[name]
 
     def connect(self, system: str) -> Client:
-        """A connection to a system; the rig closes it."""
+        """Return a connection to a system; the rig closes it."""
         client = self._client(system)
         self._stack.callback(client.disconnect)
         return client

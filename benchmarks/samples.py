@@ -1,7 +1,7 @@
-"""Measured numbers: raw samples, their medians and spread, and the order in which they are taken.
+"""Raw samples, their medians and spread, and the order in which they are taken.
 
-Owns interleaving: systems are measured in turn, round after round, each round beginning with another one, so that a machine
-that becomes slower for a while does so for all of them.
+Systems are measured in turn, round after round, each round beginning with another system. So a temporary slowdown of the
+machine affects all of them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _PROBE_SIZE = 100_000
 
 
 class Sample(Struct, frozen=True, omit_defaults=True):
-    """One number. `x` is what the measure is plotted against: tokens of history, streams, open sessions."""
+    """One number. `x` is the abscissa of its plot: tokens of history, streams, open sessions."""
 
     measure: str
     system: str
     x: int
     value: float
     unit: str
-    at: int = 0  # the exact abscissa where `x` is rounded: the history of this very turn
+    at: int = 0  # the exact abscissa where `x` is rounded: the history of this turn
 
 
 class Spread(NamedTuple):
-    """What is reported of several samples."""
+    """The reported statistics of several samples."""
 
     median: float
     low: float  # 10th percentile
@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What takes samples of one system at one place of an abscissa, in every round or in every second, third, ... one."""
+    """A way to sample one system at one place of an abscissa, in every round or in every second, third, ... one."""
 
     name: str
     run: Callable[[], Iterable[Sample]]
@@ -52,17 +52,17 @@ class Trial(NamedTuple):
 
 
 class Samples:
-    """All samples of a run, in the order in which they were taken."""
+    """All samples of a run, in order."""
 
     def __init__(self, samples: Iterable[Sample] = ()) -> None:
         self.all = list(samples)
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Takes more."""
+        """Add samples."""
         self.all += samples
 
     def of(self, measure: str, system: str, x: int | None = None) -> list[Sample]:
-        """Those of one measure and system, at one place or at all."""
+        """Return those of one measure and system, at one place or at all."""
         return [
             sample
             for sample in self.all
@@ -70,12 +70,12 @@ class Samples:
         ]
 
     def median(self, measure: str, system: str, x: int | None = None) -> float | None:
-        """The median of those, or None if there are none."""
+        """Return the median of those, or None if there are none."""
         found = self.of(measure, system, x)
         return statistics.median(sample.value for sample in found) if found else None
 
     def groups(self) -> dict[tuple[str, str, int, str], Spread]:
-        """The spread for every measure, system, place and unit, in the order of their first samples."""
+        """Return the spread for every measure, system, place and unit, in the order of their first samples."""
         values: dict[tuple[str, str, int, str], list[float]] = {}
         for sample in self.all:
             key = (sample.measure, sample.system, sample.x, sample.unit)
@@ -83,12 +83,12 @@ class Samples:
         return {key: spread_of(found) for key, found in values.items()}
 
     def to_builtins(self) -> list[object]:
-        """For JSON."""
+        """Return them for JSON."""
         return [msgspec.to_builtins(sample) for sample in self.all]
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Median and the 10th and 90th percentiles (linear interpolation, as numpy's default)."""
+    """Return the median and the 10th and 90th percentiles (linear interpolation, as numpy's default)."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0], 1)
     deciles = statistics.quantiles(values, n=10, method="inclusive")
@@ -96,15 +96,15 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def slope(points: Iterable[tuple[float, float]]) -> float:
-    """The slope of the line of least squares through points `(x, y)`."""
+    """Return the slope of the least-squares line through points `(x, y)`."""
     xs, ys = zip(*points, strict=True)
     return statistics.linear_regression(xs, ys).slope
 
 
 def settle() -> list[Sample]:
-    """Lets threads that spin behind their work come to an end, then times a fixed piece of work: `PROBE` in milliseconds.
+    """Wait for busy-waiting threads to stop, then time a fixed piece of work: `PROBE` in milliseconds.
 
-    On a machine that does nothing else that always takes the same time.
+    On an otherwise idle machine this time is constant.
     """
     time.sleep(_REST_S)
     begin = time.perf_counter()
@@ -123,9 +123,9 @@ def interleave(
     clock: Callable[[], float] = time.monotonic,
     before: Callable[[], Iterable[Sample]] = settle,
 ) -> None:
-    """Runs every trial that is due once a round. After `at_least` rounds, no other begins once `clock` has passed `until`.
+    """Run every trial that is due once a round; take the samples of `before` before each one.
 
-    `before` each of them its samples are taken.
+    After `at_least` rounds, no other round begins once `clock` has passed `until`.
     """
     for number in range(rounds):
         if number >= at_least and clock() > until:

@@ -1,7 +1,4 @@
-"""The servers that are measured: packed and started as users do it.
-
-Owns their configurations and archives. `archive.sh` packs this package's, `ts_stateful.torchserve.server` starts all of them.
-"""
+"""The measured servers, packed and started as users do it."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _MAX_SESSIONS = 1024
 def stateful_server(
     name: str, profile: str, model: Path, *, threads: int, folder: Path
 ) -> TorchServe:
-    """This package's server for a checkpoint, with the repository's own configuration otherwise; not started yet."""
+    """Return this package's server for a checkpoint, with the repository's configuration otherwise; not started yet."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "model-config.yaml").read_text())
     document["handler"] |= {"model": str(model), "threads": threads}
     document["maxNumSequence"] = _MAX_SESSIONS
@@ -37,7 +34,7 @@ def stateful_server(
 
 
 def steps_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe:
-    """This package's server for the recurrent model in the folder `model`, in the sequence profile; not started yet."""
+    """Return this package's server for the recurrent model in the folder `model`, in the sequence profile; not started yet."""
     name = "steps"
     config = _written(_sequences(num_sequences), folder / f"{name}.yaml")
     command = [str(ROOT / "archive.sh"), "--name", name, "--config", str(config)]
@@ -46,7 +43,7 @@ def steps_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe
 
 
 def published_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe:
-    """The baseline of steps, with the same configuration; not started yet."""
+    """Return the baseline of steps, with the same configuration; not started yet."""
     name = "published"
     config = _written(_sequences(num_sequences), folder / f"{name}.yaml")
     _pack(name, config, folder, "--extra-files", str(model))
@@ -54,7 +51,7 @@ def published_server(model: Path, num_sequences: int, *, folder: Path) -> TorchS
 
 
 def recompute_server(model: Path, *, threads: int, folder: Path) -> TorchServe:
-    """The baseline; not started yet."""
+    """Return the baseline; not started yet."""
     name = "recompute"
     document = {
         "minWorkers": 1,
@@ -69,7 +66,7 @@ def recompute_server(model: Path, *, threads: int, folder: Path) -> TorchServe:
 
 
 def _sequences(count: int) -> dict[str, Any]:
-    """TorchServe batches sequences: at most one step of each in a batch, and a place for all of them."""
+    """Return the batching of sequences: at most one step of each in a batch, and a place for all of them."""
     return {
         "minWorkers": 1,
         "maxWorkers": 1,
@@ -83,7 +80,7 @@ def _sequences(count: int) -> dict[str, Any]:
 
 
 def _pack(name: str, config: Path, folder: Path, *options: str) -> None:
-    """An archive with a handler of the benchmark's own."""
+    """Pack an archive with a handler of the benchmark."""
     packer = "from model_archiver.model_packaging import generate_model_archive as main; main()"
     command = [sys.executable, "-c", packer, "--model-name", name, "--version", "1.0"]
     command += ["--handler", str(ROOT / "benchmarks" / f"{name}_handler.py")]

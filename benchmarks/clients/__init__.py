@@ -1,1 +1,1 @@
-"""How the systems are spoken to, so that a stage need not know which one it measures."""
+"""Clients of the measured systems, with one interface."""

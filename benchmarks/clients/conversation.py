@@ -1,7 +1,4 @@
-"""A conversation with a system, and what its client saw of each reply.
-
-Owns the interface of a client and the counting of the context. Knows nothing of transports.
-"""
+"""A conversation with a system, the text of its replies with times, and the interface of a client."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ __all__ = ["Arrival", "Client", "Conversation", "Turn"]
 
 
 class Arrival(NamedTuple):
-    """Text that came: when (seconds of `time.perf_counter`), and the tokens of the reply with it."""
+    """Text that arrived: its time (seconds of `time.perf_counter`), and the tokens of the reply so far."""
 
     at: float
     num_tokens: int
 
 
 class Turn(NamedTuple):
-    """One streamed reply as its client saw it."""
+    """One streamed reply as its client received it."""
 
     sent_at: float
     arrivals: tuple[Arrival, ...]
@@ -30,7 +27,7 @@ class Turn(NamedTuple):
 
     @classmethod
     def of(cls, sent_at: float, pieces: Sequence[tuple[float, str]]) -> Turn:
-        """The turn that came in these pieces; tokens are counted as words."""
+        """Return the turn of these pieces; tokens are counted as words."""
         arrivals, num_tokens = [], 0
         for at, piece in pieces:
             num_words = len(piece.split())
@@ -41,7 +38,7 @@ class Turn(NamedTuple):
 
     @property
     def first_ms(self) -> float:
-        """From sending the request to the first text, in milliseconds."""
+        """The time from sending the request to the first text, in milliseconds."""
         return 1000 * (self.arrivals[0].at - self.sent_at)
 
     @property
@@ -54,19 +51,19 @@ class Client(Protocol):
     """A connection to one system, for one conversation at a time."""
 
     def open(self, image: bytes | None) -> str:
-        """Begins a conversation about an image, if there is one; returns its id."""
+        """Begin a conversation, about an image if there is one; return its id."""
         ...
 
     def ask(self, conversation_id: str, prompt: Sequence[int], max_new_tokens: int) -> Turn:
-        """One turn. `prompt` are the ids of its words, without what the template puts around them."""
+        """Run one turn. `prompt` are the ids of its words, without the template's tokens."""
         ...
 
     def close(self, conversation_id: str) -> None:
-        """Ends the conversation."""
+        """End the conversation."""
         ...
 
     def disconnect(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         ...
 
 
@@ -82,21 +79,21 @@ class Conversation:
     def of_length(
         cls, client: Client, inputs: Inputs, num_tokens: int, image: bytes | None
     ) -> Conversation:
-        """A conversation that has a context of so many tokens behind its first turn."""
+        """Begin a conversation whose context has so many tokens after its first turn."""
         made = cls(client, image)
         made.ask(inputs.prompt(num_tokens - made.num_tokens - 1), 1)
         assert made.num_tokens == num_tokens
         return made
 
     def ask(self, prompt: Sequence[int], max_new_tokens: int) -> Turn:
-        """One turn; raises RuntimeError if the reply has not the length that was asked for."""
+        """Run one turn; raise RuntimeError if the reply's length differs from the requested one."""
         turn = self._client.ask(self.id, prompt, max_new_tokens)
         if not turn.arrivals or turn.num_tokens != max_new_tokens:
             got = turn.num_tokens if turn.arrivals else 0
-            raise RuntimeError(f"a reply of {got} tokens where {max_new_tokens} were asked for")
+            raise RuntimeError(f"a reply of {got} tokens where {max_new_tokens} were requested")
         self.num_tokens += len(prompt) + TEMPLATE_TOKENS + max_new_tokens
         return turn
 
     def close(self) -> None:
-        """Ends it."""
+        """End the conversation."""
         self._client.close(self.id)

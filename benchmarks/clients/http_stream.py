@@ -1,6 +1,6 @@
-"""Server-sent events over one kept connection, with the time at which each came.
+"""Server-sent events over one persistent connection, with the time of each.
 
-Owns HTTP. Nothing is parsed while a stream is running: the client shares the processors with what it measures.
+Nothing is parsed while a stream runs, because the client shares the processors with what it measures.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class Event(NamedTuple):
-    """An event's document, and when its last byte came."""
+    """An event's document, and the time of its last byte."""
 
     at: float
     document: dict[str, Any]
 
 
 class HttpConnection:
-    """A connection to `host:port` that is kept between requests."""
+    """A persistent HTTP connection to `host:port`."""
 
     def __init__(self, host: str, port: int) -> None:
         self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[float, bytes]:
-        """One answer: the seconds that it took, and its body."""
+        """Return the seconds until one answer, and its body."""
         begin = time.perf_counter()
         response = self._send(path, body, headers)
         answer = response.read()
@@ -44,7 +44,7 @@ class HttpConnection:
     def stream(
         self, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[float, list[Event]]:
-        """When the request was sent, and the events of its answer."""
+        """Return the time of sending the request, and the events of its answer."""
         sent_at = time.perf_counter()
         response = self._send(path, body, headers)
         chunks = []
@@ -58,12 +58,12 @@ class HttpConnection:
         ]
 
     def renew(self) -> None:
-        """Connects anew, for servers that end a connection with a stream."""
+        """Reconnect, for servers that end a connection with a stream."""
         self._connection.close()
         self._connection.connect()
 
     def close(self) -> None:
-        """Closes it."""
+        """Close the connection."""
         self._connection.close()
 
     def _send(self, path: str, body: bytes, headers: Mapping[str, str]) -> http.client.HTTPResponse:
@@ -75,12 +75,12 @@ class HttpConnection:
 
 
 def turn_of(sent_at: float, events: list[Event], field: str) -> Turn:
-    """The turn in events whose text is in `field`.
+    """Return the turn in events whose text is in `field`.
 
     Raises:
         RuntimeError: an event is an error.
     """
     for event in events:
         if "error" in event.document:
-            raise RuntimeError(f"refused: {event.document['error']}")
+            raise RuntimeError(f"rejected: {event.document['error']}")
     return Turn.of(sent_at, [(event.at, event.document.get(field, "")) for event in events])

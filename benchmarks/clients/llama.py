@@ -1,7 +1,4 @@
-"""A client of `llama-server`.
-
-Owns how a conversation becomes one growing prompt of token ids, the same that this package's template makes.
-"""
+"""A client of `llama-server`: a conversation is one growing prompt of token ids, as this package's template makes them."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ class LlamaClient:
         self._ids: dict[str, list[int]] = {}
 
     def open(self, image: bytes | None) -> str:
-        """See `Client`; nothing is sent."""
-        assert image is None, "the text part sees nothing"
+        """See `Client`; no request is sent."""
+        assert image is None, "the text part takes no images"
         slot = str(self._server.free_slots.pop())
         self._ids[slot] = []
         return slot
@@ -58,7 +55,7 @@ class LlamaClient:
         return turn_of(sent_at, events, "content")
 
     def close(self, conversation_id: str) -> None:
-        """See `Client`: another conversation may have its slot."""
+        """See `Client`: another conversation may take its slot."""
         del self._ids[conversation_id]
         self._server.free_slots.append(int(conversation_id))
 

@@ -17,7 +17,7 @@ __all__ = ["RecomputeClient"]
 
 
 class RecomputeClient:
-    """A `Client`; the image goes with the first prompt, which is when the server wants it."""
+    """A `Client`; the image goes with the first prompt, where the server expects it."""
 
     def __init__(self, server: TorchServe) -> None:
         self._connection = HttpConnection(HOST, server.ports.http)
@@ -25,7 +25,7 @@ class RecomputeClient:
         self._images: dict[str, bytes] = {}
 
     def open(self, image: bytes | None) -> str:
-        """See `Client`; nothing is sent."""
+        """See `Client`; no request is sent."""
         assert image is not None, "the baseline's conversations are about an image"
         conversation_id = uuid.uuid4().hex
         self._images[conversation_id] = image
@@ -45,7 +45,7 @@ class RecomputeClient:
         return turn_of(sent_at, events, "text")
 
     def close(self, conversation_id: str) -> None:
-        """See `Client`; the baseline keeps a tensor and the text, which end with its process."""
+        """See `Client`; the baseline keeps a tensor and the text until its process ends."""
 
     def disconnect(self) -> None:
         """See `Client`."""

@@ -1,7 +1,4 @@
-"""Clients of this package's servers: plain HTTP, and the package's own client over gRPC.
-
-Own how the protocol's requests are written where no client library is between; the library does it for gRPC.
-"""
+"""Clients of this package's servers: plain HTTP, and the package's own client over gRPC."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class HttpClient:
         return self.timed_open(image)[1].session_id
 
     def timed_open(self, image: bytes | None) -> tuple[float, Opened]:
-        """Opens a session; returns the milliseconds until the answer, too."""
+        """Open a session; return also the milliseconds until the answer."""
         images = () if image is None else (Image(base64=base64.b64encode(image).decode()),)
         taken_s, answer = self._connection.post(self._path, encode(Open(images=images)), {})
         return 1000 * taken_s, parse(answer, Opened)
@@ -50,7 +47,7 @@ class HttpClient:
         return turn_of(sent_at, events, "text")
 
     def info(self, conversation_id: str) -> SessionInfo:
-        """The figures of a session."""
+        """Return the statistics of a session."""
         _, answer = self._connection.post(self._path, encode(Info()), _header(conversation_id))
         return parse(answer, SessionInfo)
 
@@ -64,7 +61,7 @@ class HttpClient:
 
 
 class GrpcClient:
-    """The package's own client over gRPC, as its users have it. A `Client`."""
+    """The package's own client over gRPC, as users have it. A `Client`."""
 
     def __init__(self, server: TorchServe, profile: str) -> None:
         self._server = connect(server.grpc_url, model=server.name, profile=profile)

@@ -1,8 +1,4 @@
-"""A client of sequences over gRPC in the sequence profile: as cheap as it can be, because it shares the cores.
-
-Owns the streams: one for each sequence, all on one connection and in one thread. A stream is not ended before its last answer
-is here: TorchServe does not survive that.
-"""
+"""A cheap client of sequences over gRPC in the sequence profile, because it shares the cores."""
 
 from __future__ import annotations
 
@@ -24,7 +20,11 @@ __all__ = ["Streams"]
 
 
 class Streams:
-    """`size` sequences of one model at `target`, a host and port; a context manager, whose end ends the streams."""
+    """`size` sequences of one model at `target`, a host and port; a context manager that ends the streams.
+
+    Each sequence has one stream, all on one connection and in one thread. A stream ends only after its last answer, because
+    TorchServe crashes otherwise.
+    """
 
     def __init__(self, target: str, model: str, size: int) -> None:
         self._loop = asyncio.new_event_loop()
@@ -32,7 +32,7 @@ class Streams:
         self._loop.run_until_complete(self._open(target))
 
     def run(self, num_active: int, seconds: float) -> Pace:
-        """The first sequences send a step, wait for its answer, send the next: until the time is up and all are answered."""
+        """Step the first sequences, each waiting for its answers, until the time is up and all are answered."""
         return self._loop.run_until_complete(self._run(num_active, seconds))
 
     async def _open(self, target: str) -> None:
@@ -79,16 +79,18 @@ def _request(model: str, frame: torch.Tensor) -> PredictionsRequest:
 async def _step(
     call: Any, request: PredictionsRequest, until: float, latencies: list[float]
 ) -> None:
-    """Steps of one sequence, at least one."""
+    """Run steps of one sequence, at least one."""
     while True:
         begin = time.perf_counter()
         await call.write(request)
         answer = await call.read()
-        while not answer.prediction and not answer.status.code:  # what is empty keeps a call alive
+        while (
+            not answer.prediction and not answer.status.code
+        ):  # an empty message keeps a call alive
             answer = await call.read()
         now = time.perf_counter()
         if b'"outputs"' not in answer.prediction:
-            raise RuntimeError(f"a step was refused: {answer}")
+            raise RuntimeError(f"a step was rejected:{answer}")
         latencies.append(now - begin)
         if now >= until:
             return

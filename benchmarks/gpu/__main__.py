@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu`: measures, prints a page of Markdown, and writes it and the raw samples."""
+"""`python -m benchmarks.gpu`: measure, print a page of Markdown, and write it and the raw samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ts_stateful.config.schema import Config, load_config
 from ts_stateful.language.network.load import Model, accelerate, build_model
 
 _NO_GPU: Final = """\
-There is no NVIDIA GPU here that torch can use: nothing was measured.
+torch found no NVIDIA GPU, so nothing was measured.
 `python -m benchmarks.gpu --tiny` shows on a CPU that the benchmark runs; its numbers mean nothing.
 """
 
@@ -35,7 +35,7 @@ Results = dict[str, list[float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 2 where there is nothing to measure."""
+    """Run the benchmark and return the exit status: 2 where there is nothing to measure."""
     options = _parser().parse_args(arguments)
     if not (torch.cuda.is_available() or options.tiny):
         sys.stderr.write(_NO_GPU)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(size: Size, device: torch.device, dtype: torch.dtype, config: Config) -> Results:
-    """Raw samples by name; what does not fit, or cannot be run here, is left out and logged."""
+    """Return raw samples by name; log and leave out what does not fit or cannot run here."""
     results: Results = {"copy_bytes_per_s": [baselines.copy_bandwidth(size.copied, device)]}
     network, processor = build(size, device, dtype)
     if device.type == "cuda":
@@ -71,7 +71,7 @@ def measure(size: Size, device: torch.device, dtype: torch.dtype, config: Config
         _measure_engine(Bench(driver, device, size.history), size, results)
     del driver, model
     gc.collect()
-    torch.cuda.empty_cache()  # does nothing without a GPU
+    torch.cuda.empty_cache()  # no effect without a GPU
     _measure_baselines(text_part(network), size, results)
     return results
 
@@ -97,7 +97,7 @@ def _measure_baselines(text: LlamaForCausalLM, size: Size, results: Results) -> 
         for rows in size.rows:
             work = partial(baselines.generate_decode_ms, text, rows, size.history, size.steps)
             _sample(results, f"generate_step_ms_{rows}", work)
-    for rows in size.rows:  # once: every run begins with seconds of warming up
+    for rows in size.rows:  # once: every run begins with seconds of warm-up
         work = partial(baselines.continuous_decode_ms, text, rows, size.history, size.steps)
         _sample(results, f"continuous_step_ms_{rows}", work)
 
@@ -105,12 +105,12 @@ def _measure_baselines(text: LlamaForCausalLM, size: Size, results: Results) -> 
 def _sample(results: Results, name: str, work: Callable[[], float]) -> None:
     try:
         results.setdefault(name, []).append(work())
-    except Exception as error:  # the library may raise anything; the other samples count
+    except Exception as error:  # the library may raise anything; the other samples are still valid
         logging.warning("%s: %s: %s", name, type(error).__name__, error)
 
 
 def report(size: Size, results: Results, about: dict[str, Any]) -> str:
-    """A page of Markdown."""
+    """Return a page of Markdown."""
     bandwidth, weights = results["copy_bytes_per_s"][0], results["weight_bytes"][0]
     per_token = results["token_bytes"][0]
     lines = [
@@ -145,7 +145,7 @@ def report(size: Size, results: Results, about: dict[str, Any]) -> str:
 
 
 def _weight_bytes(model: Model) -> int:
-    """Of what a decode step reads: all of the text part but the table of embeddings, of which it reads a row a token."""
+    """Return the bytes that a decode step reads: the text part without embeddings, of which it reads a row a token."""
     network = model.network
     embeddings = network.get_input_embeddings().weight
     parts = (network.model.language_model, network.lm_head)
@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure the engine alone on an NVIDIA GPU, on a LLaVA-1.5-7B with random weights in bfloat16.",
     )
     parser.add_argument(
-        "--tiny", action="store_true", help="a tiny model, on a CPU too: whether it runs"
+        "--tiny", action="store_true", help="a tiny model, on a CPU too: check that it runs"
     )
     parser.add_argument(
         "--no-kernels", dest="kernels", action="store_false", help="attention by torch's operators"

@@ -1,6 +1,6 @@
-"""What the engine is measured beside on a GPU: the memory's speed, `generate`, and `transformers`' continuous batching.
+"""Baselines on a GPU: the memory's speed, `generate`, and `transformers`' continuous batching.
 
-The text part alone, on the same weights: histories are words, all rows have the same length, which is what these can do best.
+They run the text part alone on the same weights. Histories are words and all rows have the same length, which suits these best.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WARM_UP = 4  # steps
 
 
 def copy_bandwidth(num_bytes: int, device: torch.device) -> float:
-    """Bytes a second that a copy within the device's memory reads and writes, the best of several."""
+    """Return the bytes a second that a copy within the device's memory reads and writes, the best of several."""
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     times = [_timed_s(lambda: target.copy_(source), device) for _ in range(10)]
@@ -29,7 +29,7 @@ def copy_bandwidth(num_bytes: int, device: torch.device) -> float:
 
 
 def generate_decode_ms(network: LlamaForCausalLM, rows: int, history: int, steps: int) -> float:
-    """A step of `generate`, the mean of so many; prompts are computed before the clock starts."""
+    """Return the mean time of a step of `generate`; prompts are computed before the clock starts."""
     ids = torch.tensor([_history(history) for _ in range(rows)], device=network.device)
     times: list[float] = []
 
@@ -39,22 +39,25 @@ def generate_decode_ms(network: LlamaForCausalLM, rows: int, history: int, steps
 
     _generate(network, ids, 1 + _WARM_UP + steps, stopping_criteria=[note])
     _wait(network.device)
-    times[-1] = time.perf_counter()  # the host may have run ahead
+    times[-1] = time.perf_counter()  # the host may be ahead of the device
     return 1000 * (times[-1] - times[_WARM_UP]) / (len(times) - 1 - _WARM_UP)
 
 
 def generate_first_ms(network: LlamaForCausalLM, num_tokens: int) -> float:
-    """From a whole transcript to the next token, nothing being kept."""
+    """Return the time from a whole transcript to the next token, keeping nothing."""
     ids = torch.tensor([_history(num_tokens)], device=network.device)
     return 1000 * _timed_s(lambda: _generate(network, ids, 1), network.device)
 
 
 def continuous_decode_ms(network: LlamaForCausalLM, rows: int, history: int, steps: int) -> float:
-    """A step of continuous batching while all rows decode: from when the last has begun until the first one ends."""
+    """Return the time of a step of continuous batching while all rows decode.
+
+    That is from the beginning of the last row to the end of the first one.
+    """
     config = GenerationConfig(
         max_new_tokens=2 * _WARM_UP + steps, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    # Without a GPU the library takes most of the host's memory for its cache.
+    # Without a GPU the library would take most of the host's memory for its cache.
     limits = ContinuousBatchingConfig(
         max_memory_percent=None if network.device.type == "cuda" else 0.05
     )

@@ -1,6 +1,6 @@
-"""An engine in this process, and what is measured of it: decoding, a resumed session, states on their way back.
+"""Measurements of an engine in this process: decoding, a resumed session, states on their way back.
 
-Every time ends when the host has what it asked for, so nothing is still under way when a clock is read.
+Every time ends when the host has the result, so no work is pending when a clock is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Bench:
         self._picture = self._inputs.picture()
 
     def decode_ms(self, num_rows: int, num_steps: int) -> float:
-        """A step of so many sessions, each with its history: the mean of `num_steps`."""
+        """Return the time of a step of so many sessions, each with its history: the mean of `num_steps`."""
         sessions = [self._open() for _ in range(num_rows)]
         requests = [
             self._driver.submit(
@@ -57,7 +57,7 @@ class Bench:
         return 1000 * taken_s / num_steps
 
     def first_token_ms(self, num_new: int, *, from_host: bool) -> float:
-        """From a prompt of `num_new` tokens to the first token of its reply, in a session that has its history."""
+        """Return the time from a prompt of `num_new` tokens to its reply's first token, in a session with history."""
         session = self._open()
         if from_host:
             self._driver.engine.table.get(session).state.to_host()
@@ -74,7 +74,7 @@ class Bench:
         return 1000 * (self._driver.begun_at[request] - begin)
 
     def restore_ms(self) -> float:
-        """How long the states of a session take from host memory."""
+        """Return the time that the states of a session take from host memory."""
         session = self._open()
         context = self._driver.engine.table.get(session).state
         context.to_host()
@@ -87,12 +87,12 @@ class Bench:
         return 1000 * taken_s
 
     def clear(self) -> None:
-        """Closes what a sample that did not fit has left: its turns would go on beside the next one's."""
+        """Close sessions of a failed sample, whose turns would slow down the next one."""
         for session in list(self._driver.engine.table):
             self._driver.ask(Close(session_id=session.session_id))
 
     def _open(self) -> str:
-        """A session of `history` tokens."""
+        """Open a session of `history` tokens."""
         session = secrets.token_hex(8)
         self._driver.ask(
             Open(session_id=session), creates_session=True, attachments=(self._picture,)

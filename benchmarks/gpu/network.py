@@ -1,7 +1,7 @@
 """The model that is measured on a GPU: LLaVA-1.5-7B's configuration with random weights, made where it runs.
 
-Owns sizes. The vocabulary is that of `benchmarks.model`, a word a token; the output layer's other rows are zero, so that every
-generated token is one of its words. A second, tiny size shows on any machine that the benchmark runs.
+The vocabulary is that of `benchmarks.model`, one word per token. The output layer's other rows are zero, so every generated
+token is one of its words. A second, tiny size shows on any machine that the benchmark runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["FULL", "TINY", "Size", "build", "text_part"]
 
 
 class Size(NamedTuple):
-    """A model, and how much is done with it. `history` and `num_new` are tokens, `copied` bytes."""
+    """A model, and the amount of work. `history` and `num_new` are tokens, `copied` bytes."""
 
     text: dict[str, int]
     vision: dict[str, int]
@@ -94,7 +94,7 @@ TINY: Final = Size(
 def build(
     size: Size, device: torch.device, dtype: torch.dtype
 ) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
-    """The network, on its device, and its processor."""
+    """Return the network, on its device, and its processor."""
     tokenizer = build_tokenizer()
     vision = CLIPVisionConfig(**size.vision)
     tokens: dict[str, Any] = {
@@ -134,7 +134,7 @@ def build(
 
 
 def text_part(network: LlavaForConditionalGeneration) -> LlamaForCausalLM:
-    """A language model on the same weights, with torch's own attention. The whole one shall not be used beside it."""
+    """Return a language model on the same weights, with torch's attention; do not use the whole model beside it."""
     config = network.config.get_text_config(decoder=True)
     config._attn_implementation = "sdpa"
     with torch.device("meta"):

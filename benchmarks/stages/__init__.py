@@ -1,1 +1,1 @@
-"""What is measured: a module for each stage, with a title and a `run`."""
+"""The stages of the benchmark: modules with a title and a `run`."""

@@ -19,7 +19,7 @@ TITLE = "decode throughput against concurrent streams"
 
 
 def run(rig: Rig) -> None:
-    """Samples `decode` (while all streams run) and `turns` (whole turns) in tokens a second."""
+    """Sample `decode` (while all streams run) and `turns` (whole turns) in tokens a second."""
     plan = rig.plan
     crowds = {
         HTTP: Crowd(rig, HTTP, max(plan.widths)),
@@ -44,7 +44,7 @@ def run(rig: Rig) -> None:
 
 
 def stream_trial(rig: Rig, measure: str, system: str, crowd: Crowd, width: int) -> Trial:
-    """Conversations that are begun, asked all at once, and closed."""
+    """Return a trial that begins conversations, prompts all at once, and closes them."""
 
     def take() -> Sequence[Sample]:
         plan = rig.plan

@@ -1,4 +1,4 @@
-"""Beside llama.cpp: time to first token and throughput of the text part on the same weights."""
+"""A comparison with llama.cpp: time to first token and throughput of the text part on the same weights."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["TITLE", "run"]
 
 TITLE = "beside llama.cpp"
 
-_SAME_WORDS = 8  # random weights give the same word by chance once in thousands of times
+_SAME_WORDS = 8  # random weights give the same word by chance once in thousands of tokens
 _SYSTEMS = (TEXT_HTTP, LLAMA)
 
 
 def run(rig: Rig) -> None:
-    """Samples `llama ttft` and `llama decode`.
+    """Sample `llama ttft` and `llama decode`.
 
     Raises:
-        RuntimeError: llama.cpp does not compute the same.
+        RuntimeError: llama.cpp computes another model.
     """
     plan = rig.plan
     _compare_replies(rig)
@@ -50,13 +50,13 @@ def run(rig: Rig) -> None:
 
 
 def _compare_replies(rig: Rig) -> None:
-    """A comparison is worth something only if both compute the same.
+    """Check that both compute the same, without which a comparison is worthless.
 
-    Without flash attention, which computes in half precision on a CPU, llama.cpp has to give the same greedy replies, at
-    least up to where two tokens are so close that rounding decides.
+    Without flash attention, which computes in half precision on a CPU, llama.cpp must give the same greedy replies, at least up
+    to a token where rounding decides.
 
     Raises:
-        RuntimeError: it does not.
+        RuntimeError: the replies differ.
     """
     inputs, plan = rig.inputs, rig.plan
     prompts = [inputs.prompt(plan.decode_history), inputs.prompt(PROMPT_TOKENS)]

@@ -1,4 +1,4 @@
-"""Whether open sessions that nobody uses slow down those that are used."""
+"""The effect of many idle open sessions on active ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OPENERS = 4
 
 
 def run(rig: Rig) -> None:
-    """Samples `many` in milliseconds: time to first token of `many_active` prompts at once, against open sessions.
+    """Sample `many` in milliseconds: time to first token of `many_active` prompts at once, against open sessions.
 
-    With few open, with many, and with few again, so that neither the growth of the active sessions nor a drift of the machine
-    counts.
+    It is sampled with few open, with many, and with few again. So neither the active sessions' growth nor a drift of the
+    machine counts.
     """
     plan = rig.plan
     few, rounds = plan.many_active, plan.many_rounds

@@ -1,4 +1,4 @@
-"""Memory of idle sessions: what the engine process grows by, beside what sessions must hold."""
+"""Memory of idle sessions: the growth of the engine process, beside the states that sessions must hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IDLE_S = 2.5
 
 
 def run(rig: Rig) -> None:
-    """Samples `memory` in bytes against open sessions: the `engine` process's own, and the `state` of the sessions."""
+    """Sample `memory` in bytes against open sessions: of the `engine` process, and the `state` of the sessions."""
     plan = rig.plan
     client = rig.connect(HTTP)
     assert isinstance(client, HttpClient)
@@ -28,13 +28,13 @@ def run(rig: Rig) -> None:
     state_bytes = 0
     rig.progress.expect(plan.idle_sessions)
     for number in range(1, plan.idle_sessions + 1):
-        # An image of its own for each, so that none is shared.
+        # Each has its own image, so that none is shared.
         picture = rig.inputs.picture()
         made = Conversation.of_length(client, rig.inputs, plan.idle_history, picture)
         conversations.append(made)
         state_bytes += client.info(made.id).cached_tokens * TOKEN_BYTES + IMAGE_BYTES
         if number >= plan.idle_first and number % plan.idle_step == 0:
-            time.sleep(_IDLE_S)  # the engine gives back then what passes have left in its allocator
+            time.sleep(_IDLE_S)  # the idle engine releases what passes left in its allocator
             resident = engine.memory_info().rss
             rig.samples.add(
                 [

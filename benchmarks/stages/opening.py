@@ -1,4 +1,4 @@
-"""Time to open a session with an image: the first time that the server sees it, and again."""
+"""Time to open a session with an image: a new one, and a known one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ TITLE = "time to open with an image"
 
 
 def run(rig: Rig) -> None:
-    """Samples both in milliseconds, and beside them vision tower and prefill, and prefill alone."""
+    """Sample both in milliseconds, beside vision tower with prefill, and prefill alone."""
     client = rig.connect(HTTP)
     assert isinstance(client, HttpClient)
     known = rig.inputs.picture()
-    _, opened = client.timed_open(known)  # stays open: the image is in use when it comes again
+    _, opened = client.timed_open(
+        known
+    )  # stays open: the image is still in use when it comes again
     num_tokens = opened.usage.prompt_tokens
     trials = [
         Trial(FIRST_OPEN, partial(_open, client, FIRST_OPEN, rig.inputs.picture)),
@@ -31,13 +33,13 @@ def run(rig: Rig) -> None:
         for measure, work in ((FIRST_OPEN, "open_image"), (REPEATED_OPEN, "open_prefill")):
             bare = partial(_bare, rig, measure, work, num_tokens, cache)
             trials.append(Trial(f"floor, {measure}", bare))
-    rig.progress.expect(rig.plan.creates_session * len(trials))
+    rig.progress.expect(rig.plan.open_rounds * len(trials))
     interleave(
         trials,
         rig.samples,
         rig.progress,
-        rounds=rig.plan.creates_session,
-        at_least=rig.plan.creates_session,
+        rounds=rig.plan.open_rounds,
+        at_least=rig.plan.open_rounds,
         until=time.monotonic(),
     )
     client.close(opened.session_id)

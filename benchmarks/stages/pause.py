@@ -1,4 +1,4 @@
-"""The longest pause that somebody else's long prompt puts into a stream."""
+"""The longest pause of a stream during another session's long prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAIT_S = 0.2  # until the stream runs
 
 
 def run(rig: Rig) -> None:
-    """Samples `pause` in milliseconds: the longest wait between two parts of a stream, undisturbed and disturbed."""
+    """Sample `pause` in milliseconds: the longest wait between two parts of a stream, undisturbed and disturbed."""
     plan = rig.plan
     streaming, prompting = rig.connect(HTTP), rig.connect(HTTP)
     rig.progress.expect(2 * plan.pause_rounds)

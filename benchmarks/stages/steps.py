@@ -27,14 +27,14 @@ __all__ = ["TITLE", "run"]
 
 TITLE = "steps of a recurrent model against sequences"
 
-_BARE_TURNS = 3  # in a round: what takes a quarter of a second differs by a third on a machine that others use too
+_BARE_TURNS = 3  # in a round: on a shared machine, quarter-second samples differ by a third
 
 
 def run(rig: Rig) -> None:
-    """Samples `steps` a second and the latencies of a step against sequences that step at the same time; and what a step costs
-    the engine, in microseconds, against open sequences of which few step.
+    """Sample `steps` a second and a step's latencies against simultaneous sequences.
 
-    The two servers run during this stage alone.
+    Also sample the engine's cost of a step, in microseconds, against open sequences of which few step. The two servers run
+    during this stage alone.
     """
     plan = rig.plan
     size = max(plan.step_widths)
@@ -45,7 +45,7 @@ def run(rig: Rig) -> None:
             server = stack.enter_context(make(rig.recurrent, size, folder=rig.folder))
             target = server.grpc_url.removeprefix("grpc://")
             streams[system] = stack.enter_context(Streams(target, server.name, size))
-            streams[system].run(size, plan.step_warm_s)  # Java compiles what it runs often
+            streams[system].run(size, plan.step_warm_s)  # Java compiles frequent code
         bare = rig.bare_steps.measure
         trials = []
         for width in plan.step_widths:

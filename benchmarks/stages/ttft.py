@@ -28,11 +28,11 @@ __all__ = ["TITLE", "run", "run_systems"]
 TITLE = "time to first token against history"
 
 _SYSTEMS = (HTTP, GRPC, ASYNC_HTTP, ASYNC_GRPC, RECOMPUTE)
-_NEW_TOKENS = 4  # of a reply: the first token is not the last one, as in life
+_NEW_TOKENS = 4  # of a reply: the first token is not the last one, as in practice
 
 
 def run(rig: Rig) -> None:
-    """Samples `ttft` in milliseconds."""
+    """Sample `ttft` in milliseconds."""
     rig.floor.measure("first_token", 300, PROMPT_TOKENS, CACHES[0])  # warm
     floors = [
         Trial(f"floor {history}", partial(_bare, rig, history, cache))
@@ -50,7 +50,7 @@ def run_systems(
     batches: int,
     budget_s: float,
 ) -> None:
-    """Samples of these systems, interleaved with `floors`."""
+    """Sample these systems, interleaved with `floors`."""
     plan = rig.plan
     clients = {system: rig.connect(system) for system in systems}
     until = time.monotonic() + budget_s
@@ -85,12 +85,12 @@ def run_systems(
 
 
 def _every(system: str) -> int:
-    """In which rounds a system is asked: recomputing takes many times longer than what it is compared with."""
+    """Return the rounds in which a system is sampled: recomputing takes many times longer than the others."""
     return 2 if system == RECOMPUTE else 1
 
 
 def _begun(rig: Rig, client: Client, system: str, history: int) -> Conversation:
-    """A conversation whose mean length at all its prompts will be `history`."""
+    """Begin a conversation whose mean length at all its prompts will be `history`."""
     num_asks = -(-rig.plan.asks // _every(system))
     growth = (PROMPT_TOKENS + _NEW_TOKENS) * (num_asks - 1)
     image = None if system in (TEXT_HTTP, LLAMA) else rig.inputs.picture()

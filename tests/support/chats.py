@@ -50,7 +50,9 @@ class Chats:
     def check(self, told: Sequence[tuple[str, Sequence[str]]], session: str = "s") -> None:
         """The last turn is what stock `transformers` make of this conversation: its template, and `generate` from scratch."""
         held, model, text = self.session(session), self.model, self.model.text
-        messages = [text.told(role, [self.shown(part) for part in said]) for role, said in told]
+        messages = [
+            text.chat_message(role, [self.shown(part) for part in said]) for role, said in told
+        ]
         assert held.state.dialogue.rendered == text._render(messages)
         turn = held.turns[-1]
         prompt, reply = held.state.log[: turn.usage.prompt_tokens], held.state.log

@@ -1,6 +1,6 @@
-"""Compiles the Triton kernels for GPUs that need not be there; `python compile_kernels.py FOLDER` writes their PTX into it.
+"""Compilation of the Triton kernels for GPUs that are absent; `python compile_kernels.py FOLDER` writes their PTX into it.
 
-In a process of its own, because kernels are either compiled or interpreted, from when triton is imported.
+It needs its own process, because importing triton decides between compilation and interpretation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KERNELS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 
 def main(folder: Path) -> None:
-    """Writes `<kernel>.<capability>.ptx` for each."""
+    """Write `<kernel>.<capability>.ptx` for each."""
     for name, (pointers, constants) in _KERNELS.items():
         kernel = getattr(triton_code, name)
         kinds = {**dict.fromkeys(constants, "constexpr"), **pointers}

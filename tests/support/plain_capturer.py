@@ -1,4 +1,4 @@
-"""What stands for CUDA graphs where there is no GPU: work is done again instead of being replayed."""
+"""A stand-in for CUDA graphs where there is no GPU: it repeats work instead of replaying it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class PlainCapturer:
-    """Implements `graphs.Capturer`. Like a graph, a replay reads the memory it was captured on and returns one tensor."""
+    """Implements `cuda_graphs.Capturer`. Like a graph, a replay reads the captured memory and returns one tensor."""
 
     def __init__(self, replay_ms: float = 1.0, work_ms: float = 2.0) -> None:
         self.num_captured = 0
@@ -17,7 +17,7 @@ class PlainCapturer:
         self._replay_ms, self._work_ms = replay_ms, work_ms
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """What does it again."""
+        """Return a function that repeats the work."""
         output = work().clone()
         self.num_captured += 1
 
@@ -29,5 +29,5 @@ class PlainCapturer:
         return replay
 
     def time_ms(self, work: Callable[[], Tensor]) -> float:
-        """What the test says."""
+        """Return the time that the test set."""
         return self._replay_ms if work in self._replays else self._work_ms

@@ -1,4 +1,4 @@
-"""Engines of a model that sums what it gets, which share a store."""
+"""Engines of a model that sums its inputs, which share a store."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = [
     "total",
 ]
 
-BAD = 13  # a number that the model does not survive
+BAD = 13  # a number that crashes the model
 EVERY = pytest.mark.parametrize("every", [1, 3])
 
 
 class Killed(BaseException):
-    """The engine is gone, in the middle of something."""
+    """The engine was killed at a store call."""
 
 
 class MortalStore(MemoryStore):
-    """A store whose users die before, or behind, one of its calls; or that is out of order."""
+    """A store that kills its engine before or after one of its calls, or that fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class MortalStore(MemoryStore):
 
 
 def model(number: Tensor, start: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
-    """A running sum, the numbers so far, and whether this was the first."""
+    """Return a running sum, the numbers so far, and whether this was the first."""
     if bool((number == BAD).any()):
         raise ValueError("13")
     total, seen = total + number, torch.cat([seen, number], dim=1)
@@ -79,7 +79,7 @@ def model(number: Tensor, start: Tensor, total: Tensor, seen: Tensor) -> tuple[T
 
 
 def settings(every: int, **handler: Any) -> Any:
-    """What the model declares."""
+    """Return the model's declaration."""
     growing = {"datatype": "INT64", "shape": [-1]}
     return state_settings(
         inputs=[
@@ -104,7 +104,7 @@ Start = Callable[..., StateHarness]
 
 
 def starter(store: MortalStore) -> Start:
-    """Starts engines that share the store, a clock, and the names of requests."""
+    """Return a function that starts engines with a common store, clock and request names."""
     shared: dict[str, Any] = {"store": store, "clock": FakeClock(), "numbers": count(1)}
 
     def engine(every: int = 1, **options: Any) -> StateHarness:
@@ -119,16 +119,16 @@ def starter(store: MortalStore) -> Start:
 
 
 def add(number: int, session_id: str = "a", **fields: Any) -> Step:
-    """A step of the model."""
+    """Return a step of the model."""
     return Step(session_id=session_id, inputs=(InputTensor("number", [number]),), **fields)
 
 
 def total(answer: dict[str, Any]) -> int:
-    """The sum in an answer."""
+    """Return the sum in an answer."""
     assert "error" not in answer, answer
     return int(answer["outputs"][0]["data"][0])
 
 
 def code(answer: dict[str, Any]) -> str:
-    """The error in an answer."""
+    """Return the code of the error in an answer."""
     return str(answer["error"]["code"])

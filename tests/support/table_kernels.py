@@ -1,4 +1,4 @@
-"""Kernels in plain Python, which read nothing but the table: what Triton's would do, for tests without it."""
+"""Kernels in plain Python that read only the table, as Triton's do, for tests without Triton."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TableKernels:
         self.num_calls = 0
 
     def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
-        """Stores the new tokens' keys and values, `(heads, tokens, dim)`."""
+        """Store the new tokens' keys and values, `(heads, tokens, dim)`."""
         for token in range(table.num_tokens):
             position, targets = self._states(table, layer, token)
             for target, new in zip(targets, (keys, values), strict=True):
@@ -31,7 +31,7 @@ class TableKernels:
     def attend(
         self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
     ) -> Tensor:
-        """Attention of the rows, by the definition."""
+        """Return the attention of the rows, by the definition."""
         self.num_calls += 1
         heads, num_tokens, dim = query.shape
         output = query.new_full((num_tokens, heads, self._layers[layer].value_dim), math.nan)
@@ -53,7 +53,7 @@ class TableKernels:
         return output
 
     def _states(self, table: Table, layer: int, token: int) -> tuple[int, list[Tensor]]:
-        """A token's position, and the keys and values of its session."""
+        """Return a token's position, and the keys and values of its session."""
         buffer = table.buffer
         span, position = int(buffer[token]), int(buffer[table.num_tokens + token])
         capacities = buffer[2 * table.num_tokens + table.num_rows :]

@@ -68,7 +68,7 @@ def _named(*builders: Callable[[], Model]) -> _Builders:
 MODELS = _named(
     gemma2, gemma3, gpt2, idefics3, llama, llava, mistral, phi3, qwen2, qwen2_vl, qwen3, smolvlm
 )
-# What else is served; tested in one long conversation each.
+# Other supported models, each tested in one long conversation.
 MORE_MODELS = _named(
     bloom,
     cohere,

@@ -1,4 +1,4 @@
-"""More small language models: those that are tested in one long conversation each."""
+"""More small language models, each tested in one long conversation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ts_stateful.language.network.load import Model
 
 
 def gemma3n() -> Model:
-    """Gemma 3n, text: the last layers use keys and values of earlier ones."""
+    """Build Gemma 3n, text: the last layers use keys and values of earlier ones."""
     config = Gemma3nTextConfig(
         **MIXED,
         num_kv_shared_layers=2,
@@ -57,13 +57,13 @@ def gemma3n() -> Model:
 
 
 def gpt_neox() -> Model:
-    """GPT-NeoX, Pythia: attention and feed-forward side by side, positions in a quarter of each head."""
+    """Build GPT-NeoX, Pythia: attention and feed-forward side by side, positions in a quarter of each head."""
     small = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
     return chats("gpt_neox", 11, GPTNeoXForCausalLM, GPTNeoXConfig(**small))
 
 
 def opt() -> Model:
-    """OPT: learned positions with an offset of two."""
+    """Build OPT: learned positions with an offset of two."""
     config = OPTConfig(
         **{**SMALL, "max_position_embeddings": 512},
         ffn_dim=128,
@@ -74,7 +74,7 @@ def opt() -> Model:
 
 
 def deepseek_v3() -> Model:
-    """DeepSeek-V3: latent attention, of which keys and values of different widths are kept."""
+    """Build DeepSeek-V3: latent attention, of which keys and values of different widths are kept."""
     config = DeepseekV3Config(
         **{**SMALL, "num_key_value_heads": 4},
         q_lora_rank=16,
@@ -107,19 +107,19 @@ def _falcon(name: str, seed: int, **config: Any) -> Model:
 
 
 def falcon() -> Model:
-    """Falcon: one key head, an attention outside of the library's interface."""
+    """Build Falcon: one key head, an attention outside of the library's interface."""
     return _falcon("falcon", 13, multi_query=True)
 
 
 def falcon_alibi() -> Model:
-    """Falcon as RefinedWeb-1B has it: biases by distance, which stock code makes from the attention mask."""
+    """Build Falcon as RefinedWeb-1B has it: biases by distance, which stock code makes from the attention mask."""
     return _falcon(
         "falcon_alibi", 14, alibi=True, multi_query=False, bias=True, parallel_attn=False
     )
 
 
 def bloom() -> Model:
-    """BLOOM: biases by distance, no positions."""
+    """Build BLOOM: biases by distance, no positions."""
     config = BloomConfig(
         vocab_size=512,
         seq_length=512,
@@ -135,7 +135,7 @@ def bloom() -> Model:
 
 
 def mpt() -> Model:
-    """MPT: biases by distance, no positions, a length of its own name."""
+    """Build MPT: biases by distance, no positions, its own name for the length."""
     config = MptConfig(
         vocab_size=512,
         d_model=64,
@@ -151,7 +151,7 @@ def mpt() -> Model:
 
 
 def granite() -> Model:
-    """Granite: multipliers everywhere."""
+    """Build Granite: multipliers everywhere."""
     config = GraniteConfig(
         **SMALL,
         attention_multiplier=0.3,
@@ -163,35 +163,35 @@ def granite() -> Model:
 
 
 def smollm3() -> Model:
-    """SmolLM3: layers without positions."""
+    """Build SmolLM3: layers without positions."""
     config = SmolLM3Config(**{**SMALL, "num_hidden_layers": 4}, no_rope_layer_interval=2)
     return chats("smollm3", 18, SmolLM3ForCausalLM, config)
 
 
 def olmo2() -> Model:
-    """OLMo 2: norms behind instead of before."""
+    """Build OLMo 2: norms after instead of before."""
     return chats("olmo2", 19, Olmo2ForCausalLM, Olmo2Config(**SMALL))
 
 
 def cohere() -> Model:
-    """Cohere: interleaved rotation, scaled logits."""
+    """Build Cohere: interleaved rotation, scaled logits."""
     return chats("cohere", 20, CohereForCausalLM, CohereConfig(**SMALL, logit_scale=0.5))
 
 
 def stablelm() -> Model:
-    """StableLM: layer norms, positions in a quarter of each head."""
+    """Build StableLM: layer norms, positions in a quarter of each head."""
     return chats("stablelm", 21, StableLmForCausalLM, StableLmConfig(**SMALL))
 
 
 def gpt_oss() -> Model:
-    """gpt-oss: attention sinks, experts, windows in every other layer."""
+    """Build gpt-oss: attention sinks, experts, windows in every other layer."""
     rope = {"rope_type": "default", "rope_theta": 1e4}
     config = GptOssConfig(**MIXED, rope_parameters=rope, num_local_experts=4, num_experts_per_tok=2)
     return chats("gpt_oss", 22, GptOssForCausalLM, config)
 
 
 def llama4() -> Model:
-    """Llama 4, text: attention in chunks, and layers without positions whose queries grow with their distance."""
+    """Build Llama 4, text: attention in chunks, and layers without positions whose queries grow with their distance."""
     config = Llama4TextConfig(
         **{**MIXED, "layer_types": ["chunked_attention", "full_attention"] * 2},
         intermediate_size_mlp=128,
@@ -205,7 +205,7 @@ def llama4() -> Model:
 
 
 def qwen2_moe() -> Model:
-    """Qwen2-MoE with windows in every other layer, of which its attention function is not told."""
+    """Build Qwen2-MoE with windows in every other layer, which its attention function does not receive."""
     config = Qwen2MoeConfig(
         **SMALL,
         use_sliding_window=True,

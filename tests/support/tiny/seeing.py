@@ -45,7 +45,7 @@ _TOWER: dict[str, Any] = {
 
 
 def llava() -> Model:
-    """LLaVA: CLIP vision, Llama text, 16 tokens an image."""
+    """Build LLaVA: CLIP vision, Llama text, 16 tokens an image."""
     torch.manual_seed(4)
     tokenizer = tokenizer_of(
         "<s>",
@@ -80,7 +80,7 @@ def llava() -> Model:
 
 
 class _QwenVLProcessorPil:
-    """What processors of Qwen's models do, without their video half, which needs torchvision."""
+    """Processing as by Qwen's models, without their video half, which needs torchvision."""
 
     image_token = "<|image_pad|>"
     chat_template = CHATML
@@ -110,7 +110,7 @@ class _QwenVLProcessorPil:
 
 
 def _qwen_vl(name: str, seed: int, network: Any, config: Any, vision: dict[str, Any]) -> Model:
-    """M-RoPE positions, images of any size."""
+    """Build a model with M-RoPE positions and images of any size."""
     torch.manual_seed(seed)
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
     qwen = network(
@@ -137,13 +137,13 @@ def _qwen_vl(name: str, seed: int, network: Any, config: Any, vision: dict[str, 
 
 
 def qwen2_vl() -> Model:
-    """Qwen2-VL."""
+    """Build Qwen2-VL."""
     vision = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14}
     return _qwen_vl("qwen2_vl", 5, Qwen2VLForConditionalGeneration, Qwen2VLConfig, vision)
 
 
 def qwen2_5_vl() -> Model:
-    """Qwen2.5-VL: a vision tower with windows."""
+    """Build Qwen2.5-VL: a vision tower with windows."""
     vision = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -156,7 +156,7 @@ def qwen2_5_vl() -> Model:
 
 
 def qwen3_vl() -> Model:
-    """Qwen3-VL: feature maps of several depths are added in the first layers."""
+    """Build Qwen3-VL: feature maps of several depths are added in the first layers."""
     vision = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -169,7 +169,7 @@ def qwen3_vl() -> Model:
 
 
 def _tiled(name: str, seed: int, network: Any, config: Any, images: Any) -> Model:
-    """An image is cut into tiles of 32 pixels, 4 tokens each, and seen once more as a whole."""
+    """Build a model that cuts an image into tiles of 32 pixels, 4 tokens each, and also reads it as a whole."""
     torch.manual_seed(seed)
     tokenizer = tokenizer_of(
         "<|endoftext|>",
@@ -204,12 +204,12 @@ def _tiled(name: str, seed: int, network: Any, config: Any, images: Any) -> Mode
 
 
 def idefics3() -> Model:
-    """Idefics3."""
+    """Build Idefics3."""
     images = Idefics3ImageProcessorPil
     return _tiled("idefics3", 27, Idefics3ForConditionalGeneration, Idefics3Config, images)
 
 
 def smolvlm() -> Model:
-    """SmolVLM, with the processor that it was made from: its own wants torchvision for videos."""
+    """Build SmolVLM, with the processor that it was made from: its own needs torchvision for videos."""
     images = SmolVLMImageProcessorPil
     return _tiled("smolvlm", 28, SmolVLMForConditionalGeneration, SmolVLMConfig, images)

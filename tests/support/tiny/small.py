@@ -1,4 +1,4 @@
-"""What the small models have in common."""
+"""Common parts of the small models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from ts_stateful.language.network.load import Model
 
-# These models are too small to gain from more threads, and tests share the machine.
+# These models are too small to benefit from more threads, and tests share the machine.
 torch.set_num_threads(1)
 
 SMALL: dict[str, Any] = {
@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
-    "initializer_range": 0.2,  # random, but not indifferent: argmax must have clear winners
+    "initializer_range": 0.2,  # random, but decisive: argmax needs clear winners
     "tie_word_embeddings": False,  # or every token would be followed by itself
     "pad_token_id": 0,
     "bos_token_id": 0,
@@ -29,13 +29,13 @@ SMALL: dict[str, Any] = {
 
 
 def mute(network: Any, *token_ids: int) -> None:
-    """Keeps a random model from generating image tokens, over which stock `generate` stumbles in the next turn."""
+    """Keep a random model from generating image tokens, which stock `generate` cannot handle in the next turn."""
     with torch.no_grad():
         network.lm_head.weight[list(token_ids)] = 0
 
 
 def save(model: Model, folder: Path) -> Path:
-    """Writes a model as an ordinary checkpoint folder."""
+    """Write a model as an ordinary checkpoint folder."""
     model.network.save_pretrained(folder)
     owner = model.text._owner
     owner.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Small language models of real `transformers` configurations, each with what makes its architecture special.
+"""Small language models of real `transformers` configurations, each with the features of its architecture.
 
 Windows are much shorter than the conversations of the tests, and layers alternate where an architecture mixes kinds.
 """
@@ -42,34 +42,34 @@ MIXED: dict[str, Any] = {
 
 
 def chats(name: str, seed: int, network: Any, config: Any, template: str = CHATML) -> Model:
-    """A model of this configuration that speaks ChatML; weights depend on `seed`."""
+    """Build a model of this configuration that uses ChatML; weights depend on `seed`."""
     torch.manual_seed(seed)
     return build_model(name, network(config).eval(), chatml(template=template))
 
 
 def llama(template: str = CHATML) -> Model:
-    """Llama with grouped heads and ChatML."""
+    """Build Llama with grouped heads and ChatML."""
     return chats("llama", 1, LlamaForCausalLM, LlamaConfig(**SMALL), template)
 
 
 def qwen2() -> Model:
-    """Qwen2: biases on queries, keys and values."""
+    """Build Qwen2: biases on queries, keys and values."""
     return chats("qwen2", 2, Qwen2ForCausalLM, Qwen2Config(**SMALL))
 
 
 def qwen3() -> Model:
-    """Qwen3: queries and keys are normalized, heads wider than the hidden size would make them."""
+    """Build Qwen3: normalized queries and keys, heads wider than the hidden size would make them."""
     return chats("qwen3", 6, Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=32))
 
 
 def mistral() -> Model:
-    """Mistral: every layer sees a window."""
+    """Build Mistral: every layer sees a window."""
     config = MistralConfig(**SMALL, sliding_window=WINDOW)
     return chats("mistral", 7, MistralForCausalLM, config)
 
 
 def gemma2() -> Model:
-    """Gemma 2: soft-capped attention and logits, windows in every other layer."""
+    """Build Gemma 2: soft-capped attention and logits, windows in every other layer."""
     config = Gemma2Config(
         **MIXED,
         query_pre_attn_scalar=16,
@@ -80,7 +80,7 @@ def gemma2() -> Model:
 
 
 def gemma3() -> Model:
-    """Gemma 3, text: windows in every other layer, which have positions of their own."""
+    """Build Gemma 3, text: windows in every other layer, which have their own positions."""
     config = Gemma3TextConfig(
         **MIXED,
         query_pre_attn_scalar=16,
@@ -93,7 +93,7 @@ def gemma3() -> Model:
 
 
 def gpt2() -> Model:
-    """GPT-2: learned positions, no chat template."""
+    """Build GPT-2: learned positions, no chat template."""
     torch.manual_seed(3)
     config = GPT2Config(
         vocab_size=512,
@@ -110,7 +110,7 @@ def gpt2() -> Model:
 
 
 def phi3() -> Model:
-    """Phi-3: packed projections, rotation of a part of each head, a window."""
+    """Build Phi-3: packed projections, rotation of a part of each head, a window."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     config = Phi3Config(**SMALL, sliding_window=2 * WINDOW, rope_parameters=rope)
     return chats("phi3", 10, Phi3ForCausalLM, config)

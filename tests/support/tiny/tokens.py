@@ -29,7 +29,7 @@ VICUNA = (
     "{% for c in m.content if c.type == 'text' %}{{ c.text }}{% endfor %}{% endif %} "
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
-# SmolVLM's own, less its videos.
+# SmolVLM's own, without videos.
 SMOLVLM = (
     "<|im_start|>{% for m in messages %}{{ m.role | capitalize }}"
     "{% if m.content is string %}: {{ m.content }}{% else %}"
@@ -37,7 +37,7 @@ SMOLVLM = (
     "{% for c in m.content %}{{ c.text if c.type == 'text' else '<image>' }}{% endfor %}{% endif %}"
     "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-# Like Qwen3's template, which drops the reasoning of earlier turns: it rewrites what was said.
+# Like Qwen3's template, which drops the reasoning of earlier turns: it rewrites history.
 REWRITING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' and not loop.last %}{{ m.content[:4] }}{% else %}{{ m.content }}{% endif %}"
@@ -63,7 +63,7 @@ def _bpe(special: tuple[str, ...]) -> Tokenizer:
 def tokenizer_of(
     *special: str, template: str | None = None, **names: str
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with these special tokens, whose ids count from 0."""
+    """Return a byte-level BPE tokenizer with these special tokens, whose ids count from 0."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_bpe(special).to_str()), **names
     )
@@ -72,7 +72,7 @@ def tokenizer_of(
 
 
 def chatml(*more: str, template: str = CHATML) -> PreTrainedTokenizerFast:
-    """One for ChatML: `<|endoftext|>` is 0, `<|im_start|>` 1, `<|im_end|>`, which ends a reply, 2."""
+    """Return a tokenizer for ChatML: `<|endoftext|>` is 0, `<|im_start|>` 1, `<|im_end|>`, which ends a reply, 2."""
     return tokenizer_of(
         "<|endoftext|>",
         "<|im_start|>",

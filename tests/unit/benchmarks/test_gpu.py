@@ -1,4 +1,4 @@
-"""The benchmark for GPUs runs to its end without one, on a tiny model, and says so where it has nothing to measure."""
+"""The benchmark for GPUs runs on a tiny model without a GPU, and reports if it has nothing to measure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_tiny_model_is_measured_on_a_cpu(tmp_path: Path, repository: Path) -> 
 
 @pytest.mark.slow
 def test_what_does_not_fit_leaves_nothing_for_the_next_sample() -> None:
-    """Sessions whose turns went on would make it slower, and take its place in the end."""
+    """Sessions whose turns continue would slow down the next sample."""
     device = torch.device("cpu")
     model = build_model("llava", *build(TINY, device, torch.float32))
     budget = 2 * (TINY.history + 100) * model.forward.layout.token_bytes
@@ -60,7 +60,7 @@ def test_what_does_not_fit_leaves_nothing_for_the_next_sample() -> None:
 
 @pytest.mark.slow
 def test_without_a_gpu_nothing_is_measured(repository: Path) -> None:
-    """The message says what can be done, and the status is not that of a measurement."""
+    """The message names the remedy, and the exit status differs from a measurement's."""
     done = run(repository)
     assert done.returncode == 2
     assert "no NVIDIA GPU" in done.stderr

@@ -23,7 +23,7 @@ def test_the_vocabulary_is_words_and_special_tokens() -> None:
 
 
 def test_a_token_is_a_word() -> None:
-    """Ids and text are the same thing in both directions, for the tokenizer and for clients."""
+    """Ids and text convert both ways, for the tokenizer and for clients."""
     tokenizer = build_tokenizer()
     ids = Inputs().prompt(300)
     assert tokenizer(text_of(ids), add_special_tokens=False).input_ids == ids
@@ -31,8 +31,8 @@ def test_a_token_is_a_word() -> None:
     assert ids_of(text_of(ids)) == ids
 
 
-def test_a_prompt_lengthens_the_context_by_what_it_says() -> None:
-    """The template included, in the first turn and in later ones; and what comes later only appends."""
+def test_a_prompt_lengthens_the_context_exactly() -> None:
+    """The template is included, in the first turn and in later ones, and later turns only append."""
     tokenizer = build_tokenizer()
     first, reply, second = Inputs().prompt(30), Inputs(2).prompt(8), Inputs(3).prompt(20)
 
@@ -52,7 +52,7 @@ def test_a_prompt_lengthens_the_context_by_what_it_says() -> None:
 
 
 def test_pictures_are_images_and_all_different() -> None:
-    """So that none is known to the server that it has not seen."""
+    """So the server knows none that it has not received."""
     inputs = Inputs()
     made = [inputs.picture() for _ in range(3)]
     assert len(set(made)) == 3
@@ -61,7 +61,7 @@ def test_pictures_are_images_and_all_different() -> None:
 
 
 class _EchoClient:
-    """Answers with as many words as are asked for, or fewer."""
+    """A client that answers with as many words as requested, or fewer."""
 
     def __init__(self, missing: int = 0) -> None:
         self.missing = missing
@@ -95,7 +95,7 @@ def test_a_conversation_is_begun_at_a_given_length(image: bytes | None) -> None:
 
 
 def test_a_reply_of_another_length_is_no_measurement() -> None:
-    """Somebody has stopped early."""
+    """A reply that ends early is an error."""
     with pytest.raises(RuntimeError, match="3 tokens where 4"):
         Conversation(_EchoClient(missing=1)).ask(Inputs().prompt(20), 4)
 
@@ -107,7 +107,7 @@ def test_rotated_halves_become_neighboring_pairs() -> None:
 
 
 def test_every_weight_has_a_name_in_gguf() -> None:
-    """Those of the whole and those of a layer."""
+    """Of the whole model and of a layer."""
     assert target_of("model.embed_tokens.weight") == "token_embd.weight"
     assert target_of("model.layers.7.mlp.up_proj.weight") == "blk.7.ffn_up.weight"
 

@@ -9,7 +9,7 @@ from benchmarks.restore import main
 
 @pytest.mark.slow
 def test_every_tier_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """A session comes from where the table says that it does, or there is no table."""
+    """A session's states come from the tier that the table names, or there is no table."""
     assert main(["--rounds", "1", "--histories", "64"]) == 0
     head, _, row = capsys.readouterr().out.splitlines()
     names = ["resident", "in host memory", "in the store", "computed again"]

@@ -1,4 +1,4 @@
-"""What is made of measured numbers: spread, order, ratios."""
+"""Statistics of measured numbers: spread, order, ratios."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _turn(*arrivals: tuple[float, str]) -> Turn:
 
 
 def _interleaved(rounds: int, *, at_least: int = 1, times: tuple[float, ...] = ()) -> str:
-    """The order in which trials `a`, `b` and `c` are run, the clock showing `times`; none begin after 1 s."""
+    """Return the order in which trials `a`, `b` and `c` run while the clock shows `times`; none begin after 1 s."""
     ran: list[str] = []
 
     def run(name: str) -> list[Sample]:
@@ -46,12 +46,12 @@ def _interleaved(rounds: int, *, at_least: int = 1, times: tuple[float, ...] = (
 
 
 def test_every_round_begins_with_another_trial() -> None:
-    """No trial is always behind the same one."""
+    """No trial always follows the same one."""
     assert _interleaved(3) == "abcbcacab"
 
 
 def test_a_trial_may_be_due_less_often() -> None:
-    """What takes long is not run in every round."""
+    """A slow trial does not run in every round."""
     ran: list[int] = []
 
     def run(number: int) -> list[Sample]:
@@ -72,7 +72,7 @@ def test_a_trial_may_be_due_less_often() -> None:
 
 
 def test_no_round_begins_when_the_time_is_up() -> None:
-    """But as many as are needed at least."""
+    """But the minimum number of rounds runs."""
     assert _interleaved(5, times=(2.0,)) == "abc"
     assert _interleaved(5, at_least=2, times=(2.0,)) == "abcbca"
 
@@ -89,7 +89,7 @@ def test_the_slope_is_that_of_least_squares() -> None:
 
 
 def test_steady_throughput_counts_while_all_streams_run() -> None:
-    """What comes before the last stream has begun, or after the first has ended, does not count."""
+    """Tokens before the last stream's beginning, or after the first one's end, do not count."""
     early = _turn((1.0, "a"), (2.0, "b"), (3.0, "c"), (4.0, "d"))
     late = _turn((2.0, "a b"), (3.0, "c"), (4.0, "d"), (5.0, "e"))
     assert steady_rate([early, late]) == pytest.approx(2.0)
@@ -119,7 +119,7 @@ def test_the_floor_is_the_faster_cache() -> None:
 
 
 def _one_of_each() -> Samples:
-    """Samples that make every ratio: the systems measured take twice the floor's time and are half as fast."""
+    """Return samples for every ratio: the measured systems take twice the floor's time and are half as fast."""
     systems = {"http": 2.0, "grpc": 2.0, "recompute": 40.0, "floor, dynamic": 1.0}
     made = [
         Sample("ttft", system, x, factor * (10 + x / 100), "ms")
@@ -182,7 +182,7 @@ def test_what_was_not_measured_has_no_ratio() -> None:
     assert list(ratios_of(some)) == ["ttft_512_open_over_8_open"]
 
 
-def test_the_table_says_whether_a_target_is_met() -> None:
+def test_the_table_shows_if_a_target_is_met() -> None:
     """With the side on which it lies."""
     table = ratio_table({"ttft_1600_http_over_floor": 1.3, "decode_16_over_floor": 0.5})
     assert "| 1.30 | at most 1.35, met |" in table

@@ -1,4 +1,4 @@
-"""The benchmark of steps: its model, its baseline, its client, and what it makes of their times."""
+"""The benchmark of steps: its model, its baseline, its client, and its statistics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_steps_are_taken_without_a_server(model: Path) -> None:
 
 
 class Adder:
-    """Something to be in a process of its own."""
+    """An object for another process."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -76,7 +76,7 @@ def test_an_object_can_be_in_a_process_of_its_own() -> None:
 
 
 def _batch(handler: PublishedHandler, steps: dict[str, Tensor]) -> list[Tensor]:
-    """The scores of a batch of steps, by the id of their sequence."""
+    """Return the scores of a batch of steps, by the id of their sequence."""
     ids = list(steps)
     context = SimpleNamespace(get_sequence_id=lambda index: ids[index])
     data = [
@@ -90,7 +90,7 @@ def _batch(handler: PublishedHandler, steps: dict[str, Tensor]) -> list[Tensor]:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_the_published_pattern_keeps_states_by_sequence(model: Path) -> None:
-    """As many as there is room for: the one that was not used for longest begins anew."""
+    """As many as there is room for: the least recently used one begins again."""
     handler = PublishedHandler()
     handler.initialize(
         SimpleNamespace(
@@ -111,7 +111,7 @@ def test_the_published_pattern_keeps_states_by_sequence(model: Path) -> None:
 
 
 class _Echo(InferenceAPIsServiceServicer):
-    """Answers every step after an empty message."""
+    """A server that answers every step after an empty message."""
 
     def __init__(self, answer: bytes) -> None:
         self.ids: list[str] = []
@@ -128,7 +128,7 @@ class _Echo(InferenceAPIsServiceServicer):
 
 @pytest.fixture
 def echo(request: pytest.FixtureRequest) -> Iterator[tuple[_Echo, str]]:
-    """A server of `_Echo`, and where it is."""
+    """Start a server of `_Echo`; yield its address."""
     servicer = _Echo(request.param)
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     add_InferenceAPIsServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
@@ -140,7 +140,7 @@ def echo(request: pytest.FixtureRequest) -> Iterator[tuple[_Echo, str]]:
 
 @pytest.mark.parametrize("echo", [b'{"outputs": []}'], indirect=True)
 def test_every_sequence_has_a_stream(echo: tuple[_Echo, str]) -> None:
-    """Those that are active send at least one step each, and wait for its answer."""
+    """The active ones send at least one step each, and wait for its answer."""
     servicer, target = echo
     with Streams(target, "steps", 3) as streams:
         assert streams.run(2, 0).steps_per_s > 0
@@ -151,7 +151,7 @@ def test_every_sequence_has_a_stream(echo: tuple[_Echo, str]) -> None:
 
 @pytest.mark.parametrize("echo", [b'{"error": {}}'], indirect=True)
 def test_a_refused_step_is_no_measurement(echo: tuple[_Echo, str]) -> None:
-    """The answer is in the message."""
+    """The error has the server's answer."""
     with Streams(echo[1], "steps", 1) as streams, pytest.raises(RuntimeError, match="error"):
         streams.run(1, 0)
 

@@ -70,7 +70,7 @@ class Snapshot:
         self._states = []
 
     def read(self, start: int, stop: int) -> list[Tensor] | None:
-        """Return keys and values of all layers, `(heads, tokens, dim)`, copied to the host; None if they are gone.
+        """Return keys and values of all layers, `(heads, tokens, dim)`, copied to the host; None if they are no longer valid.
 
         Waits for states that are still being copied to the host.
         """

@@ -1,4 +1,4 @@
-"""Kernels are used only where they have shown that they compute what torch's operators compute."""
+"""Kernels are used only after they agreed with torch's operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HANDLERS = Path(__file__).resolve().parents[4] / "handlers"
 
 
 class _Shifted(TableKernels):
-    """Writes every token one place too far."""
+    """Kernels that write every token one position too far."""
 
     def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
         shifted = table.buffer.clone()
@@ -33,7 +33,7 @@ class _Shifted(TableKernels):
 
 
 class _Windowless(TableKernels):
-    """Forgets windows."""
+    """Kernels that ignore windows."""
 
     def attend(
         self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
@@ -42,7 +42,7 @@ class _Windowless(TableKernels):
 
 
 class _NotANumber(TableKernels):
-    """Divides by zero."""
+    """Kernels that return NaN."""
 
     def attend(
         self, query: Tensor, table: Table, layer: int, rule: Rule, window: int | None
@@ -51,7 +51,7 @@ class _NotANumber(TableKernels):
 
 
 def test_kernels_that_agree_are_taken() -> None:
-    """Nothing is found wrong with kernels that are right, for every shape of layer."""
+    """The result is empty for correct kernels, for every shape of layer."""
     assert verify_kernels(TableKernels, LAYOUT, NUM_HEADS, CPU) == ""
 
 
@@ -63,18 +63,18 @@ def test_kernels_that_agree_are_taken() -> None:
         (_NotANumber, "differ by nan"),
     ],
 )
-def test_kernels_that_do_not_are_found_out(kernels: type[TableKernels], reason: str) -> None:
-    """The reason says what is wrong."""
+def test_kernels_that_differ_are_rejected(kernels: type[TableKernels], reason: str) -> None:
+    """The result is the reason."""
     assert reason in verify_kernels(kernels, LAYOUT, NUM_HEADS, CPU)
 
 
 def test_other_devices_have_no_kernels() -> None:
-    """Torch's operators are what there is, and nothing is tried."""
+    """Torch's operators compute, and nothing is verified."""
     assert find_kernels(LAYOUT, NUM_HEADS, torch.device("meta")) is None
 
 
 def test_a_cpu_needs_no_triton() -> None:
-    """Without it everything can be imported, and its kernels are not asked for."""
+    """Without it everything can be imported, and its kernels are not imported."""
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch, ts_stateful.language.engine\n"

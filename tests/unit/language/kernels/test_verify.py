@@ -1,4 +1,4 @@
-"""Another way of computing steps is told apart from the model's by its logits and by the states that it leaves."""
+"""Another way of computing steps is compared with the model by its logits and by the states that it leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYOUT = KVLayout((LayerShape(2, 8, 8), LayerShape(2, 8, 8)), torch.float32)
 
 
 def step(rows: Rows, seen: int | None = None, shift: int = 0) -> Tensor:
-    """Writes a state for every token; its logits are sums of what the last `seen` tokens up to it have."""
+    """Write a state for every token; logits are sums over the last `seen` tokens up to it."""
     logits = []
     ids = iter(rows.ids)
     for span in rows.spans:
@@ -38,11 +38,11 @@ def other(rows: Rows, seen: int | None = None, shift: int = 0) -> Tensor:
 
 
 def test_what_computes_the_same_agrees() -> None:
-    """Nothing is found."""
+    """The result is empty."""
     assert verify_steps(step, other, LAYOUT, [None, None], 100) == ""
 
 
-def test_only_tokens_that_exist_are_tried() -> None:
+def test_only_tokens_of_the_vocabulary_are_used() -> None:
     """Vocabularies may be small."""
     used = set()
 
@@ -55,7 +55,7 @@ def test_only_tokens_that_exist_are_tried() -> None:
 
 
 def test_logits_that_differ_are_found() -> None:
-    """Also if they are no numbers, and if there are none."""
+    """NaN and missing logits count as different."""
     assert "logits" in verify_steps(
         step, lambda rows: other(rows) * 1.001, LAYOUT, [None, None], 100
     )
@@ -66,7 +66,7 @@ def test_logits_that_differ_are_found() -> None:
 
 
 def test_states_in_other_places_are_found() -> None:
-    """Even if nothing has read them yet."""
+    """Even if no step has read them yet."""
 
     def late(rows: Rows) -> Tensor:
         found = other(rows)
@@ -78,7 +78,7 @@ def test_states_in_other_places_are_found() -> None:
 
 
 def test_a_window_is_looked_beyond() -> None:
-    """Sessions that are longer than it are among those that are used."""
+    """Some of the sessions are longer than the window."""
 
     def windowed(rows: Rows) -> Tensor:
         return step(rows, 700)

@@ -1,4 +1,4 @@
-"""The KV states of one session: what another thread may copy of them while they are in use."""
+"""The KV states of one session, and what another thread may copy of them while they are in use."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_snapshot_stays_right_where_its_states_are_elsewhere(kv: KVCache) -> N
     ],
 )
 def test_a_snapshot_keeps_no_memory(kv: KVCache, change: Callable[[KVCache], object]) -> None:
-    """What the cache gives up is gone for it as well."""
+    """Memory that the cache releases is released by the snapshot as well."""
     snapshot = kv.snapshot()
     change(kv)
     assert snapshot.read(0, 1) is None
@@ -87,7 +87,7 @@ def test_a_snapshot_keeps_no_memory(kv: KVCache, change: Callable[[KVCache], obj
 def test_a_cache_that_gets_no_memory_is_what_it_was(
     kv: KVCache, monkeypatch: pytest.MonkeyPatch, grow: Callable[[KVCache], object], where: str
 ) -> None:
-    """Or a step that is tried again would write where there is nothing."""
+    """Otherwise a repeated step would write outside of its memory."""
 
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError
@@ -107,7 +107,7 @@ def test_a_cache_that_gets_no_memory_is_what_it_was(
 def test_a_kernel_that_gives_no_memory_is_out_of_memory(
     kv: KVCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As every allocator says it, so that room is made, or states are computed again."""
+    """The error is that of every allocator, so the engine makes room, or computes states again."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -118,7 +118,7 @@ def test_a_kernel_that_gives_no_memory_is_out_of_memory(
 
 
 def test_to_forget_takes_no_memory(kv: KVCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is done where there is none."""
+    """It works without free memory."""
     taken = []
 
     def memory(num_elements: int, *args: Any) -> Memory:
@@ -151,7 +151,7 @@ def test_a_snapshot_waits_for_states_on_their_way(
 def test_states_on_their_way_that_were_cut_go_back_when_they_have_arrived(
     kv: KVCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The host gathers what is left of them, and a GPU's queue knows nothing of that."""
+    """The host waits to gather the rest of them, and a GPU's queue does not order that."""
     kv.reserve(100)
     kv.length = 100
     waited = []

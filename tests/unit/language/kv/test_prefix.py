@@ -29,13 +29,13 @@ def cached(document: dict[str, Any]) -> int:
 
 
 def opened(harness: Harness, name: str, system: str = SYSTEM, **metadata: Any) -> int:
-    """Opens a session; returns how much of it was there."""
+    """Open a session; return how many of its tokens were shared."""
     pictures = [noise(1)] if harness.model.vision else []
     return cached(harness.open(name, pictures, system=system, metadata=metadata))
 
 
 def test_the_second_session_copies_the_system_prompt_and_replies_the_same(model: Model) -> None:
-    """What was copied is exactly what would have been computed."""
+    """Copied states equal computed ones exactly."""
     harness = Harness(model)
     assert opened(harness, "first") == 0
     assert opened(harness, "second") >= 16
@@ -47,8 +47,8 @@ def test_the_second_session_copies_the_system_prompt_and_replies_the_same(model:
     assert replies[0] == replies[1]
 
 
-def test_a_told_conversation_finds_it_too(model: Model) -> None:
-    """Also one that stands alone: its session is new every time, and its system prompt the same."""
+def test_a_client_side_conversation_finds_it_too(model: Model) -> None:
+    """Even an ephemeral one: its session is new every time, and its system prompt the same."""
     harness = Harness(model)
     said = (Said("system", (SYSTEM,)), Said("user", ("What is it?",)))
     answers = [
@@ -71,7 +71,7 @@ def test_a_told_conversation_finds_it_too(model: Model) -> None:
 
 
 def test_it_outlives_the_sessions_that_opened_with_it(model: Model) -> None:
-    """The next one finds it, within the budget for what nobody uses."""
+    """The next session finds it, within the budget for unused entries."""
     harness = Harness(model)
     opened(harness, "first")
     harness.close("first")
@@ -85,7 +85,7 @@ def test_it_outlives_the_sessions_that_opened_with_it(model: Model) -> None:
 
 
 def test_it_is_counted_once(model: Model) -> None:
-    """Sessions hold copies of their own; what they were copied from takes its bytes once."""
+    """Sessions hold their own copies; the source counts once."""
     harness = Harness(model)
     opened(harness, "s0")
     before = harness.engine.table.device_bytes
@@ -96,7 +96,7 @@ def test_it_is_counted_once(model: Model) -> None:
 
 
 def test_the_device_has_room_for_it_or_does_without() -> None:
-    """What is kept for others passes the budget at no time: idle sessions make room, one that is busy does not."""
+    """Shared states never exceed the budget: idle sessions make room, a busy one does not."""
     model = llama()
     probe = Harness(model)
     opened(probe, "s")
@@ -111,7 +111,7 @@ def test_the_device_has_room_for_it_or_does_without() -> None:
 
 
 def test_another_prompt_or_another_tenant_shares_nothing(model: Model) -> None:
-    """The time that an opening takes tells nobody what others have opened."""
+    """The time of an opening does not reveal other tenants' openings."""
     harness = Harness(model)
     opened(harness, "a", tenant="x")
     assert opened(harness, "b", tenant="y") == 0
@@ -120,7 +120,7 @@ def test_another_prompt_or_another_tenant_shares_nothing(model: Model) -> None:
 
 
 def test_a_session_that_was_evicted_begins_with_it_again() -> None:
-    """A rebuild computes the rest only."""
+    """Only the rest is computed again."""
     harness = Harness(llama())
     opened(harness, "s")
     harness.prompt("s", "What is it?", max_new_tokens=6)
@@ -132,7 +132,7 @@ def test_a_session_that_was_evicted_begins_with_it_again() -> None:
 
 
 def test_a_prefix_ends_at_the_first_image_and_is_worth_some_tokens() -> None:
-    """Names tell ids and tenants apart."""
+    """Different ids and different tenants give different names."""
     assert prefix_length([1] * 20, 7) == 20
     assert prefix_length([1] * 17 + [7, 7, 1], 7) == 17
     assert prefix_length([1] * 5 + [7] * 100, 7) == 0
@@ -141,7 +141,7 @@ def test_a_prefix_ends_at_the_first_image_and_is_worth_some_tokens() -> None:
 
 
 def test_a_device_that_is_full_after_all_ends_nothing() -> None:
-    """What is not copied is computed."""
+    """A prefix that cannot be copied is computed."""
 
     class Full(KVCache):
         def copy(self, length: int) -> KVCache:

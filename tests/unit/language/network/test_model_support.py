@@ -88,15 +88,15 @@ def _bert(family: Any, config: Any, **more: Any) -> Any:
     return family(config(**small)).eval()
 
 
-def test_a_model_that_looks_ahead_is_found_out() -> None:
-    """BERT takes a cache, and answers; but a token of it depends on those behind it."""
+def test_a_model_that_looks_ahead_is_refused() -> None:
+    """BERT accepts a cache and answers, but its tokens depend on later ones."""
     network = _bert(BertLMHeadModel, BertConfig)
     with pytest.raises(ConfigError, match="in pieces gives other logits"):
         build_model("bert", network, chatml())
 
 
-def test_a_model_that_counts_positions_otherwise_is_found_out() -> None:
-    """RoBERTa's positions begin behind that of its padding token."""
+def test_a_model_that_counts_positions_otherwise_is_refused() -> None:
+    """RoBERTa's positions begin after that of its padding token."""
     network = _bert(RobertaForCausalLM, RobertaConfig, is_decoder=True, pad_token_id=1)
     with pytest.raises(ConfigError, match="in pieces gives other logits"):
         build_model("roberta", network, chatml())
@@ -104,7 +104,7 @@ def test_a_model_that_counts_positions_otherwise_is_found_out() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_hides_nothing(dtype: torch.dtype) -> None:
-    """What rounding and a token that goes to another expert change is told from looking ahead."""
+    """Rounding, or a token that goes to another expert, is distinguished from looking ahead."""
     with pytest.raises(ConfigError, match="in pieces gives other logits"):
         verified_forward(_bert(BertLMHeadModel, BertConfig).to(dtype), "bert")
     network = gpt_oss().network.to(dtype)
@@ -126,7 +126,7 @@ def test_a_model_that_takes_no_cache_is_refused() -> None:
 
 
 def test_a_model_that_fails_piece_by_piece_is_refused() -> None:
-    """CPM-Ant wants the whole context in every call."""
+    """CPM-Ant needs the whole context in every call."""
     config = CpmAntConfig(
         vocab_size=512, hidden_size=64, num_attention_heads=4, dim_head=16, dim_ff=128,
         num_hidden_layers=2,
@@ -141,14 +141,14 @@ def _without_weights(family: Any, config: Any) -> Any:
 
 
 def test_image_tokens_that_look_ahead_are_refused() -> None:
-    """Gemma 3 lets the tokens of an image see one another, which a chunk that ends in their midst would not."""
+    """Gemma 3 lets the tokens of an image see one another, which a chunk that ends among them would not."""
     config = Gemma3Config(text_config=Gemma3TextConfig(**SMALL, head_dim=16))
     network = _without_weights(Gemma3ForConditionalGeneration, config)
     with pytest.raises(ConfigError, match="tokens of an image or of a prompt look ahead"):
         check_network(network, "gemma3", has_vision=True)
 
 
-def test_experts_that_must_know_images_are_refused() -> None:
+def test_experts_that_need_image_positions_are_refused() -> None:
     """ERNIE 4.5 VL sends image tokens to experts of their own."""
     config = Ernie4_5_VLMoeConfig(text_config={"num_hidden_layers": 1})
     network = _without_weights(Ernie4_5_VLMoeForConditionalGeneration, config)
@@ -157,7 +157,7 @@ def test_experts_that_must_know_images_are_refused() -> None:
 
 
 def test_images_that_depend_on_how_many_there_are_are_refused() -> None:
-    """LLaVA-OneVision cuts a single image into tiles, and several not: a second one would change the first."""
+    """LLaVA-OneVision cuts a single image into tiles, but not several: a second one would change the first."""
     config = LlavaOnevisionConfig(text_config=LlamaConfig(**SMALL))
     network = _without_weights(LlavaOnevisionForConditionalGeneration, config)
     with pytest.raises(ConfigError, match="depend on how many there are"):
@@ -177,7 +177,7 @@ def test_the_window_ends_where_positions_would_change() -> None:
 
 
 def test_dynamic_positions_are_served_as_far_as_they_are_not() -> None:
-    """Dynamic NTK changes nothing up to the length that the model was trained with."""
+    """Dynamic NTK changes nothing up to the length of the model's training."""
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     network = LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=rope)).eval()
     assert build_model("llama", network, chatml(), 4096).context_tokens == 1024
@@ -189,8 +189,8 @@ def test_the_window_is_the_smaller_one(asked: int | None, expected: int) -> None
     assert find_window(LlamaConfig(**SMALL), "llama", asked).num_tokens == expected
 
 
-def test_a_window_that_nobody_tells_must_be_set() -> None:
-    """BLOOM's configurations name none."""
+def test_a_missing_window_must_be_configured() -> None:
+    """BLOOM's configurations have none."""
     config = BloomConfig()
     with pytest.raises(ConfigError, match=r"set handler\.contextLength"):
         find_window(config, "bloom", None)
@@ -199,5 +199,5 @@ def test_a_window_that_nobody_tells_must_be_set() -> None:
 
 @pytest.mark.parametrize("config", [LlamaConfig(), Gemma3TextConfig(), Gemma3nTextConfig()])
 def test_what_is_served_passes(config: Any) -> None:
-    """Windows, and layers that share keys and values, are no reason for a refusal."""
+    """Windows, and layers that share keys and values, are supported."""
     check_config(config, "model")

@@ -1,4 +1,4 @@
-"""What a checkpoint's generation settings ask for is done as stock `generate` does it, or named in the log."""
+"""A checkpoint's generation settings are applied as by stock `generate`, or named in the log."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_rows_are_changed_by_their_own_context_alone() -> None:
 
 
 def test_what_is_not_done_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """A setting that would make replies others than those of `generate` is logged when the model is loaded."""
+    """A setting that would change replies of `generate` is logged when the model is loaded."""
     Penalties(GenerationConfig(num_beams=4, min_new_tokens=0), [2], "model")
     assert "sets num_beams, which is not supported" in caplog.text
     assert "min_new_tokens" not in caplog.text

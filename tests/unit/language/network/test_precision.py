@@ -1,4 +1,4 @@
-"""In which numbers a model computes follows from its device, its checkpoint and the configuration."""
+"""The dtype of a model follows from its device, its checkpoint and the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_cpu_rounds_no_weights(stored: torch.dtype | str | None) -> None:
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, "bfloat16"])
 def test_a_cpu_computes_in_bfloat16_where_it_costs_nothing(stored: torch.dtype | str) -> None:
-    """It takes a checkpoint stored in bfloat16, and hardware that multiplies it."""
+    """It needs a checkpoint stored in bfloat16, and hardware that multiplies it."""
     assert choose_dtype("auto", CPU, stored, bfloat16=True) is torch.bfloat16
     assert choose_dtype("auto", CPU, stored, bfloat16=False) is torch.float32
 
@@ -36,7 +36,7 @@ def test_a_gpu_computes_in_bfloat16(stored: torch.dtype | None) -> None:
 def test_the_configuration_has_the_last_word(
     wanted: Literal["float32", "bfloat16", "float16"], device: torch.device
 ) -> None:
-    """A dtype that is named is the one that is used."""
+    """A configured dtype is used."""
     found = choose_dtype(wanted, device, torch.bfloat16, bfloat16=True)
     assert found is getattr(torch, wanted)
 
@@ -58,7 +58,7 @@ def test_hardware_is_known_by_its_capabilities(
 
 
 def test_the_names_of_capabilities_are_torchs() -> None:
-    """On a processor with AVX-512, torch says whether it has bfloat16."""
+    """On a processor with AVX-512, torch reports whether it has bfloat16."""
     capabilities = torch.cpu.get_capabilities()
     if capabilities.get("avx512_f"):
         assert {"avx512_bf16", "amx_bf16"} <= set(capabilities)

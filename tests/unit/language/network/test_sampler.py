@@ -1,4 +1,4 @@
-"""How a token is chosen."""
+"""Choice of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def logits(rows: int = 1, vocabulary: int = 20, seed: int = 0) -> torch.Tensor:
 
 
 def test_greedy_takes_the_highest() -> None:
-    """Temperature 0 is argmax, whatever else is asked for."""
+    """Temperature 0 is argmax, with any other settings."""
     given_logits = logits(3)
     rows = [SamplingRow(), SamplingRow(top_k=5, top_p=0.5), SamplingRow(seed=9)]
     assert sample(given_logits, rows) == given_logits.argmax(-1).tolist()
@@ -52,7 +52,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_top_k_and_top_p_bound_the_choice() -> None:
-    """Nothing outside the k best, or behind the smallest head of mass p, is ever drawn."""
+    """Nothing outside the k best, or after the smallest head of mass p, is ever drawn."""
     given_logits = logits()
     order = given_logits[0].argsort(descending=True).tolist()
     count = 500

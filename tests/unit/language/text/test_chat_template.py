@@ -1,4 +1,4 @@
-"""From conversation to ids: what a turn appends, and what a template may do about it."""
+"""From conversation to ids: the ids that a turn appends, and templates that rewrite."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Talk:
         self.log: list[int] = []
 
     def turn(self, prompt: str, reply: str) -> int:
-        """One turn; returns how much of the log was kept."""
+        """Run one turn; return how much of the log was kept."""
         message = self.text.user_message(self.dialogue, prompt, 0)
         extension = self.text.extend(self.dialogue, self.log, [message], [])
         turn = self.text.committed(self.dialogue, [message], extension, reply, encode(reply))
@@ -48,7 +48,7 @@ class Talk:
 @pytest.mark.parametrize("template", [CHATML, TRIMMING, VICUNA, None])
 @pytest.mark.parametrize("reply", ["Blue.", " Blue.", "Blue. ", "", "  ", "a\nb\n"])
 def test_the_log_is_kept_whole_where_the_template_appends(template: str | None, reply: str) -> None:
-    """Whatever white space is around a reply, and whatever the template makes of it."""
+    """White space around a reply, and the template's handling of it, make no difference."""
     talk = Talk(chat(template))
     for number, prompt in enumerate(("What color?", "And the other?", "Thanks")):
         before = len(talk.log)
@@ -57,8 +57,8 @@ def test_the_log_is_kept_whole_where_the_template_appends(template: str | None, 
 
 
 @given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=12)), min_size=1, max_size=4))
-def test_the_log_says_what_was_said(turns: list[tuple[str, str]]) -> None:
-    """A template that changes nothing: the log decodes to the rendered conversation, each reply once."""
+def test_the_log_decodes_to_the_conversation(turns: list[tuple[str, str]]) -> None:
+    """With a template that changes nothing, the log decodes to the rendered conversation, each reply once."""
     talk = Talk(chat(CHATML))
     expected = ""
     for prompt, reply in turns:
@@ -68,7 +68,7 @@ def test_the_log_says_what_was_said(turns: list[tuple[str, str]]) -> None:
         expected += "<|im_end|>\n"
 
 
-def test_a_rewritten_history_is_tokenized_anew() -> None:
+def test_a_rewritten_history_is_tokenized_again() -> None:
     """The longest common prefix is kept."""
     talk = Talk(chat(REWRITING))
     talk.turn("What color?", "Blue, I think.")
@@ -78,7 +78,7 @@ def test_a_rewritten_history_is_tokenized_anew() -> None:
 
 
 @pytest.mark.parametrize("template", [CHATML, None])
-def test_control_tokens_are_text_wherever_somebody_says_them(template: str | None) -> None:
+def test_spelled_out_control_tokens_are_text(template: str | None) -> None:
     """In a prompt, and in a reply that later turns repeat."""
     talk = Talk(chat(template))
     talk.turn("say <|im_end|>", "well <|im_start|>")
@@ -93,7 +93,7 @@ def test_control_tokens_are_text_wherever_somebody_says_them(template: str | Non
 
 
 def test_an_opening_is_how_every_first_prompt_begins() -> None:
-    """What `open` computes is not computed again."""
+    """The ids that `open` computed are not computed again."""
     text = chat()
     dialogue = Dialogue(text.begin("Be brief.", 0))
     opening = text.opening(dialogue, [])
@@ -104,7 +104,7 @@ def test_an_opening_is_how_every_first_prompt_begins() -> None:
 
 
 def test_a_template_that_refuses_is_a_typed_error() -> None:
-    """Many templates take no system prompt; the field says so."""
+    """Many templates take no system prompt; the error's field names it."""
     text = chat("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}")
     with pytest.raises(InvalidRequest) as caught:
         text.opening(Dialogue(text.begin("Be brief.", 0)), [])

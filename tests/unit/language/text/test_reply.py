@@ -1,4 +1,4 @@
-"""Text out of ids, piece by piece."""
+"""Text of generated ids, incrementally."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_any_ids_give_what_decode_gives(ids: list[int]) -> None:
 
 
 def test_special_tokens_are_not_shown() -> None:
-    """They steer; they are not text."""
+    """They control the model; they are not text."""
     pieces, _ = stream([*encode("ab"), 0, *encode("cd")])
     assert "".join(pieces) == "abcd"
 
@@ -68,7 +68,7 @@ def test_the_earliest_stop_string_wins() -> None:
 
 @pytest.mark.parametrize(("text", "stop"), [("hello END more", "END"), ("x", "y")])
 def test_the_ids_kept_carry_the_text(text: str, stop: str) -> None:
-    """Ids behind a stop string do not enter the log."""
+    """Ids after a stop string do not enter the log."""
     ids = encode(text)
     _, reply = stream(ids, (stop,))
     kept = TOKENIZER.decode(ids[: reply.num_kept])

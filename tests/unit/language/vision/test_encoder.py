@@ -1,4 +1,4 @@
-"""Images: a name for what is seen, and one run of the vision tower for it, whoever shows it."""
+"""Images: a name for their content, and one run of the vision tower for all sessions that show it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def runs(model: Model) -> list[None]:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Without the collector of cycles: what is not held must be gone at once."""
+    """Disable the collector of cycles: unreferenced objects must be freed at once."""
     gc.collect()
     gc.disable()
     yield
@@ -59,12 +59,12 @@ def images_of(harness: Harness, name: str) -> list[ImageInput]:
 
 
 def held(harness: Harness) -> int:
-    """How many images somebody holds, encoded or not."""
+    """Return the number of images in memory, encoded or not."""
     return sum(isinstance(thing, ImageInput) for thing in harness.kind._core.shared._used.values())
 
 
 def test_the_same_image_again_runs_no_tower(model: Model, runs: list[None]) -> None:
-    """Neither beside the session that showed it first nor after that was closed; and the answers are the same."""
+    """Neither beside the session that showed it first nor after its end; and the answers are the same."""
     harness = Harness(model)
     harness.open("a", [noise(1)])
     harness.open("b", [noise(1)])
@@ -95,8 +95,8 @@ def test_an_image_that_a_prompt_brings_is_shared_too(model: Model, runs: list[No
     reference_reply(model, harness, "s", 4)
 
 
-def test_two_who_bring_the_same_new_image_at_once_share_it(model: Model, runs: list[None]) -> None:
-    """Whichever turn comes first has it encoded."""
+def test_two_turns_with_the_same_new_image_share_it(model: Model, runs: list[None]) -> None:
+    """The turn that comes first encodes it."""
     harness = Harness(model)
     harness.pictures = {"x": noise(1), "y": noise(1)}
     requests = [
@@ -121,7 +121,7 @@ def test_another_image_is_another(model: Model, runs: list[None], other: PIL.Ima
 
 
 def test_tenants_share_nothing(model: Model, runs: list[None]) -> None:
-    """The same image costs each tenant, and those who name none, one run; a tenant again costs nothing."""
+    """The same image costs each tenant, and those without a name, one run; a tenant again costs nothing."""
     harness = Harness(model)
     tenants: list[dict[str, Any]] = [
         {},
@@ -139,7 +139,7 @@ def test_tenants_share_nothing(model: Model, runs: list[None]) -> None:
 
 
 def test_a_name_depends_on_what_makes_the_embeddings() -> None:
-    """On the weights, their type and the processor's configuration, wherever they come from; the same give the same name."""
+    """The weights, their dtype and the processor's configuration, wherever they come from; the same give the same name."""
     picture = noise(1)
 
     def name(change: Callable[[Any, Any], object] = lambda network, processor: None) -> str:
@@ -159,8 +159,8 @@ def test_a_name_depends_on_what_makes_the_embeddings() -> None:
 
 
 @pytest.mark.parametrize("make", [llava, qwen2_vl, MORE_MODELS["qwen3_vl"], MODELS["idefics3"]])
-def test_it_is_known_before_what_an_image_takes(make: Callable[[], Model]) -> None:
-    """Each once, however often it is shown; nothing for one that was seen already."""
+def test_the_bytes_of_an_image_are_known_before(make: Callable[[], Model]) -> None:
+    """Each image once, however often it is shown; nothing for one that has embeddings."""
     vision = make().vision
     assert vision is not None
     images = [vision.prepare(noise(seed, size)) for seed, size in ((1, 40), (2, 90))]
@@ -176,7 +176,7 @@ def test_it_is_known_before_what_an_image_takes(make: Callable[[], Model]) -> No
 
 
 def budget_for_one_image(model: Model) -> tuple[int, int]:
-    """Bytes of the KV states of a session with an image, and those that hold two sessions, but one image."""
+    """Return the bytes of a session's KV states with an image, and a budget for two sessions, but one image."""
     probe = Harness(model)
     probe.open("s", [noise(1)])
     kv, image = (probe.engine.table.get("s").state.device_bytes, images_of(probe, "s")[0].num_bytes)
@@ -184,7 +184,7 @@ def budget_for_one_image(model: Model) -> tuple[int, int]:
 
 
 def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
-    """The device's budget is kept in every step, for what is still to be seen as well."""
+    """The device's budget is kept in every step, including images to be encoded."""
     _, budget = budget_for_one_image(model)
     harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
     harness.open("old", [noise(2)])
@@ -201,7 +201,7 @@ def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
 
 
 def test_room_for_an_image_is_kept_until_it_is_seen(model: Model) -> None:
-    """Nobody else gets it: who comes in the meantime is told to come again, instead of exceeding the budget."""
+    """A request that comes in the meantime is rejected with a retryable error, instead of exceeding the budget."""
     kv, budget = budget_for_one_image(model)
     harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
     harness.pictures |= {"first": noise(2), "second": noise(3)}
@@ -218,7 +218,7 @@ def test_room_for_an_image_is_kept_until_it_is_seen(model: Model) -> None:
 
 
 def test_shared_embeddings_count_once(model: Model) -> None:
-    """In the total; a session's own figures are of all that it uses."""
+    """In the total; a session's own statistics include all that it uses."""
     harness = Harness(model)
     for name in "ab":
         harness.open(name, [noise(1), noise(1), noise(2)])
@@ -257,7 +257,7 @@ def test_without_a_budget_an_image_lives_as_long_as_its_sessions(
 def test_an_image_that_cannot_be_encoded_leaves_nothing_behind(
     model: Model, error: Exception, code: str
 ) -> None:
-    """Its session fails; the next one has it encoded as if nothing had been."""
+    """Its session fails; the next one has it encoded normally."""
     harness = Harness(model)
 
     def fail(*_: object) -> None:
@@ -267,7 +267,7 @@ def test_an_image_that_cannot_be_encoded_leaves_nothing_behind(
     refused = harness.open("s", [noise(1)])
     assert refused["error"]["code"] == code
     hook.remove()
-    error.__traceback__ = None  # its frames hold what they have worked on
+    error.__traceback__ = None  # its frames refer to their objects
     assert harness.engine.stats().device_bytes == 0
     assert held(harness) == 0
     assert "error" not in harness.open("s", [noise(1)])
@@ -277,7 +277,7 @@ def test_an_image_that_cannot_be_encoded_leaves_nothing_behind(
 
 @pytest.mark.usefixtures("uncollected")
 def test_a_refused_open_holds_no_image(model: Model, runs: list[None]) -> None:
-    """Not even one that was refused because its image is too long."""
+    """Not even one that was rejected because its image is too long."""
     harness = Harness(dataclasses.replace(model, context_tokens=3))
     refused = harness.open("s", [noise(1)])
     assert (refused["error"]["code"], refused["error"]["field"]) == ("context_too_long", "images")
@@ -287,7 +287,7 @@ def test_a_refused_open_holds_no_image(model: Model, runs: list[None]) -> None:
 
 @pytest.mark.usefixtures("uncollected")
 def test_a_closed_session_holds_no_image(model: Model) -> None:
-    """What is not kept for the next session is gone at once, also after a turn whose images were refused."""
+    """Unless it is kept for the next session, it is freed at once, also after a turn whose images were rejected."""
     harness = Harness(model, {"handler": {"sharedCacheBytes": 0}})
     harness.open("s", [noise(1)])
     harness.prompt("s", QUESTION, max_new_tokens=4)
@@ -300,7 +300,7 @@ def test_a_closed_session_holds_no_image(model: Model) -> None:
 
 
 def test_a_model_without_a_tower_is_refused() -> None:
-    """Where embeddings cannot be handed in, they cannot be kept."""
+    """Without precomputed embeddings, images cannot be kept."""
     model = llava()
     with pytest.raises(ConfigError, match="image embeddings"):
         Vision(model.network.base_model.language_model, model.text._owner)

@@ -1,4 +1,4 @@
-"""Images that are told again: which are loaded, and how they are called in errors."""
+"""Images that are sent again: which are loaded, and their names in errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWN = {"https://a": seen("a")}
 
 
 def test_only_what_is_not_known_is_loaded() -> None:
-    """Order is kept, and files follow."""
+    """Order is kept, and files come last."""
 
     def load(images: Sequence[Image]) -> list[ImageInput]:
         assert images == IMAGES[1:]
@@ -54,7 +54,7 @@ def test_an_error_names_the_image_by_its_place_among_all(
 
 
 def test_images_are_known_by_the_urls_of_servers_alone() -> None:
-    """What is in a URL itself comes again every time."""
+    """A `data:` URL brings its content every time."""
     images = [Image(url="HTTPS://a"), Image(url="Data:image/png;base64,AA=="), Image(base64="AA==")]
     made = [seen("a"), seen("b"), seen("c")]
     assert urls_of(images, made) == {"HTTPS://a": made[0]}

@@ -1,4 +1,4 @@
-"""How an image is recognized, and what that spares."""
+"""Recognition of images, and the work that it saves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ts_stateful.sessions.shared import SharedCache
 
 @dataclass(frozen=True)
 class Watched(ImageFile):
-    """A file that notes when it is decoded."""
+    """A file that records when it is decoded."""
 
     decoded: list[str]
 
@@ -29,7 +29,7 @@ class Watched(ImageFile):
 
 
 class Reading:
-    """A reader, and what it has cost."""
+    """A reader, and the work that it did."""
 
     def __init__(self) -> None:
         vision = llava().vision
@@ -39,14 +39,14 @@ class Reading:
         self.decoded: list[str] = []
 
     def read(self, data: bytes, tenant: object = None) -> Any:
-        """The image in a file."""
+        """Read the image in a file."""
         file = Watched(data, MediaConfig(), "images[0]", self.decoded)
         return self.reader.read(file, tenant)
 
 
 @pytest.fixture
 def reading() -> Reading:
-    """A reader that has read nothing yet."""
+    """Return a reader that has read nothing yet."""
     return Reading()
 
 
@@ -76,7 +76,7 @@ def test_the_file_of_a_forgotten_image_is_decoded_again(reading: Reading) -> Non
 
 
 def test_tenants_do_not_recognize_each_others_files(reading: Reading) -> None:
-    """Neither the time nor the object tells what somebody else has shown."""
+    """Neither the time nor the object reveals other tenants' images."""
     tenants = (None, "a", "b", 1, "1", "", "None", True)
     images = [reading.read(png(noise(1)), tenant) for tenant in tenants]
     assert len(set(images)) == len({image.key for image in images}) == len(tenants)
@@ -85,7 +85,7 @@ def test_tenants_do_not_recognize_each_others_files(reading: Reading) -> None:
 
 
 def test_a_damaged_file_is_refused_each_time(reading: Reading) -> None:
-    """Nothing is remembered of it."""
+    """Nothing about it is kept."""
     for _ in range(2):
         with pytest.raises(MediaInvalid):
             reading.read(b"no image")
@@ -93,7 +93,7 @@ def test_a_damaged_file_is_refused_each_time(reading: Reading) -> None:
 
 
 def test_many_threads_get_one_image(reading: Reading) -> None:
-    """Whoever brings a new image while others do gets theirs."""
+    """Threads that bring a new image at the same time get the same object."""
     data = png(noise(1))
     with ThreadPoolExecutor(8) as pool:
         images = list(pool.map(reading.read, [data] * 32))

@@ -1,4 +1,4 @@
-"""Image files that come in parts: what is kept, for how long, and what prompts make of them."""
+"""Image files that are uploaded in parts: what is kept, for how long, and prompts that use them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def digest(data: bytes) -> str:
 
 
 def parts_of(data: bytes, count: int, session_id: str = "s") -> list[Upload]:
-    """The requests that upload a file."""
+    """Return the requests that upload a file."""
     size = -(-len(data) // count)
     return [
         Upload(
@@ -72,24 +72,24 @@ def parts_of(data: bytes, count: int, session_id: str = "s") -> list[Upload]:
 
 
 def upload(harness: Harness, data: bytes, session_id: str = "s") -> None:
-    """Uploads a file in one part."""
+    """Upload a file in one part."""
     assert harness.ask(parts_of(data, 1, session_id)[0])["complete"]
 
 
 def look(*files: bytes, session_id: str = "s") -> Prompt:
-    """A prompt about uploaded files."""
+    """Return a prompt about uploaded files."""
     images = tuple(Image(upload=digest(data)) for data in files)
     return Prompt(session_id=session_id, prompt="What?", images=images, max_new_tokens=4)
 
 
 def refusal(harness: Harness, command: Request, **fields: Any) -> tuple[str, str | None]:
-    """The code and the field of the error."""
+    """Return the code and the field of the error."""
     error = harness.ask(command, **fields)["error"]
     return error["code"], error.get("field")
 
 
 def test_parts_come_in_any_order_and_repeatedly(harness: Harness) -> None:
-    """Every answer says how many there are and which are missing; the last one that the file is whole."""
+    """Every answer has the number of parts and the missing ones; the last one reports the file as complete."""
     parts = parts_of(FILE, 4)
     answers = [harness.ask(parts[number]) for number in (2, 0, 2, 3, 1, 0)]
     assert [answer["missing"] for answer in answers] == [[0, 1, 3], [1, 3], [1, 3], [1], [], []]
@@ -122,7 +122,7 @@ def test_a_part_may_be_the_file_of_a_form(harness: Harness) -> None:
     assert harness.ask(bare, attachments=(FILE,))["complete"]
 
 
-def test_a_part_behind_the_last_one_is_refused(harness: Harness) -> None:
+def test_a_part_after_the_last_one_is_refused(harness: Harness) -> None:
     """Parts are counted from 0."""
     part = Upload(session_id="s", sha256=digest(FILE), part=2, parts=2, base64="AAAA")
     assert refusal(harness, part) == ("invalid_request", "part")
@@ -147,7 +147,7 @@ def test_a_part_that_is_not_base64_changes_nothing(harness: Harness) -> None:
     assert harness.ask(second)["complete"]
 
 
-def test_another_cut_begins_anew(harness: Harness) -> None:
+def test_another_number_of_parts_begins_again(harness: Harness) -> None:
     """Parts of two sizes are not mixed."""
     harness.ask(parts_of(FILE, 2)[0])
     assert harness.ask(parts_of(FILE, 3)[1])["missing"] == [0, 2]
@@ -167,7 +167,7 @@ def test_what_is_not_there_is_named(harness: Harness) -> None:
 
 
 def test_a_session_is_opened_without_uploads(harness: Harness) -> None:
-    """There is none before the session; a refused opening leaves nothing behind."""
+    """A session has none before it is open, and a rejected opening leaves nothing."""
     command = Open(session_id="n", images=(Image(upload=digest(FILE)),))
     assert refusal(harness, command, creates_session=True) == (
         "invalid_request",
@@ -180,13 +180,13 @@ def test_a_session_is_opened_without_uploads(harness: Harness) -> None:
 
 
 def test_a_file_that_is_no_image_is_named(harness: Harness) -> None:
-    """That is found out by the prompt."""
+    """The prompt reports it."""
     upload(harness, b"no image")
     assert refusal(harness, look(b"no image")) == ("media_invalid", "images[0].upload")
 
 
 def test_a_file_that_is_too_large_is_refused(harness: Harness) -> None:
-    """As soon as its parts are more than `maxBytes`; they are forgotten."""
+    """As soon as its parts exceed `maxBytes`; they are dropped."""
     data = bytes(20_001)
     first, second = parts_of(data, 2)
     harness.ask(first)
@@ -195,7 +195,7 @@ def test_a_file_that_is_too_large_is_refused(harness: Harness) -> None:
 
 
 def test_a_session_keeps_so_many_uploads(harness: Harness) -> None:
-    """Beyond `maxImages` that one goes that has not been touched for longest, whole or not."""
+    """Beyond `maxImages` the least recently used one is dropped, complete or not."""
     upload(harness, FILE)
     harness.ask(parts_of(b"half", 2)[0])
     harness.ask(look(FILE))
@@ -205,7 +205,7 @@ def test_a_session_keeps_so_many_uploads(harness: Harness) -> None:
 
 
 def test_all_sessions_together_keep_so_many_bytes(harness: Harness) -> None:
-    """Beyond `maxUploadBytes` those of any session go that have not been touched for longest."""
+    """Beyond `maxUploadBytes` the least recently used ones of any session are dropped."""
     for session_id in ("t", "u"):
         harness.open(session_id)
     for session_id in ("s", "t"):
@@ -218,7 +218,7 @@ def test_all_sessions_together_keep_so_many_bytes(harness: Harness) -> None:
 
 
 def test_uploads_end_with_their_session(harness: Harness) -> None:
-    """Nothing of them is left."""
+    """Nothing of them remains."""
     upload(harness, FILE)
     kept = harness.kind.requests.uploads._files
     assert len(kept) == 1
@@ -228,22 +228,22 @@ def test_uploads_end_with_their_session(harness: Harness) -> None:
 
 
 def test_a_model_that_sees_nothing_takes_no_uploads() -> None:
-    """They would be of no use."""
+    """The request is rejected, because they would be useless."""
     harness = Harness(llama())
     harness.open("s")
     assert refusal(harness, parts_of(FILE, 1)[0]) == ("invalid_request", "type")
 
 
 def test_an_upload_is_a_use_of_its_session(harness: Harness) -> None:
-    """The session does not run out while a large file comes."""
+    """The session does not expire during the upload of a large file."""
     harness.clock.now += 5
     upload(harness, FILE)
     harness.clock.now += 1
     assert harness.ask(Info(session_id="s"))["idle_s"] == 1
 
 
-def test_figures_tell_the_bytes_of_uploads(harness: Harness) -> None:
-    """Of parts as of whole files; they go with their session."""
+def test_statistics_count_the_bytes_of_uploads(harness: Harness) -> None:
+    """Both parts and complete files count, until their session ends."""
     first, *others = parts_of(FILE, 3)
     harness.ask(first)
     assert 0 < harness.engine.stats().upload_bytes < len(FILE)

@@ -72,14 +72,14 @@ def test_replies_are_those_of_stock_code() -> None:
 
 
 def test_what_they_cannot_compute_is_left_to_torch() -> None:
-    """Other types of numbers, and dimensions that do not fill a vector."""
+    """Other dtypes, and dimensions that do not fill a vector."""
     assert CpuKernels.serves(KVLayout((LayerShape(2, 64, 64),), torch.float32))
     assert not CpuKernels.serves(KVLayout((LayerShape(2, 64, 64),), torch.float16))
     assert not CpuKernels.serves(KVLayout((LayerShape(2, 20, 64),), torch.float32))
 
 
 def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server starts all the same, and a compiler that fails is no different from none."""
+    """A server starts all the same, and a failing compiler counts as none."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert load_library(tmp_path / "cache") is None

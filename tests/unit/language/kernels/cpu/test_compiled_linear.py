@@ -55,7 +55,7 @@ def test_outputs_are_those_of_torch(rows: int, bias: bool, threads: int) -> None
 
 
 def test_gradients_are_torchs() -> None:
-    """Where they are asked for, torch computes."""
+    """With gradients, torch computes."""
     own = CompiledLinear(nn.Linear(16, 4), library())
     inputs = torch.randn(2, 16)
     own(inputs).sum().backward()
@@ -65,7 +65,7 @@ def test_gradients_are_torchs() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_network_keeps_its_parameters(tied: bool) -> None:
-    """Layers are exchanged, weights are the same objects under the same names, and it is still recognised."""
+    """Layers are replaced, weights are the same objects under the same names, and the network is still recognized."""
     torch.manual_seed(1)
     network = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied)).eval()
     stock = copy.deepcopy(network)
@@ -85,7 +85,7 @@ def test_a_network_keeps_its_parameters(tied: bool) -> None:
 
 
 def test_what_cannot_be_read_stays() -> None:
-    """Other types of numbers, and inputs that do not fill a vector."""
+    """Other dtypes, and inputs that do not fill a vector."""
     network = nn.ModuleList([nn.Linear(512, 512).bfloat16(), nn.Linear(1000, 512)])
     assert compile_linears(network, library()) == 0
     assert all(type(module) is nn.Linear for module in network)
@@ -103,7 +103,7 @@ class _Wrong:
 
 
 def test_a_layer_that_differs_stays(caplog: pytest.LogCaptureFixture) -> None:
-    """Every shape has to show that it computes the same."""
+    """Every shape must agree with torch before it is used."""
     network = nn.ModuleList([nn.Linear(512, 512), nn.Linear(512, 512)])
     wrong: Any = _Wrong()
     assert compile_linears(network, wrong) == 0

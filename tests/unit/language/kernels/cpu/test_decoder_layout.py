@@ -1,4 +1,4 @@
-"""A network is taken for one of the Llama family only if every part of it is a stock one."""
+"""A network is recognized as one of the Llama family only if every part of it is a stock one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_other_families_are_not(name: str) -> None:
 
 
 class _Own(nn.Linear):
-    """Somebody's layer."""
+    """A user's layer."""
 
 
 def _activation(network: Any) -> None:
@@ -71,7 +71,7 @@ def _training(network: Any) -> None:
     "change", [_activation, _linear, _norm, _layer, _dropped, _forward, _half, _training]
 )
 def test_a_network_that_was_changed_is_not(change: Callable[[Any], None]) -> None:
-    """Whatever part it is."""
+    """Any changed part prevents recognition."""
     network = llama().network
     change(network)
     if change is not _training:

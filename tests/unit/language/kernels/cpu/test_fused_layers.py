@@ -41,7 +41,7 @@ def fused_of(model: Model) -> FusedLayers:
 
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """So many threads for torch."""
+    """Set torch's number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -49,7 +49,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def sessions(model: Model, count: int) -> list[KVCache]:
-    """Sessions of 1 to 60 tokens, which is beyond the windows of the models that have one."""
+    """Return sessions of 1 to 60 tokens, which is beyond the windows of the models that have one."""
     caches = []
     for index in range(count):
         kv, length = model.new_kv(), 1 + 23 * index % 60
@@ -93,7 +93,7 @@ def test_logits_and_states_are_those_of_the_stock_layers(name: str, threads: int
 @torch.inference_mode()
 @pytest.mark.parametrize("name", FAMILY)
 def test_short_prompts_are_those_of_the_stock_layers(name: str, threads: int) -> None:
-    """Several tokens of some sessions beside single ones of others; logits are made only where they are wanted."""
+    """Several tokens of some sessions beside single ones of others; only wanted logits are computed."""
     model = BUILDERS[name]()
     fused = fused_of(model)
     stock = sessions(model, 4)
@@ -182,8 +182,8 @@ def test_replies_about_images_are_those_of_stock_code(name: str) -> None:
 
 
 @torch.inference_mode()
-def test_whoever_hooks_a_module_is_called() -> None:
-    """While there is a hook the stock network is asked for, and no longer."""
+def test_hooks_are_called() -> None:
+    """While a module has a hook, the stock network runs."""
     model = llama()
     fused = fused_of(model)
     (kv,) = sessions(model, 1)
@@ -223,8 +223,8 @@ def test_more_rows_than_it_is_good_for_are_left_to_the_network() -> None:
         assert (made is None) is (count > 32)
 
 
-def test_layers_that_differ_are_found_out() -> None:
-    """What does not compute the same is not used, and the reason says what differs."""
+def test_layers_that_differ_are_rejected() -> None:
+    """A shortcut that differs is not used, and the reason has the difference."""
     model = MODELS["mistral"]()
     library = load_library(cache_folder())
     assert library is not None
@@ -234,8 +234,8 @@ def test_layers_that_differ_are_found_out() -> None:
     assert model.forward._shortcut is None
 
 
-def test_a_way_that_fails_is_not_taken() -> None:
-    """An error at load is a reason, not the end."""
+def test_a_shortcut_that_fails_is_rejected() -> None:
+    """An error during verification is a reason, not a failure."""
     model = llama()
 
     def broken(_: Rows) -> torch.Tensor:
@@ -246,7 +246,7 @@ def test_a_way_that_fails_is_not_taken() -> None:
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "phi3", "qwen2_vl", "granite", "olmo2"])
 def test_other_models_keep_their_layers(name: str) -> None:
-    """Nothing is tried on what is not of the family."""
+    """Fused layers are not considered for other families."""
     model = BUILDERS[name]()
     accelerate(model, HandlerConfig(attention_kernels=False))
     assert model.forward._shortcut is None
@@ -262,7 +262,7 @@ def test_it_can_be_turned_off() -> None:
 def test_without_a_compiler_nothing_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The model is served as it is, and nobody is warned."""
+    """The model is served unchanged, without a warning."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

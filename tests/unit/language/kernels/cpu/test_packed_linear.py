@@ -73,8 +73,8 @@ def test_a_packed_layer_computes_the_same(dtype: torch.dtype, bias: bool, rows: 
 
 
 @ON_FLOAT32
-def test_rows_do_not_know_each_other() -> None:
-    """A row gives the same bits whatever else is in the batch."""
+def test_rows_are_independent() -> None:
+    """A row gives the same bits in any batch."""
     packed = PackedLinear(nn.Linear(512, 640))
     inputs = torch.randn(32, 512)
     with torch.inference_mode():
@@ -131,7 +131,7 @@ def test_generation_is_that_of_the_stock_network() -> None:
 
 
 class _Own(nn.Linear):
-    """A layer of somebody else's."""
+    """A user's layer."""
 
 
 @ON_FLOAT32
@@ -160,5 +160,5 @@ def test_what_is_not_a_plain_large_linear_layer_stays() -> None:
     ("device", "dtype"), [("cuda", torch.float32), ("cpu", torch.float16), ("cpu", torch.float64)]
 )
 def test_only_cpus_pack(device: str, dtype: torch.dtype) -> None:
-    """Other devices, and numbers that the operators do not take, keep plain layers."""
+    """Other devices, and dtypes that the operators do not support, keep plain layers."""
     assert not can_pack(torch.device(device), dtype)

@@ -1,4 +1,4 @@
-"""A decode step that is replayed gives what the step gives; one that cannot be, or gains nothing, is not."""
+"""A replayed decode step agrees with the launched one; one that cannot be replayed, or is not faster so, is launched."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_replies_are_exact_with_kernels_and_replays(name: str) -> None:
 
 
 def decode(forward: Forward, caches: list[KVCache], first_id: int = 5) -> Tensor:
-    """A step of one token for each session."""
+    """Run a step of one token for each session."""
     spans = [Span(kv, kv.length, 1) for kv in caches]
     ids = [first_id + index for index in range(len(spans))]
     return forward(ids, spans, None, list(range(len(spans))))
@@ -75,7 +75,7 @@ def prefilled(forward: Forward, *lengths: int) -> list[KVCache]:
 
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 5])
 def test_any_number_of_rows_is_replayed(num_rows: int) -> None:
-    """Rows that fill a graph up change nothing; states that have grown elsewhere in between are found."""
+    """Padding rows change nothing, and states that have moved in between are found."""
     forward, stock = with_kernels("llama").forward, MODELS["llama"]().forward
     capturer = PlainCapturer()
     forward.capture(capturer)
@@ -91,7 +91,7 @@ def test_any_number_of_rows_is_replayed(num_rows: int) -> None:
 
 
 def test_logits_are_the_callers() -> None:
-    """The next replay does not write into what an earlier one has returned."""
+    """The next replay does not overwrite earlier logits."""
     forward = with_kernels("llama").forward
     forward.capture(PlainCapturer())
     caches = prefilled(forward, 3, 5)
@@ -102,7 +102,7 @@ def test_logits_are_the_callers() -> None:
 
 
 def test_only_what_was_asked_for_is_kept() -> None:
-    """Of a replayed step, too, the logits of some rows alone can be had."""
+    """A replayed step, too, can return the logits of some rows alone."""
     forward = with_kernels("llama").forward
     forward.capture(PlainCapturer())
     caches = prefilled(forward, 3, 5, 7)
@@ -112,7 +112,7 @@ def test_only_what_was_asked_for_is_kept() -> None:
 
 
 def test_more_rows_than_any_graph_has_are_launched() -> None:
-    """A step that is too wide is computed as ever."""
+    """A step that is too wide is computed by launches."""
     forward = with_kernels("llama").forward
     capturer = PlainCapturer()
     forward.capture(capturer)
@@ -123,7 +123,7 @@ def test_more_rows_than_any_graph_has_are_launched() -> None:
 
 
 class _Stale(PlainCapturer):
-    """Gives what it has recorded: a graph with its inputs baked in."""
+    """A capturer with a defect: the graph has its inputs baked in."""
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         output = work().clone()
@@ -131,14 +131,14 @@ class _Stale(PlainCapturer):
 
 
 class _Refusing(PlainCapturer):
-    """Cannot record this work."""
+    """A capturer that cannot record this work."""
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         raise RuntimeError("called a synchronizing CUDA operation")
 
 
 class _Full(PlainCapturer):
-    """Has memory for a few graphs."""
+    """A capturer with memory for a few graphs."""
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         if work().shape[0] > 4:
@@ -153,7 +153,7 @@ class _Full(PlainCapturer):
 def test_what_cannot_be_replayed_is_launched(
     capturer: PlainCapturer, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No graph is used, and the log says why."""
+    """No graph is used, and the log has the reason."""
     forward = with_kernels("llama").forward
     assert forward.capture(capturer) == []
     (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
@@ -164,7 +164,7 @@ def test_what_cannot_be_replayed_is_launched(
 def test_a_warning_of_the_search_for_what_waits_does_no_harm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Torch gives one with the first use, behind which the mode must not stay."""
+    """torch warns at the first use, after which the mode must be restored."""
     modes: list[object] = ["default"]
 
     def set_mode(mode: object) -> None:
@@ -180,12 +180,12 @@ def test_a_warning_of_the_search_for_what_waits_does_no_harm(
 
 
 def test_graphs_that_gain_nothing_are_not_used() -> None:
-    """Where replaying takes longer than launching, it is left."""
+    """Steps are launched if replaying takes longer."""
     assert with_kernels("llama").forward.capture(PlainCapturer(replay_ms=3.0, work_ms=2.0)) == []
 
 
 def test_graphs_for_which_there_is_no_memory_are_left_out() -> None:
-    """The smaller ones are there."""
+    """The smaller ones are used."""
     assert with_kernels("llama").forward.capture(_Full()) == [1, 2, 4]
 
 
@@ -205,7 +205,7 @@ class _Broken(TableKernels):
 def test_a_model_that_differs_with_kernels_goes_without(
     kernels: type[TableKernels], reason: str
 ) -> None:
-    """The reason is told, and torch's operators compute as before."""
+    """The result is the reason, and torch's operators compute as before."""
     forward, stock = MODELS["llama"]().forward, MODELS["llama"]().forward
     assert reason in forward.use_kernels(kernels(forward.layout))
     caches = prefilled(forward, 4, 9), prefilled(stock, 4, 9)

@@ -66,7 +66,7 @@ def on_device(rule: Rule) -> Rule:
 
 
 def caches_of(case: Case, num_layers: int = 2) -> list[KVCache]:
-    """Sessions with random states, their lengths set."""
+    """Return sessions with random states, their lengths set."""
     layout = KVLayout((case.shape,) * num_layers, case.dtype)
     caches = []
     for start, _ in case.spans:
@@ -82,7 +82,7 @@ def caches_of(case: Case, num_layers: int = 2) -> list[KVCache]:
 def step(
     kernels: Kernels | None, case: Case, caches: Sequence[KVCache], inputs: Sequence[Tensor]
 ) -> Tensor:
-    """The attention of the last layer, on states that hold the new tokens then."""
+    """Return the attention of the last layer, on states that then hold the new tokens."""
     cache = StepCache(len(caches[0].keys))
     cache.kernels = kernels
     spans = [Span(kv, kv.length, count) for kv, (_, count) in zip(caches, case.spans, strict=True)]
@@ -94,7 +94,7 @@ def step(
 
 
 def inputs_of(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, keys and values `(1, heads, tokens, dim)`; in memory a token's heads are neighbours, as models have it."""
+    """Return query, keys and values `(1, heads, tokens, dim)`; in memory a token's heads are neighbors, as in models."""
     shape, num_tokens = case.shape, sum(count for _, count in case.spans)
     sizes = (
         (shape.heads * case.group, shape.key_dim),
@@ -131,7 +131,7 @@ def test_the_kernels_are_torchs_operators(name: str) -> None:
 
 
 def test_states_stay_readable_when_they_have_grown_elsewhere() -> None:
-    """After a session's memory has moved, the next table names the new place."""
+    """After a session's memory has moved, the next table has the new address."""
     case = Case(GROUPED, 2, [(63, 1), (10, 1)])
     caches, inputs = caches_of(case), inputs_of(case)
     kernels = TritonKernels(KVLayout((case.shape,) * 2, case.dtype), 8)
@@ -181,7 +181,7 @@ def test_any_number_of_splits_gives_the_same(num_splits: int) -> None:
 
 @pytest.mark.slow
 def test_the_kernels_compile_for_gpus(tmp_path: Path, repository: Path) -> None:
-    """Where no GPU is needed for it: they compile, and read states 16 bytes at a time, ahead of their use."""
+    """This needs no GPU: they compile, and read states 16 bytes at a time, ahead of their use."""
     environ = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     environ["PYTHONPATH"] = str(repository / "handlers")
     done = subprocess.run(
