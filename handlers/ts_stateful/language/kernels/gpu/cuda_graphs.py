@@ -53,7 +53,7 @@ class DecodeStep(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the step is computed."""
+        """The device of the step."""
         ...
 
     @property
