@@ -19,7 +19,7 @@ from ts_stateful.cli.watch import Watch
 from ts_stateful.client.addresses import parse_address
 from ts_stateful.client.management import Management
 from ts_stateful.client.transports.rest import HttpTransport
-from ts_stateful.client.transports.transport import Transport, TransportOptions
+from ts_stateful.client.transports.transport import TransportOptions
 from ts_stateful.clock import SYSTEM_CLOCK
 
 __all__ = ["EPILOG", "add_options", "attend", "examine"]
