@@ -40,38 +40,54 @@ class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     """`handler.media`: the allowed images and their sources. Safe by default."""
 
     allowed_schemes: tuple[Literal["https", "http", "data"], ...] = ("https", "data")
-    # Empty: every public host; `*.example.com` matches subdomains.
+    """Where images may come from."""
     allowed_hosts: tuple[str, ...] = ()
-    allowed_buckets: tuple[str, ...] = ()  # of S3, as `allowed_hosts`; empty: none
-    allow_private_addresses: bool = False  # loopback, private, link-local (cloud metadata), ...
+    """Names, or `*.example.com` for subdomains. Empty: every public host."""
+    allowed_buckets: tuple[str, ...] = ()
+    """Buckets of `s3://bucket/key` (extra `s3`): names, or `*.example`. Empty: none."""
+    allow_private_addresses: bool = False
+    """Allow loopback, private and link-local addresses, cloud metadata among them."""
     max_bytes: _Count = 20_000_000
+    """Bytes of one image."""
     max_pixels: _Count = 40_000_000
-    max_images: _Count = 8  # per request
-    max_upload_bytes: _Count = 500_000_000  # of all sessions of an engine together
-    timeout_sec: _Positive = 10.0  # for one image, all redirects and bytes included
+    """Pixels of one image."""
+    max_images: _Count = 8
+    """Images of one request, and uploads of one session."""
+    max_upload_bytes: _Count = 500_000_000
+    """Bytes of all uploads of an engine."""
+    timeout_sec: _Positive = 10.0
+    """Seconds for one image, redirects included."""
     max_redirects: Annotated[int, Meta(ge=0)] = 3
-    workers: _Count = 4  # images fetched and decoded at the same time
+    """Redirects of one image."""
+    workers: _Count = 4
+    """Images fetched and decoded at the same time."""
 
 
 class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """`handler` of any model: its engine processes and their budgets."""
 
-    model: str = "model"  # a folder or file in the archive, or a path; of `transformers` models also a hub id
+    model: str = "model"
+    """A folder or file in the archive, or a path. For `transformers` models also a hub id."""
     device: str = "auto"
-    # Of an engine on a CPU; 0: torch's choice, one for a small model.
+    """`cpu`, `cuda` or `cuda:1`. `auto`: every GPU, else the CPU."""
     threads: Annotated[int, Meta(ge=0)] = 0
+    """CPU threads of an engine. 0: torch's choice, but one thread for a model under 10 million weights."""
     engines: Literal["auto"] | _Count = "auto"
-    # Registrations of this name in one TorchServe share engines and sessions.
+    """Engine processes. `auto`: one per device. Several on one GPU need `deviceCacheBytes`."""
     engine_group: Annotated[str, Meta(pattern=_NAME)] | None = None
-    # An engine whose worker is gone waits this long for the next.
+    """Registrations in one TorchServe that name the same group share engines and sessions."""
     engine_linger_sec: _Positive = 60.0
-    # An engine that is to end may finish what runs, for this long.
+    """Seconds that an engine without a worker waits for the next one."""
     drain_sec: Annotated[float, Meta(ge=0)] = 20.0
-    restart_deadline_sec: _Positive = 60.0  # requests wait this long for an engine that restarts
-    heartbeat_sec: _Positive = 30.0  # an engine that shows no sign of life for this long is killed
+    """Seconds that turns in progress get when an engine has to end or TorchServe has exited."""
+    restart_deadline_sec: _Positive = 60.0
+    """Seconds that requests wait for an engine that restarts."""
+    heartbeat_sec: _Positive = 30.0
+    """Seconds without a sign of life after which an engine is killed."""
     load_timeout_sec: _Positive = 600.0
-    # Of what sessions keep; None: no bound on a CPU, 80 % of what is free on a GPU.
+    """Seconds to load the model."""
     device_cache_bytes: _Count | None = None
+    """Bytes that sessions may keep on the device. Unset: no bound on a CPU, 80 % of the free memory on a GPU."""
 
 
 class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -80,17 +96,22 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     Keys come from environment variables, credentials from the URL or from the backend's client.
     """
 
-    # file:///folder, redis://, rediss://, s3://bucket/prefix; none: sessions end with their engine; unset: a local folder
     url: str | None = None
-    # required: a turn that cannot be written fails; best_effort: it is answered, and can be lost with its engine
+    """`file:///folder`, `redis://host`, `s3://bucket/prefix`, or `none`. Unset: a folder below the temporary one."""
     policy: Literal["required", "best_effort"] = "required"
-    # all: a session goes on elsewhere; text: one with images does not; none: neither text nor images are written
+    """`required`: a turn that cannot be written fails. `best_effort`: it is answered, and can be lost with its engine."""
     content: Literal["all", "text", "none"] = "all"
-    fsync: bool = False  # files survive a loss of power, not only of the process
-    timeout_sec: _Positive = 5.0  # for one call, attempts included
-    encryption_key_env: str | None = None  # the environment variable with the keys; None: plain
-    kv_spill: bool = False  # KV states that leave memory are written there too, and read back
-    kv_spill_bytes: _Count = 16_000_000_000  # of these, of the sessions of one engine
+    """The part of a session that is written. `text`: no images. `none`: neither images nor text."""
+    fsync: bool = False
+    """Files survive a loss of power, not only of the process."""
+    timeout_sec: _Positive = 5.0
+    """Seconds for one call of the store, attempts included."""
+    encryption_key_env: str | None = None
+    """The environment variable with the keys. Unset: values are not encrypted."""
+    kv_spill: bool = False
+    """Write KV states that do not fit into memory to the store, and read them back instead of computing them again."""
+    kv_spill_bytes: _Count = 16_000_000_000
+    """Bytes of these KV states, for the sessions of one engine."""
 
     @property
     def spill_bytes(self) -> int:
@@ -102,21 +123,33 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """`handler` of a language or vision-language model."""
 
     revision: str | None = None
+    """Branch, tag or commit of a hub id."""
     trust_remote_code: bool = False
+    """Run code from the model's repository."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    pack_linears: bool = True  # on a CPU that gains from it
-    fused_layers: bool = True  # on a CPU, where they prove to compute what the model does
-    attention_kernels: bool = True  # on a GPU where they prove to compute what torch's operators do
-    cuda_graphs: bool = True  # of decode steps, with these kernels and where they are faster
-    # Between two pieces of a stream; what is generated in the meantime comes in one.
+    """`auto`: bfloat16 on a GPU, and on a CPU with bfloat16 hardware if the checkpoint is stored in it. Else float32."""
+    pack_linears: bool = True
+    """On a CPU with AVX-512, multiply few rows at the speed at which weights are read."""
+    fused_layers: bool = True
+    """On a CPU with AVX-512, in float32: compute all decoder layers of a decode step of a Llama-like model in one call."""
+    attention_kernels: bool = True
+    """Compute the attention of all sessions' decode steps at once: Triton on a GPU, compiled C++ on a CPU."""
+    cuda_graphs: bool = True
+    """On a GPU with these kernels, replay decode steps as CUDA graphs where that is faster."""
     stream_interval_sec: Annotated[float, Meta(ge=0, le=10)] = 0.04
-    stateful_sessions: bool = True  # without, every prompt stands alone
-    reattach_sec: _Positive = 10.0  # a turn whose client is gone goes on for this long
-    context_length: _Count | None = None  # tokens; None: what the model's configuration says
-    prefill_chunk: _Count = 256  # tokens prefilled between two decode steps
-    # Of these: what no session uses any more.
+    """Seconds between two pieces of a stream. The first piece leaves at once. 0: every token by itself."""
+    stateful_sessions: bool = True
+    """False: every prompt stands alone, and no session can be opened."""
+    reattach_sec: _Positive = 10.0
+    """Seconds that a turn goes on after its client has disconnected."""
+    context_length: _Count | None = None
+    """Tokens of a session. Unset: the model's own limit."""
+    prefill_chunk: _Count = 256
+    """Tokens prefilled between two decode steps."""
     shared_cache_bytes: Annotated[int, Meta(ge=0)] = 256_000_000
-    host_cache_bytes: Annotated[int, Meta(ge=0)] = 0  # embeddings and KV moved off the device
+    """The part of the device's bytes for embeddings and system prompts that no session uses any more."""
+    host_cache_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Bytes moved off the device instead of being computed again."""
     media: MediaConfig = MediaConfig()
     store: StoreConfig = StoreConfig()
 
@@ -128,15 +161,23 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
     """
 
     inputs: tuple[Input, ...] = ()
+    """The tensors of a step."""
     outputs: tuple[Output, ...] = ()
+    """The tensors of an answer."""
     states: tuple[State, ...] = ()
-    arguments: dict[str, Any] = {}  # of the class
-    weights: str | None = None  # a safetensors file for the class
-    max_rows: _Count = 256  # sequences in one forward pass
-    fixed_rows: bool = False  # every pass has `maxRows` rows: for programs that were exported so
-    host_cache_bytes: _Count | None = None  # states moved off the device; None: no bound
-    # Steps; every one is in the store before it is answered. 0: sequences end with their engine.
+    """The tensors that the server keeps between steps. This key makes a model one with recurrent state."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+    weights: str | None = None
+    """A safetensors file in the archive, the `state_dict` of the class."""
+    max_rows: _Count = 256
+    """Sequences in one forward pass."""
+    fixed_rows: bool = False
+    """Every pass has exactly `maxRows` rows, for programs that were exported so."""
+    host_cache_bytes: _Count | None = None
+    """Bytes of states moved off the device. Unset: no bound."""
     commit_every: Annotated[int, Meta(ge=0)] = 0
+    """Steps between two commits of a sequence's states to the store. 0: sequences end with their engine."""
     store: StoreConfig = StoreConfig()  # for `commit_every`
 
     def __post_init__(self) -> None:
@@ -156,25 +197,39 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
     """The keys of TorchServe's frontend that this package uses too."""
 
     min_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="minWorkers", default=1)
+    """Workers at start. One worker stands in front of all engines. More are refused."""
     max_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxWorkers", default=1)
+    """The same as `minWorkers`."""
     batch_size: _Count = msgspec.field(name="batchSize", default=1)
+    """Requests in flight. In the `async` profile 1."""
     max_batch_delay_ms: Annotated[int, Meta(ge=0)] = msgspec.field(
         name="maxBatchDelay", default=100
     )
+    """Milliseconds that TorchServe waits before a first batch."""
     response_timeout_s: _Count = msgspec.field(name="responseTimeout", default=120)
+    """Seconds after which TorchServe kills a silent worker."""
     startup_timeout_s: _Count = msgspec.field(name="startupTimeout", default=120)
+    """Seconds that a worker may take to start, longer than `handler.loadTimeoutSec`."""
     job_queue_size: _Count = msgspec.field(name="jobQueueSize", default=100)
+    """Requests that wait for a place in flight."""
     continuous_batching: bool = msgspec.field(name="continuousBatching", default=False)
+    """The `continuous` profile. Exactly one of the three profiles is true."""
     sequence_batching: bool = msgspec.field(name="sequenceBatching", default=False)
+    """The `sequence` profile."""
     async_communication: bool = msgspec.field(name="asyncCommunication", default=False)
+    """The `async` profile."""
     sequence_max_idle_ms: Annotated[int, Meta(ge=0)] = msgspec.field(
         name="sequenceMaxIdleMSec", default=0
     )
+    """Milliseconds after which an unused session expires. 0: 10 minutes."""
     sequence_timeout_ms: Annotated[int, Meta(ge=0)] = msgspec.field(
         name="sequenceTimeoutMSec", default=0
     )
+    """Milliseconds after which any session expires. 0: an hour, or the idle time if that is longer."""
     max_num_sequence: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxNumSequence", default=0)
+    """Open sessions, at most `batchSize` in the `sequence` profile. 0: workers times `batchSize`."""
     max_sequence_job_queue_size: _Count = msgspec.field(name="maxSequenceJobQueueSize", default=1)
+    """Prompts that wait in one session."""
 
     @property
     def profile(self) -> Profile:
