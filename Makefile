@@ -35,7 +35,7 @@ NAME := $(or $(EXAMPLE),chat)
 INSTALLED := $(VENV)/.stamp
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve sagemaker-local test soak lint mar bench bench-gpu protos clean
+.PHONY: help setup demo serve sagemaker-local test soak lint docs mar bench bench-gpu protos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -47,7 +47,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
 		|| { echo "$(PYTHON) is not Python 3.10 to 3.12; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[server,java,bench,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[server,java,bench,dev,docs]'
 	@touch $@
 
 demo: $(INSTALLED) ## pack, serve on free ports, ask about a picture, stop; fails on a wrong answer
@@ -74,10 +74,15 @@ soak: $(INSTALLED) ## load a server at random for MINUTES, kill parts of it, loo
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		--profile $(or $(PROFILE),continuous)
 
-lint: $(INSTALLED) ## ruff and mypy --strict
+lint: $(INSTALLED) ## ruff, mypy --strict, and the limits of CONTRIBUTING.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/house.py
+
+docs: $(INSTALLED) ## write the tables of the configuration, build the site into build/site; a broken link fails
+	$(BIN)/python tools/config_reference.py
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 mar: $(INSTALLED) ## pack MODEL into build/chat.mar, or an example
 ifeq ($(EXAMPLE),)

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ts_stateful.config.schema import FrontendConfig, HandlerConfig, MediaConfig, StoreConfig
-
 _MODEL_FILES = {"config.json": "{}", "model.safetensors": "weights", ".cache/x": "hidden"}
 
 
@@ -201,17 +199,3 @@ def test_the_blocks_of_the_readme_parse(repository: Path, tmp_path: Path) -> Non
         elif language == "sh":
             done = _run("bash", "-n", "-c", text, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
-
-
-def test_every_configuration_key_is_in_the_readme(repository: Path) -> None:
-    """The table of keys is complete."""
-    text = (repository / "README.md").read_text()
-    for prefix, kind in (
-        ("", FrontendConfig),
-        ("handler.", HandlerConfig),
-        ("handler.media.", MediaConfig),
-        ("handler.store.", StoreConfig),
-    ):
-        for key in kind.__struct_encode_fields__:
-            if key not in ("media", "store"):
-                assert f"`{prefix}{key}`" in text, f"{prefix}{key} is not in the README"

@@ -43,7 +43,7 @@ def check_file(path: Path, model: TransformerSize | None = None) -> list[Finding
     try:
         return check_config(load_config(document), model)
     except ConfigError as reason:
-        return [error(str(path), str(reason), "see the table of keys in the README")]
+        return [error(str(path), str(reason), "see docs/configuration.md")]
 
 
 def read_document(path: Path) -> dict[str, Any] | Finding | None:
