@@ -82,7 +82,7 @@ lint: $(INSTALLED) ## ruff, mypy --strict, and the limits of CONTRIBUTING.md
 
 docs: $(INSTALLED) ## write the tables of the configuration, build the site into build/site; a broken link fails
 	$(BIN)/python tools/config_reference.py
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 mar: $(INSTALLED) ## pack MODEL into build/chat.mar, or an example
 ifeq ($(EXAMPLE),)
