@@ -19,10 +19,11 @@ import yaml
 from msgspec import Meta, Struct
 
 from ts_stateful.config import schema
+from ts_stateful.protocol.declarations import Input, Output, State
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "configuration.md"
-_TENSORS = (schema.Input, schema.Output, schema.State)
+_TENSORS = (Input, Output, State)
 _TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", dict: "mapping"}
 # The tables in the order of the page: its marker, the prefix of its keys, and the struct whose fields it lists.
 _TABLES: tuple[tuple[str, str, type[Struct]], ...] = (
