@@ -19,6 +19,12 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 WRITTEN = [*PAGES, *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
 
+LINKING = [
+    *WRITTEN,
+    *sorted(ROOT.glob("deploy/*/README.md")),
+    *sorted(ROOT.glob("examples/*/README.md")),
+]
+
 
 def _ids(paths: list[Path]) -> list[str]:
     return [path.name for path in paths]
@@ -61,6 +67,20 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     for name in set(named):
         made = name.startswith("build/") or "<" in name
         assert made or any((place / name).is_file() for place in places), name
+
+
+@pytest.mark.parametrize("page", LINKING, ids=[str(p.relative_to(ROOT)) for p in LINKING])
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    """Outside of the site too: to a file, and to a heading of it."""
+    for path, anchor in re.findall(
+        r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text("utf-8")
+    ):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+            assert anchor in slugs, f"{path}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_ids(PAGES))
