@@ -1,8 +1,4 @@
-"""Rows of several sequences as one call of the model, and its results as rows again.
-
-Owns stacking, padding, what is told about rows (lengths, masks, controls), and cutting padded results. Knows nothing of
-sessions.
-"""
+"""Rows of several sequences as one call of the model: stacking, padding, lengths, masks and controls, and cutting results."""
 
 from __future__ import annotations
 
@@ -126,8 +122,8 @@ class Shaper:
             name = declared.lengths_from
             if name is None:
                 return None
-            told = [int(length) for length in by_name[name].tolist()] if name in by_name else None
-            return _checked(declared, tensor, told or _lengths_of_inputs(settings, rows, name))
+            given = [int(length) for length in by_name[name].tolist()] if name in by_name else None
+            return _checked(declared, tensor, given or _lengths_of_inputs(settings, rows, name))
 
         return Results(
             [

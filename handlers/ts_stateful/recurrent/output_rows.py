@@ -1,7 +1,4 @@
-"""One output of all rows of a pass.
-
-Owns how a row is cut out of it, as a tensor or as an answer has it. Knows nothing of sequences.
-"""
+"""One output of all rows of a pass, and its rows as tensors and as answers."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class OutputRows:
         self._lengths = None if declared.free_dim is None else lengths
 
     def tensor(self, row: int) -> Tensor:
-        """A row, cut to its length."""
+        """Return a row, cut to its length."""
         tensor, dim = self._tensor[row], self._declared.free_dim
         if dim is None or self._lengths is None:
             return tensor

@@ -1,8 +1,4 @@
-"""One pass of the model for the next steps of several sequences.
-
-Owns the way from rows and slots through the model back into the slots: states change only where the step has succeeded. Knows
-nothing of requests.
-"""
+"""One pass of the model for the next steps of several sequences; states change only where a step succeeded."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _DTYPES = {
 
 
 def torch_dtype(datatype: Datatype) -> torch.dtype:
-    """The element type."""
+    """Return torch's name of an element type."""
     return _DTYPES[datatype]
 
 
@@ -57,7 +57,7 @@ class Program:
     def __call__(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs and new states.
+        """Return outputs and new states.
 
         Raises:
             TypeError: the model returns something else.
@@ -76,7 +76,7 @@ class Program:
 def load_program(
     settings: StateConfig, model_dir: Path, device: torch.device, name: str
 ) -> Program:
-    """The program that a configuration names, on its device.
+    """Load the program that a configuration names, onto its device.
 
     Raises:
         ConfigError: it is not there, or cannot be loaded.

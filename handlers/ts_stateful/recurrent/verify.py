@@ -44,7 +44,7 @@ class _Given(NamedTuple):
 def verify_program(
     program: Program, settings: StateConfig, initial: Sequence[Tensor], device: torch.device
 ) -> None:
-    """Steps two made-up sequences alone and together.
+    """Step two made-up sequences alone and together.
 
     Raises:
         ConfigError: the program cannot be called so, or gives a row something else when another one is beside it.
@@ -83,7 +83,7 @@ def _stepped(
     numbers: Sequence[int],
     lengths: Sequence[int],
 ) -> list[list[_Given]]:
-    """Per sequence, what its steps gave."""
+    """Return, for each sequence, the results of its steps."""
     pool = SlotPool(settings.states, initial, device, len(numbers))
     passes = Passes(program, settings, pool, device)
     slots = [pool.take() for _ in numbers]

@@ -53,8 +53,8 @@ class SharedCache(Generic[ShareableT]):
     def get(self, key: str, make: Callable[[], ShareableT]) -> ShareableT:
         """Return the thing of that content, from `make` if there is none yet.
 
-        Of two who ask for the same new one the second waits for what the first makes; nobody else does. What `make` raises
-        goes to the caller and leaves nothing behind.
+        Of two callers that ask for the same new thing, the second waits for the first; no other caller waits. An error of
+        `make` is raised, and nothing is kept.
         """
         thing = self._find(key)
         if thing is None:

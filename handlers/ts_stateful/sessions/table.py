@@ -1,7 +1,4 @@
-"""The open sessions in the order of their use, byte budgets, eviction and expiry.
-
-Never imports torch: it is tested on plain integers.
-"""
+"""The open sessions in the order of their use, byte budgets, eviction and expiry."""
 
 from __future__ import annotations
 
