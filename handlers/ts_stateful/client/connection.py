@@ -66,7 +66,7 @@ class Connection:
             raise ConnectionClosed(_CLOSED)
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # a transport may raise anything after its owner closed it
             if self._closed:
                 raise ConnectionClosed(_CLOSED) from None
             if isinstance(error, ServerRefused) and error.is_without_model:

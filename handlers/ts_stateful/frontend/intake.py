@@ -87,7 +87,7 @@ class Intake:
             return step()
         except StatefulError as error:
             refusal = error
-        except Exception as error:
+        except Exception as error:  # the boundary: a defect fails the request that met it
             refusal = defect(error, f"request {_short(request_id)}")
         self._mailbox.post(
             Event(request_id, EventKind.LAST, encode(refusal.to_body()), status=refusal.status)

@@ -68,7 +68,7 @@ class Channel:
                 self._owner.on_message(self, message)
         except OSError as error:
             logger.debug("connection lost: %s", error)
-        except Exception:
+        except Exception:  # the boundary of the reading thread
             logger.exception("cannot handle a message; closing the connection")
         finally:
             self._outgoing.put(None)
@@ -84,7 +84,7 @@ class Channel:
                     send(self._connection, message)
         except OSError as error:
             logger.debug("connection lost: %s", error)
-        except Exception:
+        except Exception:  # the boundary of the writing thread
             logger.exception("cannot send a message; closing the connection")
         finally:
             self.close()

@@ -50,7 +50,7 @@ class StoreCalls:
             outcome: Any
             try:
                 outcome = job()
-            except Exception as error:
+            except Exception as error:  # the boundary of a store's thread
                 outcome = error.with_traceback(None)
             self._results.put(partial(then, outcome))
 
