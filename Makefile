@@ -1,6 +1,6 @@
 # `make` lists the targets. Variables can be set in the environment or on the command line.
 
-# An interpreter of version 3.10 to 3.12.
+# An interpreter of version 3.10 to 3.13.
 PYTHON ?= python3
 VENV ?= .venv
 # The model to pack: a folder or a hub id; empty means what MODEL_CONFIG names.
@@ -44,8 +44,8 @@ help: ## list the targets
 setup: $(INSTALLED) ## make .venv with everything pinned (needs nothing but Python)
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
-		|| { echo "$(PYTHON) is not Python 3.10 to 3.12; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+		|| { echo "$(PYTHON) is not Python 3.10 to 3.13; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[server,java,bench,dev,docs]'
 	@touch $@
