@@ -131,7 +131,9 @@ class ForkServer:
 def has_ended(pid: int) -> bool:
     """Return True if a process has exited, whichever process is its parent."""
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        process = psutil.Process(pid)
+        # While other threads of a zombie exit, its socket may still accept connections.
+        return bool(process.status() == psutil.STATUS_ZOMBIE and process.num_threads() == 1)
     except psutil.NoSuchProcess:
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -158,6 +159,20 @@ def test_an_engine_that_was_never_forked_has_ended(tmp_path: Path) -> None:
     engine = forked(fork_server, spec_of(tmp_path, {}))
     fork_server.close()
     eventually(engine.has_ended)
+
+
+def test_a_process_has_not_ended_before_its_last_thread() -> None:
+    """Its main thread may be a zombie while another one still has the files open."""
+    end_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]  # the system call `exit`
+    script = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start();"
+        f"ctypes.CDLL(None).syscall({end_thread}, 0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+        assert not has_ended(process.pid)
+        process.kill()
+        eventually(lambda: has_ended(process.pid))
 
 
 def test_a_fork_server_ends_with_its_worker() -> None:
