@@ -89,7 +89,6 @@ class Snapshot:
             sessions=tuple(sorted(entry.name for entry in _entries(store / "sessions"))),
             files={
                 "store, embeddings": _num_files(store / "blobs"),
-                "store, images": _num_files(store / "media"),
                 "store, ended sessions": _num_files(store / "ended"),
                 "store, unfinished writes": _num_files(store / "~"),
                 "runtime and temporary folder": _num_files(temporary_folder(server)),
@@ -127,7 +126,6 @@ def leaks(
     found += [f"a session's log: {name}" for name in after.sessions if name not in swept_later]
     bounds = {
         "store, embeddings": NUM_PICTURES * _TENANTS,
-        "store, images": NUM_PICTURES,
         "store, unfinished writes": _TEMPORARIES_OF_A_KILL * num_kills,
         "runtime and temporary folder": before.files["runtime and temporary folder"] + num_kills,
     }

@@ -14,7 +14,7 @@ from tests.support.clock import FakeClock
 from tests.support.state_harness import StateHarness, state_settings
 from ts_stateful.protocol.requests import InputTensor, Step
 from ts_stateful.store.backends.memory import MemoryStore
-from ts_stateful.store.base import StoreUnavailable
+from ts_stateful.store.base import Store, StoreUnavailable
 
 __all__ = [
     "BAD",
@@ -103,9 +103,9 @@ def settings(every: int, **handler: Any) -> Any:
 Start = Callable[..., StateHarness]
 
 
-def starter(store: MortalStore) -> Start:
+def starter(store: Store, now: float = 1000.0) -> Start:
     """Return a function that starts engines with a common store, clock and request names."""
-    shared: dict[str, Any] = {"store": store, "clock": FakeClock(), "numbers": count(1)}
+    shared: dict[str, Any] = {"store": store, "clock": FakeClock(now), "numbers": count(1)}
 
     def engine(every: int = 1, **options: Any) -> StateHarness:
         initial = [

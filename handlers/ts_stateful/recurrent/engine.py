@@ -28,7 +28,7 @@ from ts_stateful.recurrent.requests import RecurrentRequests
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.slots import SlotPool, initial_states, slot_bytes
 from ts_stateful.recurrent.step import PendingStep
-from ts_stateful.recurrent.step_records import Found, scope_of
+from ts_stateful.recurrent.step_records import FoundSequence, scope_of
 from ts_stateful.recurrent.verify import verify_program
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import Limits
@@ -67,9 +67,9 @@ class RecurrentKind:
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
         """See `ModelKind`."""
-        return self.persistence.search(session_id)
+        return self.persistence.search(session_id, in_use=in_use)
 
-    def adopt(self, session_id: str, found: Found, *, in_use: bool) -> Missing | None:
+    def adopt(self, session_id: str, found: FoundSequence, *, in_use: bool) -> Missing | None:
         """See `ModelKind`."""
         session = self.persistence.restored(session_id, found)
         if session is not None and self._steps.adopt(session, in_use=in_use):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lru import LRU
 from msgspec import structs
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.waiting import Missing, PendingRequest
-from ts_stateful.protocol.errors import InvalidRequest, StatefulError
+from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Step
 from ts_stateful.recurrent.batch import InputRow
 from ts_stateful.recurrent.sequence import SequenceState
@@ -23,16 +21,12 @@ from ts_stateful.recurrent.slots import SlotPool
 from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import (
     Answered,
-    Entry,
-    Found,
+    FoundSequence,
     LogPosition,
-    Value,
-    append,
-    find,
-    remove,
+    SequenceLogs,
+    StepEntry,
 )
 from ts_stateful.sessions.session import Session
-from ts_stateful.store.base import Store
 
 __all__ = ["StepPersistence"]
 
@@ -40,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 Done = Callable[[StatefulError | None], None]
 _Session = Session[SequenceState]
-_WRITER = uuid.uuid4().hex  # of this process
 
 
 class StepPersistence:
@@ -55,24 +48,22 @@ class StepPersistence:
         self._core = core
         self._calls = core.store
         self._clock = core.clock
-        self._scope = scope
-        self._commit_every = settings.commit_every
-        self._num_recent = frontend.max_sequence_job_queue_size + 2  # more are not in flight
-        self._pool = pool
-        self._doubtful: LRU[str, Value] = LRU(frontend.max_sessions)  # perhaps written
-
-    def search(self, session_id: str) -> Callable[[], Found]:
-        """See `ModelKind`.
-
-        Raises:
-            InvalidRequest: no stored sequence can have this id.
-        """
-        if session_id in (".", ".."):
-            raise InvalidRequest(
-                "a sequence that is stored cannot be called . or ..", field="session_id"
+        self._logs: SequenceLogs | None = None
+        if core.store is not None:
+            num_recent = frontend.max_sequence_job_queue_size + 2  # more are not in flight
+            self._logs = SequenceLogs(
+                core.store.store, scope, num_recent, frontend.idle_s, core.clock
             )
+        self._commit_every = settings.commit_every
+        self._pool = pool
+        # Positions and entries that the store may have all the same.
+        self._doubtful: LRU[str, tuple[int, StepEntry]] = LRU(frontend.max_sessions)
+
+    def search(self, session_id: str, *, in_use: bool) -> Callable[[], FoundSequence]:
+        """See `ModelKind`."""
+        assert self._logs is not None
         doubtful = self._doubtful.pop(session_id, None)
-        return partial(find, *self._at(session_id), self._num_recent, doubtful)
+        return partial(self._logs.find, session_id, doubtful, in_use=in_use)
 
     def answered(self, request: PendingRequest) -> Answered | None:
         """Return the answer that an engine that died gave to this request, if it did."""
@@ -92,18 +83,21 @@ class StepPersistence:
 
     def place(self, missing: Missing | None) -> LogPosition | None:
         """Return where a sequence that begins now is written; None if there is no store."""
-        if self._calls is None:
+        if self._logs is None:
             return None
         found = missing.position if missing else None
-        return found or LogPosition(deque(maxlen=self._num_recent))
+        return found or self._logs.new_place()
 
     def write(
         self, session: _Session, answered: Answered, then: Done, step: InputRow | None = None
     ) -> None:
-        """Writes what a sequence that has a place is now, behind a step or, without one, from the beginning; `then` gets the
-        reason if it could not be, and the sequence must not go on here."""
-        place, calls = session.state.place, self._calls
+        """Write a sequence that has a place, after a step or, without one, as a whole.
+
+        `then` gets the error if that failed; the sequence must then not go on here.
+        """
+        place, calls, logs = session.state.place, self._calls, self._logs
         assert calls is not None
+        assert logs is not None
         assert place is not None
         entry, states = self._entry(session, place, answered, step)
 
@@ -111,15 +105,14 @@ class StepPersistence:
             reason = calls.reason(outcome, "sequence", "step")
             place.is_lost = reason is not None
             if reason is None and isinstance(outcome, Exception):
-                place.position += 1
-                place.has_hole = True
+                place.skip()
             if reason is not None and place.doubtful is not None:
                 self._doubtful[session.session_id] = place.doubtful
             if reason is None:
                 place.recent.append(answered)
             then(reason)
 
-        job = partial(append, *self._at(session.session_id), place, entry, states)
+        job = partial(logs.append, session.session_id, place, entry, states)
         calls.in_order(place.line, job, done)
 
     def removed(
@@ -129,12 +122,12 @@ class StepPersistence:
         *,
         expired: bool = False,
     ) -> None:
-        """The sequence is over; requests for its id wait until it is removed from the store, or that has failed.
+        """Remove a sequence that ended from the store; requests for its id wait until that is done or has failed.
 
-        One that has `expired` here stays there if it goes on elsewhere.
+        One that `expired` here stays in the store if another engine uses it.
         """
         session_id, place = session.session_id, session.state.place
-        if self._calls is None or place is None:
+        if self._calls is None or self._logs is None or place is None:
             then()
             return
 
@@ -145,9 +138,9 @@ class StepPersistence:
             self._core.waiting.release(session_id)
 
         self._core.waiting.block(session_id)
-        self._calls.in_order(
-            place.line, partial(remove, *self._at(session_id), place if expired else None), done
-        )
+        reason: Literal["closed", "expired"] = "expired" if expired else "closed"
+        job = partial(self._logs.remove, session_id, place, reason)
+        self._calls.in_order(place.line, job, done)
 
     def when_written(self, session: _Session, then: Callable[[], None]) -> bool:
         """Call `then` after the writes of a sequence that are under way; return False if there are none."""
@@ -157,28 +150,25 @@ class StepPersistence:
         self._calls.in_order(place.line, lambda: None, lambda outcome: then())
         return True
 
-    def _at(self, session_id: str) -> tuple[Store, str]:
-        assert self._calls is not None
-        return self._calls.store, f"{self._scope}/{session_id}"
-
     def _entry(
         self, session: _Session, place: LogPosition, answered: Answered, step: InputRow | None
-    ) -> tuple[Entry, Sequence[Tensor] | None]:
-        """What is written, and the states if they have to be."""
+    ) -> tuple[StepEntry, Sequence[Tensor] | None]:
+        """Return the entry to write, and the states if they are due."""
+        assert self._logs is not None
         state = session.state
         start, end = (step.start, step.end) if step else (False, False)
         is_behind = place.has_hole or place.num_since >= self._commit_every
-        # A beginning stands alone without states too: it can be run again.
+        # A beginning stands alone without states: it can be run again.
         is_due = step is None or self._commit_every == 1 or (is_behind and not start)
         commits = is_due and state.num_steps > 0 and not end
         keeps_inputs = step is not None and not commits and not end
-        entry = Entry(
+        entry = StepEntry(
             number=state.num_steps,
             answered=answered,
             opened_at=self._clock.unix_of(session.opened_at),
             expires_at=self._clock.unix_of(session.expires_at),
             at=self._clock.unix(),
-            writer=_WRITER,
+            writer=self._logs.writer,
             start=start,
             end=end,
             inputs=tuple(step.inputs) if step and keeps_inputs else (),
@@ -192,9 +182,9 @@ class StepPersistence:
         place.num_since += 1
         return entry, state.copied() if commits else None
 
-    def restored(self, session_id: str, found: Found) -> _Session | None:
+    def restored(self, session_id: str, found: FoundSequence) -> _Session | None:
         """Return the sequence that was found, with the steps to replay as its work; None if it ended."""
-        if not found.entries or found.entries[-1].end:
+        if not found.entries:
             return None
         first, last = found.entries[0], found.entries[-1]
         state = SequenceState(self._pool)

@@ -1,25 +1,20 @@
-"""Sequences in a store: what is written of a step, and how a sequence is found again.
+"""Steps of sequences in a store: log entries, and the states that they name.
 
-Owns the entries, their form at rest, their keys, and which of them count. Knows nothing of requests, nor of when something is
-written.
-
-What is kept of a sequence lies below `<scope>/<id>/`: entries under positions of 8 digits, and states as safetensors under
-their SHA-256. The last entry that stands alone and those behind it are the sequence; what lies before them has been removed,
-or will be. Who creates a position owns it, so a sequence cannot go on in two places: one that lags behind finds that its own
-last entry is gone.
-
-At rest an entry is msgpack, `[1, <SHA-256 of the entry>, <entry>]`.
+Below `<scope>/<id>/` are the entries of a sequence, and states as safetensors files under their SHA-256. The last entry that
+stands alone and those after it are the sequence. Entries before it have been removed, or will be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct, structs
@@ -28,29 +23,22 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from ts_stateful.clock import Clock
 from ts_stateful.config.schema import StateConfig
+from ts_stateful.session_log.blobs import get_blob, put_blob
+from ts_stateful.session_log.codec import Codec
+from ts_stateful.session_log.log import Known, Log, SessionLog
+from ts_stateful.session_log.ownership import ClosedEntry, Ownership
 from ts_stateful.store.base import Store, StoreCorrupt, StoreError, StoreUnavailable
 from ts_stateful.store.ordered_calls import CallQueue
 
-__all__ = [
-    "Answered",
-    "Entry",
-    "Found",
-    "LogPosition",
-    "Value",
-    "append",
-    "find",
-    "remove",
-    "scope_of",
-]
+__all__ = ["Answered", "FoundSequence", "LogPosition", "SequenceLogs", "StepEntry", "scope_of"]
 
-_VERSION = 1
-_DIGITS = 8
-_ENDED_S = 3600.0  # how long the answer to the last step of a sequence is kept
+_ENDED_S = 3600.0  # the answer to the last step of a sequence is kept for so long
 
 
 class Answered(Struct, frozen=True, array_like=True):
-    """How requests were answered, so that they can be answered again: see `Event`."""
+    """The answer to requests, to be given again if they are repeated; see `Event`."""
 
     request_ids: tuple[str, ...]
     body: bytes
@@ -60,16 +48,15 @@ class Answered(Struct, frozen=True, array_like=True):
 
     @property
     def repeatable(self) -> bytes | None:
-        """The document with which a numbered step is answered when it is sent again; a raw answer has no place for that."""
+        """The document that answers a numbered step if it is sent again; a raw answer has none."""
         return self.body if self.content_type is None else None
 
 
-class Entry(Struct, frozen=True, omit_defaults=True):
-    """A sequence behind its step `number`, or opened without one. Times are seconds of Unix time.
+class StepEntry(Struct, frozen=True, tag="step", tag_field="kind", omit_defaults=True):
+    """A sequence after its step `number`, or opened without one. Times are seconds of Unix time.
 
-    Either `states` names what it goes on from, or the step's `inputs` make it from what was there before. `earlier` are the
-    answers before this one that may not have arrived; only an entry that stands alone has them. `writer` is a random id of
-    the process: no two write the same bytes.
+    Either `states` names the states after the step, or the step's `inputs` make them from those before it. `earlier` are the
+    answers before this one that may not have arrived; only an entry that stands alone has them.
     """
 
     number: int
@@ -77,7 +64,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     opened_at: float
     expires_at: float
     at: float
-    writer: str
+    writer: str  # a random id of the engine
     start: bool = False
     end: bool = False
     inputs: tuple[bytes, ...] = ()
@@ -89,41 +76,179 @@ class Entry(Struct, frozen=True, omit_defaults=True):
 
     @property
     def stands_alone(self) -> bool:
-        """Whether nothing before it is needed."""
+        """True if no entry before it is needed."""
         return self.states is not None or self.start or self.end or not self.number
 
 
-class Value(NamedTuple):
-    """Something in a store."""
+SequenceEntry = StepEntry | ClosedEntry
 
-    key: str
-    data: bytes
+_CODEC: Codec[SequenceEntry] = Codec(SequenceEntry, untagged=StepEntry)
 
 
 @dataclass(eq=False)
 class LogPosition:
-    """Where a sequence stands in the store, as far as this process knows: what it writes next, and what is there."""
+    """The place of a sequence in the store, as far as this engine has seen it."""
 
     recent: deque[Answered]
-    position: int = 0
+    known: Known = field(default_factory=Known)
     num_since: int = 0  # entries from the last one on that stands alone
-    keys: list[str] = field(default_factory=list)
-    doubtful: Value | None = None  # an entry that may have been written
-    has_hole: bool = False  # a write failed, and the sequence has gone on
+    keys: list[str] = field(default_factory=list)  # those that the store has
+    doubtful: tuple[int, StepEntry] | None = (
+        None  # a position and an entry that may have been written
+    )
     is_lost: bool = False  # a write failed, and the sequence does not go on
-    line: CallQueue = field(default_factory=CallQueue)  # the calls of the store that are about it
+    line: CallQueue = field(default_factory=CallQueue)  # the calls of the store for this sequence
+
+    @property
+    def has_hole(self) -> bool:
+        """True if a write failed, and the sequence has gone on."""
+        return self.known.num_entries > 0 and not self.known.last
+
+    def skip(self) -> None:
+        """Leave a hole where a write failed."""
+        self.known = Known(self.known.num_entries + 1)
 
 
-class Found(NamedTuple):
-    """What the store has of a sequence: the entries that count, and the states that the first of them names."""
+class FoundSequence(NamedTuple):
+    """A sequence in the store: the entries that count, and the states that the first of them names."""
 
     place: LogPosition
-    entries: Sequence[Entry]
-    states: Sequence[Tensor]
+    entries: Sequence[StepEntry] = ()
+    states: Sequence[Tensor] = ()
+
+
+class SequenceLogs:
+    """The sequences of one model in a store. All methods wait for the store; they are for its threads.
+
+    The last `num_recent` answers of a sequence are kept. A sequence that is unused for `idle_s` seconds has expired.
+    """
+
+    def __init__(
+        self, store: Store, scope: str, num_recent: int, idle_s: float, clock: Clock
+    ) -> None:
+        self.writer = uuid.uuid4().hex
+        self._clock = clock
+        self._store = store
+        self._scope = scope
+        self._num_recent = num_recent
+        self._idle_s = idle_s
+
+    def new_place(self) -> LogPosition:
+        """Return the place of a sequence that the store does not have."""
+        return LogPosition(deque(maxlen=self._num_recent))
+
+    def append(
+        self,
+        session_id: str,
+        place: LogPosition,
+        entry: StepEntry,
+        states: Sequence[Tensor] | None,
+    ) -> bool:
+        """Write an entry, with states if there are some; return False if another engine owns the sequence.
+
+        Raises:
+            StoreUnavailable: the entry may have been written.
+        """
+        if place.is_lost:
+            return False  # an earlier write failed
+        log, position = self._ownership(session_id).log, place.known.num_entries
+        ttl_s = _ENDED_S if entry.end else max(1.0, entry.expires_at - entry.at)
+        made = []
+        if states is not None:
+            named = {f"{i:04}": tensor.contiguous() for i, tensor in enumerate(states)}
+            # With the position no two entries have the same file, so none is removed with another entry.
+            data = save_tensors(named, {"position": str(position)})
+            entry = structs.replace(entry, states=put_blob(self._store, log.prefix, data, ttl_s))
+            made.append(f"{log.prefix}/{entry.states}")
+        place.doubtful = position, entry
+        known = log.append(place.known, entry, ttl_s)
+        if known is None:
+            return False
+        place.known, place.doubtful = known, None
+        made.append(log.key(position))
+        if entry.stands_alone:
+            with contextlib.suppress(StoreError):  # the next time removes what is left
+                while place.keys:
+                    log.drop([key for key in place.keys[:1] if key not in made])
+                    del place.keys[0]
+        place.keys += made
+        return True
+
+    def find(
+        self, session_id: str, doubtful: tuple[int, StepEntry] | None, *, in_use: bool = False
+    ) -> FoundSequence:
+        """Adopt a sequence that goes on; without entries, there is none.
+
+        A `doubtful` entry was taken back and does not count. A sequence that was `in_use` has not been idle.
+
+        Raises:
+            StoreCorrupt: something is missing or damaged.
+            StoreUnavailable: see `Store`.
+        """
+        ownership = self._ownership(session_id)
+        if doubtful is not None:
+            ownership.log.take_back(*doubtful)
+
+        make = partial(self._found, ownership.log, in_use)
+        return ownership.adopt(make, writer=self.writer, stands_alone=_stands_alone)
+
+    def remove(
+        self, session_id: str, place: LogPosition, reason: Literal["closed", "expired"]
+    ) -> None:
+        """Remove a sequence that ended, unless it expired and another engine uses it.
+
+        Raises:
+            StoreUnavailable: see `Store`.
+        """
+        closed = ClosedEntry(self._clock.unix(), self.writer, reason)
+        self._ownership(session_id).end(closed, place.known, place.keys)
+
+    def _ownership(self, session_id: str) -> Ownership[SequenceEntry]:
+        log = SessionLog(self._store, _CODEC, f"{self._scope}/{session_id}")
+        return Ownership(log, f"{self._scope}-adopted/{session_id}")
+
+    def _found(
+        self, log: SessionLog[SequenceEntry], in_use: bool, read: Log[SequenceEntry]
+    ) -> tuple[FoundSequence, float | None]:
+        """Return the sequence and the seconds that it has left, or no sequence."""
+        place = self.new_place()
+        place.known, place.keys = read.known, list(read.keys)
+        entries = [entry for entry in read.entries if isinstance(entry, StepEntry)]
+        if not entries:  # none, or its removal was interrupted
+            return FoundSequence(place), None
+        first, last, now = entries[0], entries[-1], self._clock.unix()
+        place.recent.extend(first.earlier)
+        place.recent.extend(entry.answered for entry in entries)
+        place.num_since = len(entries)
+        idle_s = 0.0 if in_use else now - last.at
+        if last.end or now >= first.expires_at or idle_s >= self._idle_s:
+            return FoundSequence(place), None
+        states = self._states(log, read.known, first.states)
+        return FoundSequence(place, entries, states), max(1.0, first.expires_at - now)
+
+    def _states(
+        self, log: SessionLog[SequenceEntry], known: Known, digest: str | None
+    ) -> Sequence[Tensor]:
+        if digest is None:
+            return ()
+        data = get_blob(self._store, log.prefix, digest)
+        if data is None and log.has_more(known):
+            raise StoreUnavailable("a sequence changed while it was read", "read it again")
+        try:
+            return [tensor for _, tensor in sorted(load_tensors(data or b"").items())]
+        except SafetensorError as error:
+            raise StoreCorrupt(
+                "the states of a sequence are missing or cannot be read",
+                "begin the sequence again; check the disk, and what else writes to the store",
+            ) from error
+
+
+def _stands_alone(entry: SequenceEntry) -> bool:
+    return isinstance(entry, ClosedEntry) or entry.stands_alone
 
 
 def scope_of(settings: StateConfig, model_dir: Path, name: str) -> str:
-    """Where the sequences of a model are: its files count, its declarations, and the name under which it is served.
+    """Return the prefix of a model's sequences. It depends on its files, its declarations and its `name`.
 
     Another program, other weights or other declarations have another scope, and find none of these sequences.
     """
@@ -139,134 +264,3 @@ def scope_of(settings: StateConfig, model_dir: Path, name: str) -> str:
                     digest.update(block)
             digest.update(b";")
     return f"states-{digest.hexdigest()[:32]}"
-
-
-def append(
-    store: Store, prefix: str, place: LogPosition, entry: Entry, states: Sequence[Tensor] | None
-) -> bool:
-    """Writes an entry, with the states where it has some; False if the sequence belongs to somebody else.
-
-    Raises:
-        StoreUnavailable: it is unknown whether the entry is there.
-    """
-    if place.is_lost:
-        return False  # what was asked for behind the write that failed
-    ttl_s = _ENDED_S if entry.end else max(1.0, entry.expires_at - entry.at)
-    made = []
-    if states is not None:
-        data = save_tensors({f"{i:04}": tensor.contiguous() for i, tensor in enumerate(states)})
-        digest = hashlib.sha256(data).hexdigest()
-        entry = structs.replace(entry, states=digest)
-        made.append(f"{prefix}/{digest}")
-        store.create(made[0], data, ttl_s)  # False: the states are what they were before
-    place.doubtful = key, data = Value(_key(prefix, place.position), _encode(entry))
-    if not store.create(key, data, ttl_s) and store.get(key) != data:
-        return False
-    if place.position and not place.has_hole:
-        last = _key(prefix, place.position - 1)
-        if store.get(last) is None:
-            store.delete(key)  # somebody was here before, and has removed it from the beginning on
-            return False
-    place.position += 1
-    place.doubtful, place.has_hole = None, False
-    made.append(key)
-    if entry.stands_alone:
-        with contextlib.suppress(StoreError):  # what stays is removed the next time
-            while place.keys:
-                if place.keys[0] not in made:
-                    store.delete(place.keys[0])
-                del place.keys[0]
-    place.keys += made
-    return True
-
-
-def find(store: Store, prefix: str, num_recent: int, doubtful: Value | None = None) -> Found:
-    """What is there of a sequence; without entries if there is none. What is `doubtful` was taken back, and does not count.
-
-    Raises:
-        StoreCorrupt: something is missing or damaged.
-        StoreUnavailable: as the store says.
-    """
-    if doubtful is not None and store.get(doubtful.key) == doubtful.data:
-        store.delete(doubtful.key)
-    keys = list(store.list(prefix))
-    positions = [
-        int(name) for name in (key[len(prefix) + 1 :] for key in keys) if _is_position(name)
-    ]
-    place = LogPosition(deque(maxlen=num_recent), keys=keys)
-    entries: list[Entry] = []
-    for position in reversed(positions):
-        if entries and position != place.position - len(entries) - 1:
-            break
-        data = store.get(_key(prefix, position))
-        if data is None:
-            raise StoreUnavailable("a sequence went on while it was read", "read it again")
-        place.position = place.position or position + 1
-        entries.insert(0, _decode(data))
-        if entries[0].stands_alone:
-            return _found(store, prefix, place, entries)
-    if entries:
-        raise _damaged("its beginning is missing")
-    return Found(place, (), ())
-
-
-def remove(store: Store, prefix: str, left_at: LogPosition | None = None) -> None:
-    """Removes a sequence; one that was `left_at` a place only if nobody has gone on from there.
-
-    Raises:
-        StoreUnavailable: as the store says.
-    """
-    if left_at is not None:
-        if not left_at.position or store.get(_key(prefix, left_at.position - 1)) is None:
-            return
-        if store.get(_key(prefix, left_at.position)) is not None:
-            return
-    store.delete(prefix)
-
-
-def _found(store: Store, prefix: str, place: LogPosition, entries: Sequence[Entry]) -> Found:
-    place.recent.extend(entries[0].earlier)
-    place.recent.extend(entry.answered for entry in entries)
-    place.num_since = len(entries)
-    digest, states = entries[0].states, []
-    if digest is not None:
-        data = store.get(f"{prefix}/{digest}")
-        if data is None or hashlib.sha256(data).hexdigest() != digest:
-            raise _damaged("its states are not what was written")
-        try:
-            states = [tensor for _, tensor in sorted(load_tensors(data).items())]
-        except SafetensorError as error:
-            raise _damaged("its states cannot be read") from error
-    return Found(place, entries, states)
-
-
-def _key(prefix: str, position: int) -> str:
-    return f"{prefix}/{position:0{_DIGITS}d}"
-
-
-def _is_position(name: str) -> bool:
-    return len(name) == _DIGITS and name.isdigit()
-
-
-def _encode(entry: Entry) -> bytes:
-    data = msgspec.msgpack.encode(entry)
-    return msgspec.msgpack.encode((_VERSION, hashlib.sha256(data).digest(), data))
-
-
-def _decode(data: bytes) -> Entry:
-    try:
-        version, digest, encoded = msgspec.msgpack.decode(data, type=tuple[int, bytes, bytes])
-        if version != _VERSION:
-            raise _damaged(f"it has version {version}")
-        if hashlib.sha256(encoded).digest() != digest:
-            raise _damaged("its checksum differs")
-        return msgspec.msgpack.decode(encoded, type=Entry)
-    except msgspec.DecodeError as error:
-        raise _damaged("it cannot be read") from error
-
-
-def _damaged(reason: str) -> StoreCorrupt:
-    return StoreCorrupt(
-        f"a sequence in the store is damaged: {reason}",
-        "begin it anew, and look at the disk or who else writes there",
-    )

@@ -1,104 +1,160 @@
-"""The log of a session in a store: adding to it, and reading it.
-
-Owns what makes an entry one's own when answers get lost. Knows neither backends nor what entries mean to a model.
-"""
+"""The log of one session in a store."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple
 
-from ts_stateful.session_log.records import Entry, decode, encode, entry_key, session_prefix
+from msgspec import Struct
+
+from ts_stateful.session_log.codec import Codec, EntryT
 from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 
-__all__ = ["Known", "Log", "append", "forget", "num_entries", "read"]
+__all__ = ["Known", "Log", "SessionLog"]
+
+_DIGITS = 8
 
 
 class Known(NamedTuple):
-    """A log as far as somebody knows it: how many entries, and which is the last one."""
+    """A log as far as one process has seen it."""
 
-    num_entries: int = 0
-    last: bytes = b""  # its digest
+    num_entries: int = 0  # the next position; positions that were dropped count
+    last: bytes = b""  # the digest of the last entry; empty if there is none, or its write failed
 
-    def is_in(self, store: Store, session_id: str) -> bool:
-        """Whether the log has these entries, and may have more."""
-        if not self.num_entries:
+
+_NOTHING = Known()
+
+
+@dataclass(frozen=True)
+class Log(Generic[EntryT]):
+    """The entries that count, in order, and the `keys` of all that the store has below the prefix."""
+
+    entries: Sequence[EntryT] = ()
+    known: Known = _NOTHING
+    keys: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class SessionLog(Generic[EntryT]):
+    """Entries under `<prefix>/<position>`, with positions of 8 digits from 0.
+
+    The creator of a position owns the session, so it cannot go on in two places. Every entry has a random `writer`: no two
+    processes write the same bytes.
+    """
+
+    store: Store
+    codec: Codec[EntryT]
+    prefix: str
+
+    def key(self, position: int) -> str:
+        """Return the key of an entry; keys in order are positions in order."""
+        assert 0 <= position < 10**_DIGITS
+        return f"{self.prefix}/{position:0{_DIGITS}d}"
+
+    def append(self, known: Known, entry: Struct, ttl_s: float | None = None) -> Known | None:
+        """Write an entry after the known ones. Return the log known then, or None if another process owns the session.
+
+        That process wrote its own entry there, or removed the session: its id may be that of a new session by now. So the entry
+        is taken back if the last known one is missing.
+
+        A store may write a value and fail to report it. A position that has these very bytes counts as created.
+
+        Raises:
+            StoreUnavailable: the entry may have been written. Call again with the same one.
+        """
+        key, data = self.key(known.num_entries), self.codec.encode(entry)
+        if not self.store.create(key, data, ttl_s) and self.store.get(key) != data:
+            return None
+        if not self._has_last(known):
+            self.store.delete(key)
+            return None
+        return Known(known.num_entries + 1, _digest(data))
+
+    def take_back(self, position: int, entry: Struct) -> None:
+        """Remove an entry whose write failed, if the store has it all the same."""
+        if self.store.get(self.key(position)) == self.codec.encode(entry):
+            self.store.delete(self.key(position))
+
+    def has_more(self, known: Known) -> bool:
+        """Return True if there is an entry after the known ones, or if these are not there any more."""
+        position = self.key(known.num_entries)
+        return self.store.get(position) is not None or not self._has_last(known)
+
+    def read(self, stands_alone: Callable[[EntryT], bool] | None = None) -> Log[EntryT]:
+        """Return the whole log, or the last entry that `stands_alone` and the entries after it.
+
+        With `stands_alone`, positions before that entry may have been dropped. Without it, a log whose position 0 is missing is
+        none.
+
+        Raises:
+            StoreCorrupt: an entry is missing, damaged or of a newer version.
+            StoreUnavailable: see `Store`.
+        """
+        was_removed = False
+        # A listing may miss an entry that is added meanwhile, but have the one after it; a second listing has both.
+        for _ in range(2):
+            keys = self.store.list(self.prefix)
+            run = _last_run(self._positions(keys))
+            if not run or (stands_alone is None and self.key(0) not in keys):
+                return Log(keys=keys)
+            found = self.store.get_many([self.key(position) for position in run])
+            values = [data for data in found if data is not None]
+            was_removed = len(values) < len(run)
+            entries = None if was_removed else self._whole(run.start, values, stands_alone)
+            if entries is not None:
+                return Log(entries, Known(run.stop, _digest(values[-1])), keys)
+        if was_removed:
+            raise StoreUnavailable("a session changed while it was read", "read it again")
+        raise StoreCorrupt(
+            "the log of a session has gaps",
+            "close the session or begin it again; check what else removes values from the store",
+        )
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Remove some of the keys."""
+        for key in keys:
+            self.store.delete(key)
+
+    def remove(self) -> None:
+        """Remove everything below the prefix."""
+        self.store.delete(self.prefix)
+
+    def _has_last(self, known: Known) -> bool:
+        if not known.last:
             return True
-        data = store.get(entry_key(session_id, self.num_entries - 1))
-        return data is not None and _digest(data) == self.last
+        data = self.store.get(self.key(known.num_entries - 1))
+        return data is not None and _digest(data) == known.last
 
+    def _positions(self, keys: Sequence[str]) -> list[int]:
+        names = [key[len(self.prefix) + 1 :] for key in keys]
+        return [int(name) for name in names if len(name) == _DIGITS and name.isdigit()]
 
-class Log(NamedTuple):
-    """All entries of a session in order."""
-
-    entries: list[Entry]
-    known: Known
-
-
-def append(
-    store: Store, session_id: str, known: Known, entry: Entry, ttl_s: float | None = None
-) -> Known | None:
-    """Writes an entry behind those that are known, and returns what is known then; None if somebody else owns the session.
-
-    They have written an entry there before, or removed the session: it has ended then, and what has its id by now is another
-    one. So what is known is looked for when the entry is written, which is taken back if that is not there.
-
-    A store may write a value and fail to say so. So where the position is taken, by these very bytes, it was this caller, in
-    an earlier attempt; entries have a `writer`, so nobody else writes the same.
-
-    Raises:
-        StoreUnavailable: it is unknown whether the entry is there. Call again with the same entry.
-    """
-    key, data = entry_key(session_id, known.num_entries), encode(entry)
-    if not store.create(key, data, ttl_s) and store.get(key) != data:
+    def _whole(
+        self, start: int, values: Sequence[bytes], stands_alone: Callable[[EntryT], bool] | None
+    ) -> list[EntryT] | None:
+        """Return the entries that count, or None if their beginning is missing."""
+        if stands_alone is None:
+            return [self.codec.decode(data) for data in values] if start == 0 else None
+        entries: list[EntryT] = []
+        for data in reversed(values):
+            entries.insert(0, self.codec.decode(data))
+            if stands_alone(entries[0]):
+                return entries
         return None
-    if not known.is_in(store, session_id):
-        store.delete(key)
-        return None
-    return Known(known.num_entries + 1, _digest(data))
 
 
-def read(store: Store, session_id: str) -> Log:
-    """The log of a session; without entries if there is none.
-
-    Raises:
-        StoreCorrupt: one is missing, damaged or of a newer version.
-        StoreUnavailable: as the store says.
-    """
-    for _ in range(2):  # it may be removed while it is read, and is found to be gone then
-        positions = range(num_entries(store, session_id))
-        found = store.get_many([entry_key(session_id, position) for position in positions])
-        values = [data for data in found if data is not None]
-        if len(values) == len(positions):
-            last = _digest(values[-1]) if values else b""
-            return Log([decode(data) for data in values], Known(len(values), last))
-    raise StoreUnavailable("a session was removed while it was read", "read it again")
-
-
-def forget(store: Store, session_id: str) -> None:
-    """Removes the log. Blobs stay: other sessions may show the same images."""
-    store.delete(session_prefix(session_id))
-
-
-def num_entries(store: Store, session_id: str) -> int:
-    """How many entries there are; 0 if there is no such session.
-
-    Raises:
-        StoreCorrupt: one is missing.
-        StoreUnavailable: as the store says.
-    """
-    # A listing may miss what is added while it is made, and have what is added after that. A second one has all that was
-    # there when the first one ended.
-    for _ in range(2):
-        keys = store.list(session_prefix(session_id))
-        if entry_key(session_id, 0) not in keys:
-            return 0  # what is left where a removal was interrupted is no session
-        if keys[-1] == entry_key(session_id, len(keys) - 1):
-            return len(keys)
-    raise StoreCorrupt(
-        "the log of a session has gaps",
-        "the session cannot go on; close it, and look who else removes from the store",
-    )
+def _last_run(positions: Sequence[int]) -> range:
+    """Return the last positions that follow one another without a gap."""
+    if not positions:
+        return range(0)
+    start = positions[-1]
+    for position in reversed(positions[:-1]):
+        if position != start - 1:
+            break
+        start = position
+    return range(start, positions[-1] + 1)
 
 
 def _digest(data: bytes) -> bytes:

@@ -1,113 +1,116 @@
-"""Who holds a session that is in a store: engines adopt it from one another, and the last one removes it.
+"""The rule by which engines take over sessions of a store, and by which the last one removes them.
 
-Owns the marks of those who have adopted a session and written nothing yet, and how it is known what has become of one that is
-not there any more. Knows no model.
-
-Who adopts a session leaves the mark `adopted/<session id>/<number of entries>` and then looks whether the log is still as long;
-who lets it expire adds an entry and then looks for the mark. So of two who do so at the same time one sees the other, and a
-session that is used somewhere is not removed because it is idle somewhere else.
+An engine that adopts a session leaves the mark `<adopted>/<number of entries>`, and then checks that the log is still as long.
+An engine whose session expires adds an entry, and then looks for the mark. Of two engines that do so at the same time one sees
+the other. So a session that is used in one place is not removed because it is idle in another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from msgspec import Struct
 
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
-from ts_stateful.session_log.log import Known, Log, append, forget, num_entries, read
-from ts_stateful.session_log.records import Closed, Entry, decode, encode, entry_key, history
-from ts_stateful.store.base import Store
+from ts_stateful.session_log.codec import EntryT
+from ts_stateful.session_log.log import Known, Log, SessionLog
 
-__all__ = ["adopt", "end", "has_more"]
+__all__ = ["ClosedEntry", "Ownership"]
 
 Made = TypeVar("Made")
 
-_REMEMBER_S = 3600.0  # how long it is known how a session has ended
+_REMEMBER_S = 3600.0  # the end of a session is known for so long
 
 
-def adopt(
-    store: Store,
-    session_id: str,
-    make: Callable[[Log], Made],
-    *,
-    writer: str,
-    now: float,
-) -> Made:
-    """What `make` makes of the log of a session, which stays from now on when it expires where it comes from.
+class ClosedEntry(Struct, frozen=True, tag="closed", tag_field="kind", omit_defaults=True):
+    """The last entry. `at` is Unix time, in seconds."""
 
-    `now` is of Unix time. Where `make` fails, nobody has adopted the session.
+    at: float
+    writer: str = ""
+    reason: Literal["closed", "expired"] = "closed"
 
-    Raises:
-        SessionError: there is none, by what became of it.
-        StoreError: as the store says.
-    """
-    while True:
-        log = read(store, session_id)
+
+@dataclass(frozen=True)
+class Ownership(Generic[EntryT]):
+    """The claims of engines on one session. With `ended`, the store remembers for an hour how the session ended."""
+
+    log: SessionLog[EntryT]
+    adopted: str  # prefix of the marks
+    ended: str | None = None
+
+    def adopt(
+        self,
+        make: Callable[[Log[EntryT]], tuple[Made, float | None]],
+        *,
+        writer: str,
+        stands_alone: Callable[[EntryT], bool] | None = None,
+    ) -> Made:
+        """Return the first result of `make`. The session now stays in the store if it expires in another engine.
+
+        The second result of `make` is the life of the mark in seconds; None: the session is not adopted. Nor is it if `make`
+        raises an error.
+
+        Raises:
+            StoreError: see `SessionLog.read`.
+        """
+        while True:
+            log = self.log.read(stands_alone)
+            made, ttl_s = make(log)
+            if ttl_s is None:
+                return made
+            self.log.store.create(self._mark(log.known), writer.encode(), ttl_s)
+            if not self.log.has_more(log.known):
+                return made
+
+    def end(self, closed: ClosedEntry, known: Known, keys: Sequence[str] | None = None) -> None:
+        """Remove a session that ended. One that expired after the `known` entries stays if another engine uses it.
+
+        With `keys`, the id may begin again while an expired session is removed; then only these keys and the last entry go.
+        """
+        expired = closed.reason == "expired"
+        if expired and not self._take_last(closed, known):
+            return
+        store, ended = self.log.store, self.ended
+        if ended is not None:
+            data = self.log.codec.encode(closed)
+            if not store.create(ended, data, _REMEMBER_S):  # of an earlier session of this id
+                store.delete(ended)
+                store.create(ended, data, _REMEMBER_S)
+        store.delete(self.adopted)
+        if expired and keys is not None:
+            self.log.drop([*keys, self.log.key(known.num_entries)])
+        else:
+            self.log.remove()
+
+    def check_open(self, log: Log[EntryT]) -> None:
+        """Raise a `SessionError` if there is no session or it ended; its kind is what became of the session."""
         if not log.entries:
-            raise _gone(store.get(_ended_key(session_id)))
-        opened, _, closed = history(log.entries)
-        if closed:
-            raise _over(log.entries[-1])
-        made = make(log)
-        ttl_s = max(1.0, opened.expires_at - now)
-        store.create(_mark(session_id, log.known.num_entries), writer.encode(), ttl_s)
-        if num_entries(store, session_id) == log.known.num_entries:
-            return made
+            ended = None if self.ended is None else self.log.store.get(self.ended)
+            if ended is None:
+                raise SessionNotFound("no session of this id is open here", field="session_id")
+            raise _error(self.log.codec.decode(ended))
+        if isinstance(log.entries[-1], ClosedEntry):
+            raise _error(log.entries[-1])
 
-
-def has_more(store: Store, session_id: str, known: Known) -> bool:
-    """Whether the session's log has an entry behind those that are known, or is that of another one by now."""
-    position = entry_key(session_id, known.num_entries)
-    return store.get(position) is not None or not known.is_in(store, session_id)
-
-
-def end(store: Store, session_id: str, closed: Closed, known: Known) -> None:
-    """Removes a session that has ended, with `closed` as the reason; for an hour it is known how.
-
-    One that has expired behind the entries that are known stays if somebody else holds it, where it has not expired.
-    """
-    if closed.reason == "expired" and not _take_last(store, session_id, closed, known):
-        return
-    ended = _ended_key(session_id)
-    if not store.create(ended, encode(closed), _REMEMBER_S):  # there was one of this id before
-        store.delete(ended)
-        store.create(ended, encode(closed), _REMEMBER_S)
-    store.delete(_adopted(session_id))
-    forget(store, session_id)
-
-
-def _take_last(store: Store, session_id: str, closed: Closed, known: Known) -> bool:
-    """Whether nobody else holds the session, nor can from now on."""
-    mark = _mark(session_id, known.num_entries)
-    if not known.num_entries or store.get(mark) is not None:
+    def _take_last(self, closed: ClosedEntry, known: Known) -> bool:
+        """Return True if no other engine has the session, nor can adopt it from now on."""
+        mark, store = self._mark(known), self.log.store
+        if not known.last or store.get(mark) is not None:
+            return False
+        if self.log.append(known, closed, _REMEMBER_S) is None:
+            return False
+        if store.get(mark) is None:
+            return True
+        store.delete(self.log.key(known.num_entries))
         return False
-    if append(store, session_id, known, closed, _REMEMBER_S) is None:
-        return False
-    if store.get(mark) is None:
-        return True
-    store.delete(entry_key(session_id, known.num_entries))
-    return False
+
+    def _mark(self, known: Known) -> str:
+        return f"{self.adopted}/{known.num_entries:08d}"
 
 
-def _mark(session_id: str, count: int) -> str:
-    return f"{_adopted(session_id)}/{count:08d}"
-
-
-def _adopted(session_id: str) -> str:
-    return f"adopted/{session_id}"
-
-
-def _ended_key(session_id: str) -> str:
-    return f"ended/{session_id}"
-
-
-def _gone(ended: bytes | None) -> SessionError:
-    if ended is None:
-        return SessionNotFound("no session of this id is open here", field="session_id")
-    return _over(decode(ended))
-
-
-def _over(ended: Entry) -> SessionError:
-    if isinstance(ended, Closed) and ended.reason == "expired":
+def _error(ended: Struct) -> SessionError:
+    if isinstance(ended, ClosedEntry) and ended.reason == "expired":
         return SessionExpired("the session has expired")
     return SessionClosed("the session was closed")

@@ -12,9 +12,8 @@ from tests.support.tiny import llava
 from tests.unit.protocol.test_declarations import GOOD
 from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.persistence.entries import OpenedEntry, TurnEntry, history, log_of
 from ts_stateful.protocol.requests import Fork, Info, Prompt, Rewind
-from ts_stateful.session_log.log import read
-from ts_stateful.session_log.records import Opened, Turn, history
 from ts_stateful.store.backends.memory import MemoryStore
 
 
@@ -56,7 +55,7 @@ def test_without_images_what_is_only_text_goes_on_elsewhere(
     reference_reply(model, second, "s", 8)
     first.open("seen", [noise(1)])
     assert not saved(first, "seen")
-    assert not [key for key in store._values if key.startswith(("blobs/", "media/"))]
+    assert not [key for key in store._values if key.startswith("blobs/")]
 
 
 def test_without_images_what_has_some_needs_an_engine_that_has_them(
@@ -86,9 +85,9 @@ def test_without_texts_nothing_that_was_said_is_written(model: Model, store: Mem
     fork = Fork(session_id="s", new_session_id="f")
     first.ask(fork, creates_session=True)
     for session_id in ("s", "f"):
-        opened, turns, _ = history(read(store, session_id).entries)
+        opened, turns = history(log_of(store, session_id).read().entries)
         assert [turn.number for turn in turns] == [1]
-        kept: tuple[Opened | Turn, ...] = (opened, *turns)
+        kept: tuple[OpenedEntry | TurnEntry, ...] = (opened, *turns)
         assert not any(entry.messages or entry.images for entry in kept)
         assert not opened.token_ids + turns[0].prompt_ids + turns[0].reply_ids
         assert turns[0].usage.completion_tokens == 8

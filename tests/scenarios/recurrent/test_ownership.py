@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from tests.support.sums import EVERY, MortalStore, Start, add, code, settings, starter, total
-from ts_stateful.protocol.requests import Open
+from tests.support.sums import (
+    EVERY,
+    Killed,
+    MortalStore,
+    Start,
+    add,
+    code,
+    settings,
+    starter,
+    total,
+)
+from ts_stateful.protocol.requests import Info, Open
 from ts_stateful.recurrent.step_records import scope_of
 
 
 @pytest.fixture
 def store() -> MortalStore:
-    """What outlives the engines."""
+    """The store that outlives the engines."""
     return MortalStore()
 
 
@@ -24,7 +35,7 @@ def start(store: MortalStore) -> Start:
 
 
 def test_a_sequence_goes_on_in_one_place(start: Start) -> None:
-    """Who lags behind is told so, and then goes on from what the other one has done."""
+    """The engine that lags refuses a step, and then goes on from the last step of the other one."""
     first, second = start(), start()
     assert total(first.ask(add(1))) == 1
     assert [total(second.ask(add(1))) for _ in range(4)] == [2, 3, 4, 5]
@@ -45,6 +56,61 @@ def test_what_was_left_behind_expires_alone(num_steps: int, start: Start) -> Non
     left.run()
     assert "a" not in left.engine.table
     assert total(start(3).ask(add(1), creates_session=False)) == total(answer) + 1
+
+
+@EVERY
+def test_a_sequence_in_use_elsewhere_does_not_expire_here(
+    every: int, start: Start, store: MortalStore
+) -> None:
+    """Although nothing was written there yet; the engine that goes on with it last removes it."""
+    left, other = start(every), start(every)
+    left.ask(add(1))
+    left.clock.now += left.engine.table.get("a").idle_s / 2
+    assert other.ask(Info(session_id="a"), is_retry="lost")["turns"] == 1
+    for harness in (left, other):
+        harness.clock.now += harness.engine.table.get("a").idle_s / 2
+        harness.engine.tick()
+        harness.run()
+        assert "a" not in harness.engine.table
+        if harness is left:
+            assert total(other.ask(add(1), creates_session=False)) == 2
+            harness.clock.now += other.engine.table.get("a").idle_s / 2
+    assert not [*store.list("states-model"), *store.list("states-model-adopted")]
+
+
+def test_a_search_for_an_expired_sequence_does_not_adopt_it(
+    start: Start, store: MortalStore
+) -> None:
+    """So its engine still removes it."""
+    harness = start()
+    harness.ask(add(1))
+    harness.clock.now += harness.engine.table.get("a").idle_s
+    assert code(start().ask(Info(session_id="a"))) == "session_not_found"
+    assert not store.list("states-model-adopted")
+    harness.engine.tick()
+    harness.run()
+    assert not store.list("states-model")
+
+
+@EVERY
+@pytest.mark.parametrize("num_calls", range(8))
+def test_an_engine_that_dies_while_a_sequence_expires_leaves_none(
+    every: int, num_calls: int, start: Start, store: MortalStore
+) -> None:
+    """Its id begins again, and the next expiry removes what was left."""
+    harness = start(every)
+    for number in (1, 2, 3):
+        harness.ask(add(number))
+    harness.clock.now += harness.engine.table.get("a").idle_s
+    store.num_left = num_calls
+    with contextlib.suppress(Killed):
+        harness.engine.tick()
+        harness.run()
+    store.num_left = None
+    after = start(every)
+    assert code(after.ask(add(1), creates_session=False)) == "session_not_found"
+    assert [total(after.ask(add(1))) for _ in range(4)] == [1, 2, 3, 4]
+    assert total(start(every).ask(add(1))) == 5
 
 
 def test_a_sequence_that_was_begun_in_two_places_is_one_of_them(start: Start) -> None:
@@ -91,7 +157,7 @@ def test_another_program_has_other_sequences(start: Start, tmp_path: Path) -> No
 
 
 def test_a_damaged_sequence_is_refused(start: Start, store: MortalStore) -> None:
-    """It is not begun anew behind its client's back."""
+    """It does not begin again without its client."""
     start().ask(add(1))
     for key in store.list("states-model/a"):
         store.delete(key)
@@ -99,14 +165,9 @@ def test_a_damaged_sequence_is_refused(start: Start, store: MortalStore) -> None
     assert code(start().ask(add(1), creates_session=False)) == "store_unavailable"
 
 
-def test_a_name_that_no_folder_can_have_is_refused(start: Start) -> None:
-    """Whatever the store."""
-    assert code(start().ask(add(1, ".."))) == "invalid_request"
-
-
 def test_open_is_kept_with_its_metadata(start: Start) -> None:
     """Also without a step."""
-    start().ask(Open(session_id="a", metadata={"who": "me"}), creates_session=True)
+    start().ask(Open(session_id="a", metadata={"user": "Anna"}), creates_session=True)
     after = start()
     assert total(after.ask(add(5), creates_session=False)) == 5
-    assert after.engine.table.get("a").metadata == {"who": "me"}
+    assert after.engine.table.get("a").metadata == {"user": "Anna"}

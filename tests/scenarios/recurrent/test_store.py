@@ -25,7 +25,7 @@ NUMBERS = (3, 1, 4, 1, 5, 9, 2)
 
 @pytest.fixture
 def store() -> MortalStore:
-    """What outlives the engines."""
+    """The store that outlives the engines."""
     return MortalStore()
 
 
@@ -61,7 +61,7 @@ SCRIPT: Sequence[Request] = [
 ]
 
 
-BEGIN = (0, 8, 15)  # the worker knows no sequence of that id before these
+BEGIN = (0, 8, 15)  # the worker has no sequence of that id before these
 
 
 def talk(
@@ -89,7 +89,7 @@ def talk(
 
 
 def without_times(answer: dict[str, Any]) -> dict[str, Any]:
-    """What an answer says."""
+    """Return an answer without what a repetition adds."""
     return {key: value for key, value in answer.items() if key != "replayed"}
 
 
@@ -116,7 +116,7 @@ def test_no_step_is_lost_or_counts_twice_whenever_an_engine_dies(
 
 @EVERY
 def test_what_is_not_needed_is_removed(every: int, start: Start, store: MortalStore) -> None:
-    """Beside the last commit there are the steps since then; behind END its answer, behind a close nothing."""
+    """The last commit and the steps since then stay; after END its answer, after a close nothing."""
     harness = start(every)
     for number in NUMBERS:
         harness.ask(add(number))
@@ -135,7 +135,7 @@ def test_what_is_not_needed_is_removed(every: int, start: Start, store: MortalSt
 
 
 def test_a_step_that_could_not_be_written_is_taken_back(start: Start, store: MortalStore) -> None:
-    """It can be sent again, whether or not the store had it; nobody else notices."""
+    """It can be sent again, whether or not the store had it; no other request notices."""
     harness = start(3)
     assert total(harness.ask(add(1))) == 1
     store.fails = True
@@ -172,7 +172,7 @@ def test_a_step_behind_a_beginning_that_could_not_be_written_is_not_written(
 def test_with_best_effort_a_sequence_goes_on_without_the_store(
     start: Start, store: MortalStore
 ) -> None:
-    """What was missed is made up for with the next step."""
+    """The next step writes what was missed."""
     harness = start(100, handler={"store": {"policy": "best_effort"}})
     assert total(harness.ask(add(1))) == 1
     store.fails = True

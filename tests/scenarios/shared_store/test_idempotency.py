@@ -11,15 +11,15 @@ from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Close, Continue, Fork, Open, Prompt, Rewind
 
 
-def test_a_turn_is_taken_up_behind_what_was_told(first: Harness, second: Harness) -> None:
-    """The stream goes on where it stood: the same text, the ids that were told not chosen again."""
+def test_a_turn_is_taken_up_after_what_was_sent(first: Harness, second: Harness) -> None:
+    """The stream goes on where it stood: the same text, the ids that were sent are not chosen again."""
     first.open("s")
     whole = first.ask(ask(max_new_tokens=20, temperature=1.0, seed=3, turn=1))["text"]
     first.ask(Rewind(session_id="s", to_turn=0))
-    told = first.submit(ask(max_new_tokens=20, temperature=1.0, seed=3, stream=True))
+    sent = first.submit(ask(max_new_tokens=20, temperature=1.0, seed=3, stream=True))
     first.steps(12)
-    ids = [token for event in first.events[told] for token in event.token_ids]
-    text = "".join(first.parts(told))
+    ids = [token for event in first.events[sent] for token in event.token_ids]
+    text = "".join(first.parts(sent))
     assert 4 < len(ids) < 20
     request = second.submit(
         ask(max_new_tokens=20, temperature=1.0, seed=3, stream=True),
@@ -40,7 +40,7 @@ def test_a_turn_is_taken_up_behind_what_was_told(first: Harness, second: Harness
 def test_an_answer_that_was_lost_is_given_again(
     first: Harness, second: Harness, command: Open | Prompt
 ) -> None:
-    """What opened a session and was done when the engine died is not done twice."""
+    """An opening that was done when the engine died is not done twice."""
     before = first.ask(command, creates_session=True)
     request = next(iter(first.events))
     second._ids = iter([int(request[1:])])  # type: ignore[assignment]
@@ -50,7 +50,7 @@ def test_an_answer_that_was_lost_is_given_again(
 
 
 def test_a_fork_that_was_made_is_not_made_twice(first: Harness, second: Harness) -> None:
-    """Also where nobody was told; and one that was not made is made now."""
+    """Also if nobody received the answer; and one that was not made is made now."""
     first.open("s")
     first.ask(ask())
     fork = Fork(session_id="s", new_session_id="f")
@@ -64,7 +64,7 @@ def test_a_fork_that_was_made_is_not_made_twice(first: Harness, second: Harness)
     assert code(second.ask(fork, creates_session=True, is_retry=True)) == "session_exists"
 
 
-def test_what_never_got_there_begins_anew(second: Harness) -> None:
+def test_what_never_got_there_begins_again(second: Harness) -> None:
     """An `open` that the engine had when it died, but not in the store yet."""
     assert (
         second.ask(Open(session_id="s"), creates_session=True, is_retry=True)["session_id"] == "s"
@@ -72,7 +72,7 @@ def test_what_never_got_there_begins_anew(second: Harness) -> None:
 
 
 def test_a_close_that_was_done_is_answered_again(first: Harness, second: Harness) -> None:
-    """By the next engine; whoever closes a session that was closed is told so."""
+    """By the next engine; another close of that session is refused."""
     first.open("s")
     first.close("s")
     assert second.ask(Close(session_id="s"), is_retry=True) == {"session_id": "s", "closed": True}
@@ -80,7 +80,7 @@ def test_a_close_that_was_done_is_answered_again(first: Harness, second: Harness
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_an_open_that_was_lost_does_not_meet_who_had_its_id(
+def test_an_open_that_was_lost_does_not_meet_an_earlier_session_of_its_id(
     first: Harness, second: Harness, expires: bool
 ) -> None:
     """A session of that id has ended long ago; the one that the dead engine was asked for begins."""
@@ -95,7 +95,7 @@ def test_an_open_that_was_lost_does_not_meet_who_had_its_id(
     assert second.ask(ask())["turn"] == 1
 
 
-def test_a_pulled_turn_tells_the_worker_of_its_ids(first: Harness) -> None:
+def test_a_pulled_turn_sends_its_ids_to_the_worker(first: Harness) -> None:
     """Until it is over: what a `continue` has shown is chosen for good."""
     first.open("s")
     pulled = first.submit(ask(max_new_tokens=12), pull=True)

@@ -1,4 +1,4 @@
-"""Sessions between engines of one store: who goes on with one, and what becomes of what is left behind."""
+"""Sessions between engines of one store: one of them goes on, and the others forget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ts_stateful.protocol.requests import Continue, Fork, Info
 
 
 def test_two_owners_cannot_both_commit(first: Harness, second: Harness) -> None:
-    """The loser is told, forgets what it has, and takes the session over as the winner left it."""
+    """The loser refuses, forgets the session, and takes it over as the winner left it."""
     first.open("s")
     second.ask(ask("One"))
     lost = first.ask(ask("Two"))
@@ -22,7 +22,7 @@ def test_two_owners_cannot_both_commit(first: Harness, second: Harness) -> None:
 
 
 def test_a_session_that_was_elsewhere_is_taken_back(first: Harness, second: Harness) -> None:
-    """What is here of it lags behind: a turn that follows on what was said there is no gap."""
+    """The session here lags: a turn that follows the last one there is no gap."""
     first.open("s")
     first.ask(ask("One", turn=1))
     second.ask(ask("Two", turn=2))
@@ -34,7 +34,7 @@ def test_a_session_that_was_elsewhere_is_taken_back(first: Harness, second: Harn
 
 
 def test_an_id_is_opened_once(first: Harness, second: Harness) -> None:
-    """Wherever; what opens it a second time tells so, whichever request it is."""
+    """By any engine; every request that opens it a second time is refused."""
     first.open("s")
     first.open("other")
     assert code(second.open("s")) == "session_exists"
@@ -47,7 +47,7 @@ def test_an_id_is_opened_once(first: Harness, second: Harness) -> None:
 
 
 def test_the_id_of_a_fork_is_opened_once(first: Harness, second: Harness) -> None:
-    """Whoever waits for a fork that could not be made is told that there is none."""
+    """A request that waits for a fork that could not be made does not find it."""
     first.open("s")
     first.open("taken")
     second.ask(Info(session_id="s"))
@@ -63,7 +63,7 @@ def test_the_id_of_a_fork_is_opened_once(first: Harness, second: Harness) -> Non
 def test_an_expired_session_is_not_taken_over(
     first: Harness, second: Harness, store: FailingStore
 ) -> None:
-    """Its idle time goes on while nobody holds it, and who has asked for it leaves nothing behind."""
+    """Its idle time goes on while no engine has it, and a search for it leaves nothing in the store."""
     first.open("s")
     second.clock.now += 61
     assert code(second.ask(ask())) == "session_expired"
@@ -84,7 +84,7 @@ def test_a_session_in_use_does_not_idle_while_no_engine_is_there(
 def test_what_is_left_behind_of_a_session_ends_alone(
     model: Model, first: Harness, second: Harness, store: FailingStore
 ) -> None:
-    """It expires where nobody uses it any more; its log stays for those who go on with it elsewhere."""
+    """It expires where it is not used any more; its log stays for the engines that go on with it."""
     first.open("s")
     first.ask(ask())
     assert second.ask(ask())["turn"] == 2
@@ -99,7 +99,7 @@ def test_what_is_left_behind_of_a_session_ends_alone(
 def test_a_session_in_use_elsewhere_does_not_expire_here(
     first: Harness, second: Harness, store: FailingStore
 ) -> None:
-    """Although nothing was written there yet; who goes on with it last removes it."""
+    """Although nothing was written there yet; the engine that uses it last removes it."""
     first.open("s")
     first.ask(ask())
     assert second.ask(Info(session_id="s"))["turns"] == 1
@@ -133,7 +133,7 @@ def test_a_session_that_has_idled_here_comes_back_from_where_it_was_used(
 def test_what_expires_without_having_been_written_is_known_to_have_expired(
     model: Model, store: FailingStore
 ) -> None:
-    """The store, which is asked whether somebody else has it, knows nothing of it."""
+    """The store, in which other owners are looked for, does not have it."""
     first = Harness(model, store=store, policy="best_effort")
     store.fails = True
     first.open("s")
@@ -145,7 +145,7 @@ def test_what_expires_without_having_been_written_is_known_to_have_expired(
 def test_a_session_that_was_only_looked_at_here_goes_on_elsewhere(
     first: Harness, second: Harness
 ) -> None:
-    """What was adopted expires alone too."""
+    """An adopted session expires alone too."""
     first.open("s")
     second.ask(Info(session_id="s"))
     expire(second)

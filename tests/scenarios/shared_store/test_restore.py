@@ -9,9 +9,9 @@ from tests.support.pictures import noise
 from tests.support.store_engines import FailingStore, ask, code
 from tests.support.tiny import llava
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.persistence.entries import OpenedEntry, log_of
 from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Cancel, Close, Fork, Image, Info, Open, Rewind
-from ts_stateful.session_log.records import Opened, decode
 
 
 def test_a_session_goes_on_elsewhere(model: Model, first: Harness, second: Harness) -> None:
@@ -33,7 +33,7 @@ def test_a_session_goes_on_elsewhere(model: Model, first: Harness, second: Harne
     reference_reply(model, second, "s", 8)
 
 
-def test_the_last_event_goes_out_behind_the_record(first: Harness, store: FailingStore) -> None:
+def test_the_last_event_goes_out_after_the_record(first: Harness, store: FailingStore) -> None:
     """And so does the answer to `open`; whatever has left is in the store."""
     opening = first.submit(Open(session_id="s"), creates_session=True)
     request = first.submit(ask())
@@ -63,7 +63,7 @@ def test_a_turn_that_cannot_be_written_is_rolled_back(first: Harness, store: Fai
 
 
 def test_best_effort_goes_on(model: Model, store: FailingStore, second: Harness) -> None:
-    """What could not be written is made up for with the next turn."""
+    """The next turn writes what could not be written."""
     first = Harness(model, store=store, policy="best_effort")
     first.open("s")
     store.fails = True
@@ -161,10 +161,10 @@ def test_a_dropped_request_is_not_run(first: Harness, second: Harness) -> None:
     assert second.ask(Info(session_id="s"))["turns"] == 0
 
 
-def test_who_asks_behind_a_dropped_request_waits_for_the_same_search(
+def test_a_request_after_a_dropped_one_waits_for_the_same_search(
     first: Harness, second: Harness
 ) -> None:
-    """Whoever it was for, a session is looked for once and taken in once."""
+    """A session is looked for once and taken in once, for all its requests."""
     first.open("s")
     second.engine.drop(second.submit(ask("One")))
     assert len(second.executor.jobs) == 1
@@ -199,12 +199,10 @@ def test_a_cancelled_turn_is_written_down(first: Harness, second: Harness) -> No
     assert replayed["text"] == first.last(request)["text"]
 
 
-def test_records_are_json_with_a_checksum(first: Harness, store: FailingStore) -> None:
-    """The first entry has what the session is."""
+def test_the_first_entry_has_what_the_session_is(first: Harness, store: FailingStore) -> None:
+    """Metadata, and the fingerprint of its model."""
     first.open("s", metadata={"tenant": "a"})
-    data = store.get("sessions/s/00000000")
-    assert data is not None
-    opened = decode(data)
-    assert isinstance(opened, Opened)
+    [opened] = log_of(store, "s").read().entries
+    assert isinstance(opened, OpenedEntry)
     assert opened.metadata == {"tenant": "a"}
     assert set(opened.fingerprint) >= {"model", "weights", "dtype", "template", "processor"}

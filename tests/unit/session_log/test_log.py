@@ -7,17 +7,25 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.logs import write_log
-from tests.unit.session_log.test_records import ENTRIES, OPENED, turn
-from ts_stateful.session_log.log import Known, Log, append, forget, read
-from ts_stateful.session_log.records import Closed, Entry
+from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
+from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, log_of
+from ts_stateful.session_log.log import Known, Log
+from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.store.backends.memory import MemoryStore
-from ts_stateful.store.base import StoreCorrupt, StoreUnavailable
+from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 
-NOTHING = Log([], Known())
+
+def read(store: Store) -> tuple[list[LogEntry], Known]:
+    log = log_of(store, "a").read()
+    return list(log.entries), log.known
+
+
+def append(store: Store, known: Known, entry: LogEntry) -> Known | None:
+    return log_of(store, "a").append(known, entry)
 
 
 class LosesAnswers(MemoryStore):
-    """Writes, and then does not say so."""
+    """A store that writes but fails to report it."""
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         """Fails the first time that it succeeds."""
@@ -45,7 +53,7 @@ class RemovedMeanwhile(MemoryStore):
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Nothing is there any more."""
-        forget(self, "a")
+        log_of(self, "a").remove()
         return super().get_many(keys)
 
 
@@ -53,38 +61,38 @@ def test_a_log_that_is_removed_while_it_is_read_is_gone() -> None:
     """As if it had been read a moment later."""
     store = RemovedMeanwhile()
     write_log(store, "a", ENTRIES)
-    assert read(store, "a") == NOTHING
+    assert read(store) == ([], Known())
 
 
 def test_a_log_is_read_as_it_was_written() -> None:
     """In order; a session that does not exist has none."""
     store = MemoryStore()
     known = write_log(store, "a", ENTRIES)
-    assert read(store, "a") == (ENTRIES, known)
-    assert read(store, "b") == NOTHING
-    forget(store, "a")
-    assert read(store, "a") == NOTHING
+    assert read(store) == (ENTRIES, known)
+    assert log_of(store, "b").read().known == Known()
+    log_of(store, "a").remove()
+    assert read(store) == ([], Known())
 
 
 def test_a_position_has_one_owner() -> None:
-    """Who comes second with another entry learns that the session has moved."""
+    """A second process with another entry finds that the session has moved."""
     store = MemoryStore()
     known = write_log(store, "a", [OPENED])
-    assert append(store, "a", known, turn(1, writer="one"))
-    assert not append(store, "a", known, turn(1, writer="other"))
-    assert read(store, "a").entries == [OPENED, turn(1, writer="one")]
+    assert append(store, known, turn(1, writer="one"))
+    assert not append(store, known, turn(1, writer="other"))
+    assert read(store)[0] == [OPENED, turn(1, writer="one")]
 
 
-@pytest.mark.parametrize("anew", [False, True], ids=["ended", "another one"])
-def test_nothing_is_written_behind_a_session_that_has_ended(*, anew: bool) -> None:
+@pytest.mark.parametrize("again", [False, True], ids=["ended", "another one"])
+def test_nothing_is_written_after_a_session_that_has_ended(*, again: bool) -> None:
     """Also where its id is that of another one by now: neither has an entry of the other."""
     store = MemoryStore()
     known = write_log(store, "a", [OPENED, turn(1)])
-    forget(store, "a")
-    entries: list[Entry] = [OPENED, turn(1, writer="another")] if anew else []
+    log_of(store, "a").remove()
+    entries: list[LogEntry] = [OPENED, turn(1, writer="another")] if again else []
     write_log(store, "a", entries)
-    assert append(store, "a", known, turn(2)) is None
-    assert read(store, "a").entries == entries
+    assert append(store, known, turn(2)) is None
+    assert read(store)[0] == entries
     assert len(store.list("sessions/a")) == len(entries)
 
 
@@ -92,24 +100,73 @@ def test_an_answer_that_was_lost_is_made_good() -> None:
     """The entry is there, and the second attempt finds that it is its own."""
     store = LosesAnswers()
     with pytest.raises(StoreUnavailable):
-        append(store, "a", Known(), OPENED)
-    assert append(store, "a", Known(), OPENED)
-    assert not append(store, "a", Known(), Closed(at=1.0))
+        append(store, Known(), OPENED)
+    assert append(store, Known(), OPENED)
+    assert not append(store, Known(), ClosedEntry(at=1.0))
 
 
 def test_a_log_with_a_gap_is_not_read() -> None:
-    """An entry in its middle is missing; what is left behind a missing first one is no session."""
+    """An entry in its middle is missing; what is left after a missing first one is no session."""
     store = MemoryStore()
     write_log(store, "a", ENTRIES)
     store.delete("sessions/a/00000002")
     with pytest.raises(StoreCorrupt, match="gaps"):
-        read(store, "a")
+        read(store)
     store.delete("sessions/a/00000000")
-    assert read(store, "a") == NOTHING
+    assert read(store) == ([], Known())
 
 
 def test_a_log_that_grows_while_it_is_listed_has_no_gap() -> None:
     """The second listing has what the first one missed."""
     store = ListsLate()
     known = write_log(store, "a", ENTRIES[:3])
-    assert read(store, "a") == (ENTRIES[:3], known)
+    assert read(store) == (ENTRIES[:3], known)
+
+
+def step(number: int, *, alone: bool = False) -> LogEntry:
+    """An entry that needs those before it unless it is `alone`."""
+    return turn(number, keep=0 if alone else 1)
+
+
+def alone(entry: LogEntry) -> bool:
+    return isinstance(entry, TurnEntry) and not entry.keep
+
+
+def test_a_log_is_read_from_the_last_entry_that_stands_alone() -> None:
+    """Positions before it may have been dropped, and a gap before it does not matter."""
+    store = MemoryStore()
+    entries = [step(1, alone=True), step(2), step(3, alone=True), step(4)]
+    known = write_log(store, "a", entries)
+    log = log_of(store, "a")
+    keys = [log.key(position) for position in range(4)]
+    store.create("sessions/a/other", b"")
+    assert log.read(alone) == Log(entries[2:], known, [*keys, "sessions/a/other"])
+    for dropped in (keys[1:2], keys[:1]):
+        log.drop(dropped)
+        assert log.read(alone).entries == entries[2:]
+    assert append(store, known, step(5))
+    log.drop(keys[2:3])
+    with pytest.raises(StoreCorrupt, match="gaps"):
+        log.read(alone)
+
+
+def test_an_entry_may_follow_a_hole() -> None:
+    """Without a digest nothing is known of the entry before it; it counts if it stands alone."""
+    store = MemoryStore()
+    known = write_log(store, "a", [step(1, alone=True)])
+    after = append(store, Known(known.num_entries + 1), step(3, alone=True))
+    assert after is not None
+    assert log_of(store, "a").read(alone).entries == [step(3, alone=True)]
+    assert log_of(store, "a").read(alone).known == after
+
+
+def test_a_write_that_failed_is_taken_back() -> None:
+    """If the store has it all the same; an entry of another process stays."""
+    store = MemoryStore()
+    write_log(store, "a", [OPENED, turn(1, writer="one")])
+    log = log_of(store, "a")
+    log.take_back(1, turn(1, writer="other"))
+    assert read(store)[0] == [OPENED, turn(1, writer="one")]
+    log.take_back(1, turn(1, writer="one"))
+    log.take_back(1, turn(1, writer="one"))
+    assert read(store)[0] == [OPENED]

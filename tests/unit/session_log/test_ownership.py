@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.logs import write_log
-from tests.unit.session_log.test_records import ENTRIES, OPENED, turn
+from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
+from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, log_of, ownership_of
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
-from ts_stateful.session_log.log import Known, Log, append, read
-from ts_stateful.session_log.ownership import adopt, end, has_more
-from ts_stateful.session_log.records import Closed, Entry
+from ts_stateful.session_log.log import Known, Log
+from ts_stateful.session_log.ownership import ClosedEntry, Ownership
 from ts_stateful.store.backends.memory import MemoryStore
 
 LOG = ENTRIES[:2]
-EXPIRED = Closed(at=5.0, writer="old", reason="expired")
+EXPIRED = ClosedEntry(at=5.0, writer="old", reason="expired")
 
 
 class InterruptedStore(MemoryStore):
-    """Somebody else does something before its call number `when`."""
+    """A store in which another process acts before call number `when`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,22 +56,36 @@ def store() -> InterruptedStore:
     return store
 
 
-def taken(store: MemoryStore, session_id: str = "s") -> list[Entry]:
-    return adopt(store, session_id, lambda log: log.entries, writer="new", now=2.0)
+def taken(store: MemoryStore, session_id: str = "s") -> list[LogEntry]:
+    ownership = ownership_of(store, session_id)
+
+    def make(log: Log[LogEntry]) -> tuple[list[LogEntry], float]:
+        ownership.check_open(log)
+        return list(log.entries), 60.0
+
+    return ownership.adopt(make, writer="new")
 
 
 def known(store: MemoryStore, session_id: str = "s") -> Known:
-    return read(store, session_id).known
+    return log_of(store, session_id).read().known
+
+
+def end(store: MemoryStore, closed: ClosedEntry, known: Known) -> None:
+    ownership_of(store, "s").end(closed, known)
+
+
+def has_more(store: MemoryStore, known: Known) -> bool:
+    return log_of(store, "s").has_more(known)
 
 
 def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
     """Closed, expired, or never there; also where its removal was interrupted."""
     assert taken(store) == LOG
-    end(store, "s", Closed(at=5.0), known(store))
+    end(store, ClosedEntry(at=5.0), known(store))
     with pytest.raises(SessionClosed):
         taken(store)
     assert store.list("adopted") == []
-    end(store, "s", EXPIRED, write_log(store, "s", [OPENED]))  # another one of that id
+    end(store, EXPIRED, write_log(store, "s", [OPENED]))  # another one of that id
     with pytest.raises(SessionExpired):
         taken(store)
     write_log(store, "left", [OPENED, EXPIRED])
@@ -84,43 +98,44 @@ def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
 def test_what_cannot_be_used_is_not_adopted(store: InterruptedStore) -> None:
     """It expires where it was."""
 
-    def refuse(log: Log) -> None:
+    def refuse(log: Log[LogEntry]) -> tuple[None, None]:
         raise SessionNotFound("made by another model")
 
     with pytest.raises(SessionNotFound, match="another model"):
-        adopt(store, "s", refuse, writer="new", now=2.0)
-    end(store, "s", EXPIRED, known(store))
+        ownership_of(store, "s").adopt(refuse, writer="new")
+    assert ownership_of(store, "s").adopt(lambda log: (1, None), writer="new") == 1
+    end(store, EXPIRED, known(store))
     assert not store.list("sessions")
 
 
 def test_another_session_of_its_id_does_not_expire(store: InterruptedStore) -> None:
-    """Whoever held the first one has not heard of its end, nor of the second one."""
+    """The engine that held the first one has seen neither its end nor the second one."""
     before = known(store)
-    end(store, "s", Closed(at=5.0), before)
-    another: list[Entry] = [OPENED, turn(1, writer="another")]
+    end(store, ClosedEntry(at=5.0), before)
+    another: list[LogEntry] = [OPENED, turn(1, writer="another")]
     write_log(store, "s", another)
-    end(store, "s", EXPIRED, before)
+    end(store, EXPIRED, before)
     assert taken(store) == another
-    assert has_more(store, "s", before)
+    assert has_more(store, before)
 
 
 @pytest.mark.parametrize("num_entries", [0, 1])
 def test_what_has_gone_on_has_not_expired(store: InterruptedStore, num_entries: int) -> None:
-    """Whoever knows less of it, or nothing, leaves it alone; a close is meant."""
+    """An engine that has seen less of it, or nothing, does not remove it; a close does."""
     less = write_log(MemoryStore(), "s", LOG[:num_entries])
-    end(store, "s", EXPIRED, less)
+    end(store, EXPIRED, less)
     assert taken(store) == LOG
-    assert has_more(store, "s", less)
-    assert not has_more(store, "s", known(store))
-    end(store, "s", Closed(at=5.0), less)
-    assert read(store, "s") == ([], Known())
+    assert has_more(store, less)
+    assert not has_more(store, known(store))
+    end(store, ClosedEntry(at=5.0), less)
+    assert log_of(store, "s").read().known == Known()
 
 
 @pytest.mark.parametrize("when", range(14))
 @pytest.mark.parametrize("interrupted", ["adopt", "end"])
 def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, when: int) -> None:
     """Whenever one adopts a session and another one lets it expire: it is adopted and there, or has expired and is not."""
-    adopted: list[list[Entry]] = []
+    adopted: list[list[LogEntry]] = []
     over: list[SessionError] = []
 
     def take() -> None:
@@ -132,7 +147,7 @@ def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, wh
     before = known(store)
 
     def expire() -> None:
-        end(store, "s", EXPIRED, before)
+        end(store, EXPIRED, before)
 
     both: dict[str, Callable[[], None]] = {"adopt": take, "end": expire}
     inner = both.pop("end" if interrupted == "adopt" else "adopt")
@@ -143,8 +158,37 @@ def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, wh
         inner()
     assert len(adopted) + len(over) == 1
     if adopted:
-        assert read(store, "s").entries == adopted[0] == LOG
-        assert append(store, "s", before, ENTRIES[2])
+        assert log_of(store, "s").read().entries == adopted[0] == LOG
+        assert log_of(store, "s").append(before, ENTRIES[2])
     else:
         assert isinstance(over[0], SessionExpired)
-        assert read(store, "s").entries == []
+        assert not log_of(store, "s").read().entries
+
+
+@pytest.mark.parametrize("when", range(12))
+def test_a_session_that_begins_again_is_not_removed_with_the_old_one(
+    store: InterruptedStore, when: int
+) -> None:
+    """Its id may begin again after the last entry of one that expired, whenever that is."""
+    log = log_of(store, "s")
+    ownership: Ownership[LogEntry] = Ownership(log, "other/s")
+    before = log.read()
+    begun: list[Known] = []
+
+    def begin() -> None:
+        found = log.read(lambda entry: not isinstance(entry, TurnEntry))
+        if not found.entries or isinstance(found.entries[-1], ClosedEntry):
+            after = log.append(found.known, OPENED)
+            begun.extend([] if after is None else [after])
+
+    store.when, store.meanwhile = when, begin
+    ownership.end(EXPIRED, before.known, before.keys)
+    store.when = -1
+    entries = log.read(lambda entry: not isinstance(entry, TurnEntry)).entries
+    assert list(entries) == ([OPENED] if begun else [])
+
+
+def test_a_hole_at_the_end_is_no_last_entry(store: InterruptedStore) -> None:
+    """Another engine may have gone on there, so nothing is removed."""
+    end(store, EXPIRED, Known(known(store).num_entries + 1))
+    assert taken(store) == LOG

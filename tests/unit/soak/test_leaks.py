@@ -22,7 +22,6 @@ FIGURES = dict.fromkeys(
 FILES = dict.fromkeys(
     (
         "store, embeddings",
-        "store, images",
         "store, ended sessions",
         "store, unfinished writes",
         "runtime and temporary folder",

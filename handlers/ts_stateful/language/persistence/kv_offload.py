@@ -1,8 +1,7 @@
-"""Which KV states are written to the store and when they are read: the tier below host memory.
+"""The tier below host memory: KV states that are written to the store before they have to leave, and read back.
 
-Owns when, in which order, and how many bytes. What would be dropped next is written before its room is needed, so that
-dropping it takes no time and no turn waits for a write. Reading begins when a request for the session arrives. Whatever fails,
-states are computed again. Knows nothing of the form at rest (`stored_kv`), nor of turns.
+The states that would be dropped next are written before their room is needed, so no turn waits for a write. Reading begins when
+a request for the session arrives. States that cannot be written or read are computed again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from ts_stateful.language.conversation.context import Context, Stored
 from ts_stateful.language.conversation.matching import same_states
 from ts_stateful.language.kv.cache import Snapshot
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.kv_records import Found, StoredKV, Transcript
+from ts_stateful.language.persistence.kv_records import ReadKV, StoredKV, Transcript
+from ts_stateful.language.persistence.session_records import SessionRecords
 from ts_stateful.language.text.chat_template import common_prefix
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
@@ -28,18 +28,18 @@ __all__ = ["KvOffload"]
 
 logger = logging.getLogger(__name__)
 
-_READY = 0.5  # of device and host memory: what is to be had without losing anything
-_READERS = 2  # threads of the store that read at the same time; one writes, the others are for the turns' records
-_PAUSE_S = 30.0  # without writing, after the store has not taken something
+_READY = 0.5  # of device and host memory: free, or in the store as well
+_READERS = 2  # threads of the store that read at the same time; one writes, the others write logs
+_PAUSE_S = 30.0  # between a write that failed and the next one
 
 _Session = Session[Context]
 
 
 class KvOffload:
-    """The KV states of one engine's sessions in a store, of which they take at most `budget_bytes`.
+    """The KV states of one engine's sessions in a store, at most `budget_bytes`. All methods are for the engine's thread.
 
-    All methods are for the engine's thread. `may_write` says whether a session's states may be there. `num_read` counts
-    sessions that have got states back, `num_failed` reads and writes that failed.
+    Only sessions of which `records` keeps everything are written: states reveal what was said. `num_read` counts sessions that
+    received states, `num_failed` reads and writes that failed.
     """
 
     def __init__(
@@ -47,19 +47,17 @@ class KvOffload:
         model: Model,
         table: SessionTable[Context],
         calls: StoreCalls,
-        *,
+        records: SessionRecords,
         budget_bytes: int,
-        may_write: Callable[[_Session], bool],
-        clock: Callable[[], float],
     ) -> None:
-        self._may_write = may_write
         self.num_read = self.num_failed = 0
         self._image_token = model.vision.image_token_id if model.vision else None
         self._table = table
         self._stored = StoredKV(model, calls.store)
         self._calls = calls
+        self._records = records
         self._budget = budget_bytes
-        self._clock = clock
+        self._clock = records.clock
         self._lines: WeakKeyDictionary[_Session, CallQueue] = WeakKeyDictionary()
         self._waiting: deque[Callable[[], None]] = deque()
         self._num_reading = 0
@@ -72,9 +70,9 @@ class KvOffload:
         return sum(session.state.stored.num_bytes for session in self._table)
 
     def recall(self, session: _Session, then: Callable[[_Session], None]) -> None:
-        """Begins to read the states of a session that has work but no states; `then` is told when it may go on.
+        """Begin to read the states of a session that has work but no states; call `then` when it may go on.
 
-        Until then they are `incoming`, and their room on the device is reserved.
+        Until then the states are `incoming`, and their room on the device is reserved.
         """
         context = session.state
         num_tokens = context.num_stored
@@ -88,20 +86,20 @@ class KvOffload:
         self._next_read()
 
     def tidy(self) -> None:
-        """Begins to write the states that would be dropped next, until enough of the memory is to be had at once."""
-        if self._is_writing or self._clock() < self._resume_at:
+        """Begin to write the states that would be dropped next, until enough memory can be freed at once."""
+        if self._is_writing or self._clock.monotonic() < self._resume_at:
             return
         session = self._next_to_write()
         if session is None:
             return
         self._is_writing = True
-        ttl_s = max(1.0, session.expires_at - self._clock())
+        ttl_s = max(1.0, session.expires_at - self._clock.monotonic())
         snapshot = session.state.kv.snapshot()
         write = partial(self._stored.write, _transcript(session), snapshot, ttl_s)
         self._calls.in_order(self._line(session), write, partial(self._written, session, snapshot))
 
     def lend(self, source: _Session, fork: _Session) -> None:
-        """A fork without states of its own reads what is stored of its source, if it is still there by then."""
+        """Let a fork without states of its own read those of its source, if the store still has them."""
         whole, part = source.state, fork.state
         if part.kv.length == 0:
             length = min(whole.num_stored, common_prefix(whole.log, part.log))
@@ -109,7 +107,7 @@ class KvOffload:
             part.stored = Stored(length, owner=owner)
 
     def ended(self, session: _Session) -> None:
-        """The session is over: what is in the store of it is removed, unless it goes on elsewhere."""
+        """Remove the states of a session that ended, unless it goes on elsewhere."""
         remove = partial(self._stored.remove_ended, session.session_id)
         self._calls.in_order(self._line(session), remove, self._removed)
 
@@ -134,15 +132,15 @@ class KvOffload:
         context = session.state
         context.incoming, context.reserved = False, 0
         self._num_reading -= 1
-        if isinstance(outcome, Found):
+        if isinstance(outcome, ReadKV):
             kv = outcome.kv
             self.num_failed += not outcome.is_whole
             num_bytes = kv.length * kv.token_bytes
-            # Nobody else has given it states meanwhile, but it may have gone back.
+            # It may have gone back meanwhile.
             kv.truncate(same_states(context, transcript.log, transcript.images, self._image_token))
             if context.stored.owner is None:
                 context.stored = Stored(kv.length, num_bytes)
-            else:  # from now on it has states of its own
+            else:  # it has states of its own now
                 context.stored = Stored()
             self.num_read += kv.length > 0
             context.recall(kv)
@@ -157,7 +155,8 @@ class KvOffload:
         if ready >= wanted:
             return None
         order = table.leaving()
-        # Whose states are only in the store, the least recently used first, and who leaves memory later make room there.
+        # Room in the store comes from sessions that have states only there, the least recently used first, and from those
+        # that leave memory later.
         below = [s for s in reversed(list(table)) if not s.state.kv.length]
         room = self._budget - self.num_bytes + sum(map(_removable, [*below, *order]))
         for at, session in enumerate(order):
@@ -166,14 +165,16 @@ class KvOffload:
                 break
             if context.is_stored:
                 ready += context.kv.num_bytes
-            elif context.kv.length * context.kv.token_bytes <= room and self._may_write(session):
+            elif (
+                self._records.keeps(session) and context.kv.length * context.kv.token_bytes <= room
+            ):
                 self._make_room(session, [*below, *reversed(order[at + 1 :])])
                 return session
             room -= _removable(session)
         return None
 
     def _make_room(self, session: _Session, others: list[_Session]) -> None:
-        """Removes what is stored of these until a session's states fit the budget, as they do in the end."""
+        """Remove stored states of the `others` until those of a session fit the budget."""
         context = session.state
         needed = context.kv.length * context.kv.token_bytes
         excess = self.num_bytes - context.stored.num_bytes + needed - self._budget
@@ -189,12 +190,12 @@ class KvOffload:
     def _written(self, session: _Session, snapshot: Snapshot, outcome: Any) -> None:
         self._is_writing = False
         if isinstance(outcome, int):
-            # It may have gone back since they were read.
+            # It may have gone back since the snapshot.
             still, num_bytes = min(outcome, snapshot.length), outcome * session.state.kv.token_bytes
             session.state.stored = Stored(still, num_bytes)
             self.tidy()
         else:
-            self._resume_at = self._clock() + _PAUSE_S
+            self._resume_at = self._clock.monotonic() + _PAUSE_S
             self._failed(outcome, "written")
 
     def _removed(self, outcome: Any) -> None:
@@ -210,12 +211,12 @@ class KvOffload:
 
 
 def _removable(session: _Session) -> int:
-    """Bytes in the store that a session can do without."""
+    """Return the bytes in the store that a session does not need now."""
     return 0 if session.busy or session.state.incoming else session.state.stored.num_bytes
 
 
 def _transcript(session: _Session, owner: tuple[str, str] | None = None) -> Transcript:
-    """What the states of a session follow from, or those of the `owner` from which it was forked."""
+    """Return the transcript of a session, or that of the `owner` from which it was forked."""
     context = session.state
     session_id, origin = owner or (session.session_id, session.origin)
     return Transcript(session_id, origin, list(context.log), list(context.images))

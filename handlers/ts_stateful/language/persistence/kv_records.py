@@ -1,12 +1,14 @@
-"""KV states of sessions in the store: read back, a long session goes on without being computed again.
+"""KV states of sessions in the store, so that a long session goes on without being computed again.
 
-Owns their names and their form at rest. Knows nothing of when they are written or read.
+Below `kv/<session id>/` are pieces: safetensors files of `keys.<layer>` and `values.<layer>`, each `(heads, tokens, dim)`. The
+name of a piece is `<start>-<stop>-<meaning>-<checksum>`:
 
-Below `kv/<session id>/` lie pieces, safetensors files of `keys.<layer>` and `values.<layer>`, each `(heads, tokens, dim)`. A
-piece is called `<start>-<stop>-<meaning>-<checksum>`: the tokens that it has the states of; a digest of all that these states
-follow from, which are the model, the token ids up to `stop` and the images among them; and a digest of the file. So a piece
-under a name that fits is right, whoever wrote it, and a history that was rewound finds what it still has in common. Both
-digests begin with the request that opened the session, which only its record tells: who lists names cannot try what was said.
+- `start` and `stop`: the tokens whose states it has;
+- `meaning`: a digest of the model, the token ids up to `stop` and the images among them, from which the states follow;
+- `checksum`: a digest of the file.
+
+So a piece whose name fits is right, and a session that was rewound finds the pieces that it still has in common. Both digests
+begin with the request that opened the session, which only the log has. Names therefore cannot be used to guess texts.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ from safetensors.torch import load, save
 
 from ts_stateful.language.kv.cache import KVCache, Snapshot
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.persistence.entries import log_of
 from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.session_log.records import entry_key
 from ts_stateful.store.base import Store, StoreCorrupt
 
-__all__ = ["Found", "StoredKV", "Transcript"]
+__all__ = ["ReadKV", "StoredKV", "Transcript"]
 
 logger = logging.getLogger(__name__)
 
-_PIECE_BYTES = 1 << 24  # a value of the store, of which a few are in memory at a time
+_PIECE_BYTES = 1 << 24  # of one value; a few are in memory at a time
 _PIECE_TOKENS = 16, 1024  # at least and at most
 
 
 class Transcript(NamedTuple):
-    """What KV states follow from, beside the model: the `log` of a session with the `images` in it, and what opened it."""
+    """The token ids of a session (`log`), the images among them, and the request that opened it (`origin`)."""
 
     session_id: str
     origin: str
@@ -46,14 +48,14 @@ class Transcript(NamedTuple):
     images: Sequence[ImageInput]
 
 
-class Found(NamedTuple):
-    """KV states that were read; without `is_whole` there were more, which were damaged or went away meanwhile."""
+class ReadKV(NamedTuple):
+    """KV states that were read; not `is_whole` if more were listed, but damaged or removed meanwhile."""
 
     kv: KVCache
     is_whole: bool
 
 
-class _Piece(NamedTuple):
+class _KVPiece(NamedTuple):
     start: int
     stop: int
     meaning: str
@@ -65,7 +67,7 @@ class _Piece(NamedTuple):
 
 
 class StoredKV:
-    """The KV states of one model in a store. All methods wait for the store, and are for its threads."""
+    """The KV states of one model in a store. All methods wait for the store; they are for its threads."""
 
     def __init__(self, model: Model, store: Store) -> None:
         self._model = model
@@ -77,12 +79,12 @@ class StoredKV:
         self._grain = max(least, min(most, _PIECE_BYTES // layout.token_bytes // least * least))
 
     def write(self, transcript: Transcript, snapshot: Snapshot, ttl_s: float) -> int:
-        """Writes what is not there yet of the states in a snapshot; returns of how many tokens they are there then.
+        """Write the states of a snapshot that are missing; return the number of tokens whose states the store then has.
 
-        These are fewer than the snapshot had if it was cut meanwhile.
+        They are fewer than the snapshot's if it was cut meanwhile.
 
         Raises:
-            StoreUnavailable: as the store says; some of it may be there.
+            StoreUnavailable: see `Store`. A part may have been written.
         """
         length = snapshot.length
         found = self._pieces(transcript.session_id)
@@ -96,20 +98,20 @@ class StoredKV:
                 if states is None:
                     return start
                 data = save(dict(zip(self._names(), states, strict=True)))
-                same = [_Piece(start, stop, meaning, _checksum(transcript, data))]
+                same = [_KVPiece(start, stop, meaning, _checksum(transcript, data))]
                 self._store.create(_key(transcript.session_id, same[0]), data, ttl_s)
             kept += same
         for piece in found:
-            # Of a history that was, or a shorter one. A longer one may be that of another engine, where the session went on.
+            # Of an earlier history. A longer one may belong to another engine, where the session went on.
             if piece not in kept and piece.stop <= length:
                 self._store.delete(_key(transcript.session_id, piece))
         return length
 
-    def read(self, transcript: Transcript, limit: int) -> Found:
-        """As many of the first `limit` tokens' states as are there and are what they should be, on the model's device.
+    def read(self, transcript: Transcript, limit: int) -> ReadKV:
+        """Return the valid states of at most the first `limit` tokens, on the model's device.
 
         Raises:
-            StoreUnavailable: as the store says.
+            StoreUnavailable: see `Store`.
         """
         pieces = list(self._chain(transcript, limit))
         kv = self._model.new_kv()
@@ -118,7 +120,7 @@ class StoredKV:
             key = _key(transcript.session_id, piece)
             states = self._states(transcript, piece, self._found(key))
             if states is None:
-                logger.warning("stored KV states are gone or damaged; they are computed again")
+                logger.warning("stored KV states are missing or damaged; they are computed again")
                 self._store.delete(key)
                 break
             for target, source in zip(kv.states, states, strict=True):
@@ -126,26 +128,26 @@ class StoredKV:
             kv.length = piece.stop
         is_whole = not pieces or kv.length == pieces[-1].stop
         kv.truncate(kv.length)
-        return Found(kv, is_whole)
+        return ReadKV(kv, is_whole)
 
     def remove(self, session_id: str) -> None:
-        """Removes all that is there of a session."""
+        """Remove all pieces of a session."""
         self._store.delete(f"kv/{session_id}")
 
     def remove_ended(self, session_id: str) -> None:
-        """Removes what is there of a session that has no log any more: one that goes on elsewhere may need it."""
-        if self._store.get(entry_key(session_id, 0)) is None:
+        """Remove the pieces of a session unless it has a log: then it goes on elsewhere and may need them."""
+        if self._store.get(log_of(self._store, session_id).key(0)) is None:
             self.remove(session_id)
 
-    def _pieces(self, session_id: str) -> list[_Piece]:
+    def _pieces(self, session_id: str) -> list[_KVPiece]:
         pieces = []
         for key in self._store.list(f"kv/{session_id}"):
             start, stop, meaning, checksum = key.rpartition("/")[2].split("-")
-            pieces.append(_Piece(int(start), int(stop), meaning, checksum))
+            pieces.append(_KVPiece(int(start), int(stop), meaning, checksum))
         return pieces
 
-    def _chain(self, transcript: Transcript, limit: int) -> Iterator[_Piece]:
-        """Pieces that fit, one behind the other."""
+    def _chain(self, transcript: Transcript, limit: int) -> Iterator[_KVPiece]:
+        """Yield pieces that fit, one after the other."""
         pieces = sorted(self._pieces(transcript.session_id), reverse=True)
         limit, start = min(limit, len(transcript.log)), 0
         while True:
@@ -165,7 +167,7 @@ class StoredKV:
         digest = hashlib.sha256(transcript.origin.encode() + b"\0" + self._fingerprint)
         ids = transcript.log[:stop]
         digest.update(array("q", ids).tobytes())
-        # An image token that was generated makes it one image more here, which costs no more than a piece that is not found.
+        # A generated image token counts as one image more here; at worst, a piece is not found.
         vision = self._model.vision
         count = ids.count(vision.image_token_id) if vision else 0
         for image in transcript.images:
@@ -176,9 +178,9 @@ class StoredKV:
         return digest.hexdigest()
 
     def _states(
-        self, transcript: Transcript, piece: _Piece, data: bytes | None
+        self, transcript: Transcript, piece: _KVPiece, data: bytes | None
     ) -> list[torch.Tensor] | None:
-        """The states in a piece, or None if they are not what was written."""
+        """Return the states in a piece, or None if they are not what was written."""
         if data is None or _checksum(transcript, data) != piece.checksum:
             return None
         layout, num_tokens = self._model.forward.layout, piece.stop - piece.start
@@ -201,12 +203,12 @@ class StoredKV:
         return None
 
     def _names(self) -> list[str]:
-        """Of the tensors in a piece, in the order of `KVCache.states`."""
+        """Return the names of the tensors in a piece, in the order of `KVCache.states`."""
         layers = range(len(self._model.forward.layout.layers))
         return [f"{kind}.{layer:03}" for kind in ("keys", "values") for layer in layers]
 
 
-def _key(session_id: str, piece: _Piece) -> str:
+def _key(session_id: str, piece: _KVPiece) -> str:
     return f"kv/{session_id}/{piece.name}"
 
 

@@ -13,8 +13,11 @@ from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.journal import Done, Journal
 from ts_stateful.language.persistence.kv_offload import KvOffload
-from ts_stateful.language.persistence.session_records import Recovered, SessionRecords
-from ts_stateful.protocol.requests import Prompt
+from ts_stateful.language.persistence.session_records import (
+    RecordSettings,
+    Recovered,
+    SessionRecords,
+)
 from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["NoPersistence", "TurnPersistence", "make_persistence"]
@@ -92,15 +95,13 @@ class TurnPersistence(NoPersistence):
         if sequence.ephemeral:
             then(None)
             return
-        session, command = sequence.session, sequence.command
+        session = sequence.session
         if turn is None:
             write = self._records.opening(session, sequence.images)
         else:
-            assert isinstance(command, Prompt)
             write = self._records.turn(
                 session,
                 turn,
-                command,
                 sequence.images,
                 creates_session=sequence.creates_session,
                 past=sequence.past,
@@ -172,25 +173,11 @@ def make_persistence(core: EngineCore[Context], model: Model) -> NoPersistence:
     if core.store is None:
         return NoPersistence()
     journal = Journal(core.store)
-    records = SessionRecords(
-        model,
-        core.store.store,
-        core.shared,
-        writer=journal.writer,
-        content=core.config.handler.store.content,
-        idle_s=core.config.frontend.idle_s,
-        clock=core.clock.monotonic,
-        utc=core.clock.unix,
-    )
-    budget_bytes = core.config.handler.store.spill_bytes
+    handler, frontend = core.config.handler, core.config.frontend
+    settings = RecordSettings(handler.store.content, frontend.idle_s)
+    records = SessionRecords(model, core.store.store, core.shared, settings, core.clock)
+    budget_bytes = handler.store.spill_bytes
     if not budget_bytes:
         return TurnPersistence(journal, records)
-    offload = KvOffload(
-        model,
-        core.table,
-        core.store,
-        budget_bytes=budget_bytes,
-        may_write=records.keeps,  # states reveal what was said
-        clock=core.clock.monotonic,
-    )
+    offload = KvOffload(model, core.table, core.store, records, budget_bytes)
     return TurnPersistence(journal, records, offload)

@@ -52,7 +52,7 @@ def test_what_was_read_is_what_was_there(name: str, store: LateStore) -> None:
 
 
 def test_every_session_comes_back_by_reading(store: LateStore) -> None:
-    """Whoever was dropped had been written."""
+    """States are written before they are dropped."""
     harness = make(store)
     crowd(harness)
     for name in "abc":
@@ -145,7 +145,7 @@ def test_forks_and_rewinds(store: LateStore) -> None:
 
 
 def test_a_fork_reads_what_is_stored_of_its_source(store: LateStore) -> None:
-    """So does a fork of a fork, one of a session that was adopted, and none of a source that is gone."""
+    """So does a fork of a fork, one of a session that was adopted, and none of a source that is closed."""
     first = make(store, sessions=4.0)
     crowd(first)
     second = make(store, sessions=4.0)

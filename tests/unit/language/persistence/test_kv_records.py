@@ -28,7 +28,7 @@ def model() -> Model:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Where they are."""
+    """An empty one."""
     return MemoryStore()
 
 
@@ -85,7 +85,7 @@ def test_a_history_that_parts_finds_what_is_common(model: Model, store: MemorySt
 
 
 def test_another_session_of_the_same_id_finds_nothing(model: Model, store: MemoryStore) -> None:
-    """It was opened by another request, and what was said is not to be told from names without it."""
+    """It was opened by another request, and names reveal no texts without it."""
     made = stored_kv(model, store)
     made.write(transcript(), states(model, 99).snapshot(), 60)
     assert made.read(transcript(origin="r2"), 200).kv.length == 0
@@ -100,7 +100,7 @@ def test_another_model_finds_nothing(model: Model, store: MemoryStore) -> None:
 
 
 def test_a_longer_one_replaces_a_shorter_one(model: Model, store: MemoryStore) -> None:
-    """What is whole stays, and what does not belong to it any more is removed."""
+    """Pieces that fit stay, the others are removed."""
     made, kv = stored_kv(model, store), states(model, 99)
     made.write(transcript(), states(model, 40, seed=1).snapshot(), 60)
     short = set(store.list("kv/s"))
@@ -112,7 +112,9 @@ def test_a_longer_one_replaces_a_shorter_one(model: Model, store: MemoryStore) -
     assert len(long & set(store.list("kv/s"))) == 1
 
 
-def test_who_lags_behind_removes_nothing_of_who_went_on(model: Model, store: MemoryStore) -> None:
+def test_an_engine_that_lags_removes_nothing_of_the_one_that_went_on(
+    model: Model, store: MemoryStore
+) -> None:
     """An engine whose session goes on elsewhere may have to drop what it has of it."""
     made, kv = stored_kv(model, store), states(model, 99)
     made.write(transcript(), kv.snapshot(), 60)
@@ -137,7 +139,7 @@ def test_one_piece_that_is_damaged_costs_what_follows_it(model: Model, store: Me
 
 
 def test_values_can_be_sealed(model: Model, store: MemoryStore) -> None:
-    """A value that was changed is like one that is gone."""
+    """A value that was changed is like one that is missing."""
     sealed = SealedStore(store, [bytes(32)])
     made, kv = stored_kv(model, sealed), states(model, 99)
     made.write(transcript(), kv.snapshot(), 60)

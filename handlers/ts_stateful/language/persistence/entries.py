@@ -1,0 +1,167 @@
+"""The log entries of sessions of language models.
+
+A log is one `OpenedEntry`, then turns and rewinds, and at last perhaps a `ClosedEntry`. Times are seconds of Unix time.
+`writer` is a random id of the engine that wrote the entry, `origin` the id of the request, which identifies a repeated one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import Struct, structs
+
+from ts_stateful.protocol.answers import Timing, Usage
+from ts_stateful.protocol.errors import SessionNotFound
+from ts_stateful.session_log.codec import Codec
+from ts_stateful.session_log.log import SessionLog
+from ts_stateful.session_log.ownership import ClosedEntry, Ownership
+from ts_stateful.sessions.session import Message
+from ts_stateful.store.base import Store, StoreCorrupt
+
+__all__ = [
+    "History",
+    "ImageRef",
+    "LogEntry",
+    "OpenedEntry",
+    "RewoundEntry",
+    "TurnEntry",
+    "check_fingerprint",
+    "history",
+    "log_of",
+    "ownership_of",
+    "without_text",
+]
+
+
+class ImageRef(Struct, frozen=True, omit_defaults=True):
+    """An image of a session."""
+
+    embeddings: str | None = None  # digest of a blob: the output of the vision tower
+    key: str | None = None  # the engine's name for its content
+    num_tokens: int = 0
+
+
+class OpenedEntry(Struct, frozen=True, tag="opened", tag_field="kind", omit_defaults=True):
+    """The first entry. `fingerprint` names the model that the token ids and embeddings belong to."""
+
+    fingerprint: dict[str, str]
+    created_at: float
+    expires_at: float
+    images: tuple[ImageRef, ...] = ()
+    metadata: dict[str, Any] = {}
+    token_ids: tuple[int, ...] = ()  # of the opening, if the template determines them
+    messages: tuple[Message, ...] = ()
+    origin: str = ""
+    writer: str = ""
+    has_text: bool = True  # see `without_text`
+
+
+class TurnEntry(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults=True):
+    """A committed turn.
+
+    The session's token ids are the first `keep` ones before the turn, then `prompt_ids` and `reply_ids`. Its rendered
+    conversation is the first `keep_chars` characters of the earlier one, then `rendered`.
+    """
+
+    number: int
+    reply: str
+    prompt_ids: tuple[int, ...]
+    reply_ids: tuple[int, ...]
+    finish_reason: str
+    committed_at: float
+    keep: int = 0
+    keep_chars: int = 0
+    rendered: str = ""
+    images: tuple[ImageRef, ...] = ()
+    messages: tuple[Message, ...] = ()
+    usage: Usage = Usage()
+    timing: Timing = Timing()
+    origin: str = ""
+    writer: str = ""
+    has_text: bool = True
+
+
+class RewoundEntry(Struct, frozen=True, tag="rewound", tag_field="kind", omit_defaults=True):
+    """A return to the end of turn `to_turn`; 0 is the opening, which `blank` takes back as well."""
+
+    to_turn: int
+    at: float
+    writer: str = ""
+    blank: bool = False
+
+
+LogEntry = OpenedEntry | TurnEntry | RewoundEntry | ClosedEntry
+
+_CODEC: Codec[LogEntry] = Codec(LogEntry)
+
+
+class History(NamedTuple):
+    """The meaning of a log: the opening, and the turns that count."""
+
+    opened: OpenedEntry
+    turns: tuple[TurnEntry, ...]
+
+
+def log_of(store: Store, session_id: str) -> SessionLog[LogEntry]:
+    """Return the log of a session."""
+    return SessionLog(store, _CODEC, f"sessions/{session_id}")
+
+
+def ownership_of(store: Store, session_id: str) -> Ownership[LogEntry]:
+    """Return the claims on a session."""
+    log = log_of(store, session_id)
+    return Ownership(log, f"adopted/{session_id}", f"ended/{session_id}")
+
+
+def without_text(entry: LogEntry) -> LogEntry:
+    """Return the entry without text and token ids: times, turns, usage and ids of requests are left."""
+    if isinstance(entry, OpenedEntry):
+        return structs.replace(entry, has_text=False, metadata={}, token_ids=(), messages=())
+    if isinstance(entry, TurnEntry):
+        nothing: dict[str, Any] = dict.fromkeys(("prompt_ids", "reply_ids", "messages"), ())
+        return structs.replace(entry, has_text=False, reply="", rendered="", **nothing)
+    return entry
+
+
+def check_fingerprint(opened: OpenedEntry, own: Mapping[str, str]) -> None:
+    """Raise `SessionNotFound` if the session belongs to another model; the message names each part that differs."""
+    theirs = opened.fingerprint
+    parts = [part for part in sorted({*theirs, *own}) if theirs.get(part) != own.get(part)]
+    if parts:
+        raise SessionNotFound(
+            "; ".join(
+                f"the session was made with {part} {theirs.get(part)}, this server has {own.get(part)}"
+                for part in parts
+            ),
+            field="session_id",
+        )
+
+
+def history(entries: Sequence[LogEntry]) -> History:
+    """Return the meaning of all entries of an open session's log, of which there is at least one.
+
+    Raises:
+        StoreCorrupt: an entry does not follow from the one before it.
+    """
+    opened, *others = entries
+    if not isinstance(opened, OpenedEntry):
+        raise _damaged("it does not begin with an opening")
+    turns: list[TurnEntry] = []
+    for entry in others:
+        if isinstance(entry, TurnEntry) and entry.number == len(turns) + 1:
+            turns.append(entry)
+        elif isinstance(entry, RewoundEntry) and 0 <= entry.to_turn <= len(turns):
+            del turns[entry.to_turn :]
+            if entry.blank:
+                opened = structs.replace(opened, messages=(), token_ids=(), images=())
+        else:
+            raise _damaged("an entry does not follow from the one before it")
+    return History(opened, tuple(turns))
+
+
+def _damaged(reason: str) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"the log of a session is damaged: {reason}",
+        "close the session; check the disk, and what else writes to the store",
+    )
