@@ -94,34 +94,28 @@ class Journal:
         if writes.has_moved:
             return False
         writes.unmade.append(write)
-        known = writes.known
+        log, known = log_of(self._calls.store, session_id), writes.known
         try:
             while writes.unwritten or writes.unmade:
-                if not self._flush(session_id, writes, write.ttl_s):
-                    writes.has_moved = True
-                    return False
-                if writes.unmade:
+                if not writes.unwritten:
                     writes.unwritten += writes.unmade[0].make()
                     del writes.unmade[0]
-        except Exception:
+                    continue
+                appended = log.append(writes.known, writes.unwritten[0], write.ttl_s)
+                if appended is None:
+                    writes.has_moved = True
+                    return False
+                writes.known = appended
+                del writes.unwritten[0]
+        except Exception:  # of a store; it is raised again
             if self._calls.policy == "required":  # it is undone
                 writes.unwritten.clear()
                 writes.unmade.clear()
                 # A session whose opening failed is unknown to everybody: its log is removed.
                 if write.creates_session and writes.known.num_entries:
                     with contextlib.suppress(StoreError):
-                        log_of(self._calls.store, session_id).remove()
+                        log.remove()
                 # If a part was written, the next write finds it, and the session is read from the store again.
                 writes.known = known
             raise
-        return True
-
-    def _flush(self, session_id: str, writes: _SessionWrites, ttl_s: float) -> bool:
-        log = log_of(self._calls.store, session_id)
-        while writes.unwritten:
-            known = log.append(writes.known, writes.unwritten[0], ttl_s)
-            if known is None:
-                return False
-            writes.known = known
-            del writes.unwritten[0]
         return True
