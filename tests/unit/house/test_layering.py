@@ -26,7 +26,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"protocol", "config", "session_log", "sessions", "store"},
     "language": {"protocol", "config", "engine", "media", "session_log", "sessions", "store"},
     "recurrent": {"protocol", "config", "engine", "session_log", "sessions", "store"},
-    "process": {"protocol", "config", "language", "recurrent", "sessions", "store", "media"},
+    "process": {"protocol", "config", "engine", "store"},  # imports a kind of model by its name
     "frontend": {"protocol", "config", "process"},
     "client": {"pb", "protocol"},
     "plan": {"protocol", "config"},
@@ -35,12 +35,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
 }
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
 _WITHOUT_TORCH = {"safetensors"}  # does not load torch; blobs have its format
-_MAY_IMPORT_TORCH = {
-    "engine",
-    "language",
-    "recurrent",
-    "process",
-}  # process: counts devices and runs an engine
+_MAY_IMPORT_TORCH = {"language", "recurrent", "process"}  # process: counts devices, sets threads
 _ENGINES = {"engine", "language", "recurrent"}
 _NEVER_TORCH = {"ts_stateful.language.scheduler"}
 _NETWORK = {"httpx", "httpcore", "requests", "aiohttp", "urllib.request", "urllib3"}
