@@ -24,7 +24,7 @@ class Connection:
     """A `Transport` on top of another one.
 
     After `close` every call raises `ConnectionClosed`, also a call in progress in another thread. If a model has answered
-    and then is not found, somebody is registering it again, for example `ts-stateful doctor --repair`. That error is
+    and then is not found, it is being registered again, for example by `ts-stateful doctor --repair`. That error is
     retryable.
     """
 

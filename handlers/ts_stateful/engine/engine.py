@@ -60,7 +60,7 @@ class SessionEngine(Generic[StateT]):
         self.settle()
 
     def drop(self, request_id: str) -> None:
-        """Note that the client of a request is gone."""
+        """Note that the client of a request disconnected."""
         self.kind.drop(request_id)
 
     def set_away(self, away: bool) -> None:

@@ -50,7 +50,7 @@ class ModelKind(Protocol[StateT]):
         ...
 
     def drop(self, request_id: str) -> None:
-        """Note that the client of a request is gone."""
+        """Note that the client of a request disconnected."""
         ...
 
     def set_away(self, away: bool) -> None:

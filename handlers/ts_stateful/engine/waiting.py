@@ -80,6 +80,6 @@ class WaitingRequests:
         return self._ready.popleft() if self._ready else None
 
     def drop(self, request_id: str) -> None:
-        """Forget a request whose client is gone; its session's queue stays, since the search goes on."""
+        """Forget a request whose client disconnected; its session's queue stays, since the search goes on."""
         for queue in self._queues.values():
             queue[:] = [request for request in queue if request.message.request_id != request_id]

@@ -100,7 +100,7 @@ class StepLifecycle:
         self._sequences.check_memory()
         try:
             self._table.adopt(session, in_use=in_use)
-        except SessionExpired:  # there is none; nobody has removed it yet
+        except SessionExpired:  # its entries are not removed yet
             return False
         if session.work:
             self._advance(session)

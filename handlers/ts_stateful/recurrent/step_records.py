@@ -101,7 +101,7 @@ class LogPosition:
 
     @property
     def has_hole(self) -> bool:
-        """True if a write failed, and the sequence has gone on."""
+        """True if a write failed, and the sequence continued."""
         return self.known.num_entries > 0 and not self.known.last
 
     def skip(self) -> None:

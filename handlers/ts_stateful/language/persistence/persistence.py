@@ -56,7 +56,7 @@ class NoPersistence:
         then()
 
     def look_after(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
-        """Look if another server has gone on with a session that is here; return False if there is no store."""
+        """Look if another server continued a session that is here; return False if there is no store."""
         return False
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:

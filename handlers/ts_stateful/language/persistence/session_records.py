@@ -117,7 +117,7 @@ class SessionRecords:
         ownership_of(self._store, session_id).end(closed, known)
 
     def has_more(self, session_id: str, known: Known) -> bool:
-        """Return True if another server has gone on with the session or ended it. For a thread of the store."""
+        """Return True if another server continued the session or ended it. For a thread of the store."""
         return log_of(self._store, session_id).has_more(known)
 
     def load(self, session_id: str, *, in_use: bool = False) -> Recovered:

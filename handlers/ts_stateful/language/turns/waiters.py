@@ -15,7 +15,7 @@ __all__ = ["Waiters"]
 
 
 class Waiters:
-    """The waiting requests of one engine. A turn that nobody waits for goes on for `reattach_s` seconds."""
+    """The waiting requests of one engine. A turn without one goes on for `reattach_s` seconds."""
 
     def __init__(self, outbox: TurnOutbox, reattach_s: float) -> None:
         self._outbox = outbox
@@ -53,7 +53,7 @@ class Waiters:
         self._answer_waiters(sequence)
 
     def drop(self, request_id: str) -> None:
-        """Forget a request whose client is gone."""
+        """Forget a request whose client disconnected."""
         sequence = self._requests.pop(request_id, None)
         if sequence is not None:
             sequence.subscribers = [s for s in sequence.subscribers if s.request_id != request_id]
