@@ -55,7 +55,8 @@ class SessionEngine(Generic[StateT]):
 
     def submit(self, message: Submit) -> None:
         """Take a request; it gets exactly one terminal event, now or later."""
-        self.settle()
+        if self._waiting.has_ready:  # those that came before it
+            self.settle()
         self._admit(PendingRequest(message))
         self.settle()
 
@@ -111,13 +112,14 @@ class SessionEngine(Generic[StateT]):
     def settle(self) -> None:
         """Admit requests whose wait is over, and remove sessions from the store that expired."""
         self._remove_expired()
-        while (request := self._waiting.next_ready()) is not None:
-            self._admit(request)
+        while self._waiting.has_ready:
+            self._admit(self._waiting.next_ready())
             self._remove_expired()
 
     def _remove_expired(self) -> None:
-        for session in self.table.take_expired():
-            self.kind.ended(session)
+        if self.table.has_expired:
+            for session in self.table.take_expired():
+                self.kind.ended(session)
 
     def _admit(self, request: PendingRequest) -> None:
         message = request.message
@@ -144,12 +146,13 @@ class SessionEngine(Generic[StateT]):
 
     def _has_to_wait(self, request: PendingRequest) -> bool:
         """Put a request into the queue of the first of its sessions that is on its way here or away."""
+        if self._store is None:
+            return False
         message = request.message
         for session_id in message.session_ids:
-            if self._store is not None:
-                with suppress(SessionError):
-                    self.table.get(session_id)  # which ends it if its time is up
-                self._remove_expired()
+            with suppress(SessionError):
+                self.table.get(session_id)  # which ends it if its time is up
+            self._remove_expired()
             if session_id in self._waiting:
                 self._waiting.add(session_id, request)
                 return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from ts_stateful.protocol.errors import SessionError, StatefulError
 from ts_stateful.protocol.events import Submit
@@ -22,15 +23,14 @@ class Missing(NamedTuple):
     position: Any = None
 
 
-@dataclass(eq=False)
-class PendingRequest:
+class PendingRequest(Struct, eq=False):
     """A request that is not admitted yet; `missing` has the ids that the store was searched for in vain.
 
     With an `error` it is refused instead of admitted.
     """
 
     message: Submit
-    missing: dict[str, Missing] = field(default_factory=dict)
+    missing: dict[str, Missing] = {}
     error: StatefulError | None = None
 
 
@@ -75,9 +75,14 @@ class WaitingRequests:
         """Make a request ready that had waited for something else."""
         self._ready.append(PendingRequest(message))
 
-    def next_ready(self) -> PendingRequest | None:
-        """Take the request whose wait ended first."""
-        return self._ready.popleft() if self._ready else None
+    @property
+    def has_ready(self) -> bool:
+        """True if there is a request whose wait ended."""
+        return bool(self._ready)
+
+    def next_ready(self) -> PendingRequest:
+        """Take the request whose wait ended first; there must be one."""
+        return self._ready.popleft()
 
     def drop(self, request_id: str) -> None:
         """Forget a request whose client disconnected; its session's queue stays, since the search goes on."""

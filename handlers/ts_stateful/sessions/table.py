@@ -175,8 +175,13 @@ class SessionTable(Generic[StateT]):
             self._end(session, SessionExpired)
         return due
 
+    @property
+    def has_expired(self) -> bool:
+        """True if a session expired since the last `take_expired`."""
+        return bool(self._expired)
+
     def take_expired(self) -> list[Session[StateT]]:
-        """Return the sessions that expired since the last call, however that was noticed."""
+        """Return the sessions that expired since the last call."""
         expired, self._expired = self._expired, []
         return expired
 
@@ -288,11 +293,8 @@ class SessionTable(Generic[StateT]):
 
     def _check_place(self) -> None:
         if len(self._sessions) >= self._limits.max_sessions:
+            deadline, now = self.next_deadline(), self._clock.monotonic()
             raise TooManySessions(
                 f"{len(self._sessions)} sessions are open, the limit (maxNumSequence); close one, or try again later",
-                retry_after_s=self._retry_after_s(),
+                retry_after_s=1.0 if deadline is None else max(1.0, round(deadline - now, 1)),
             )
-
-    def _retry_after_s(self) -> float:
-        deadline = self.next_deadline()
-        return 1.0 if deadline is None else max(1.0, round(deadline - self._clock.monotonic(), 1))

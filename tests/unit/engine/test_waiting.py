@@ -14,8 +14,8 @@ def _request(request_id: str, *, is_retry: bool = False) -> PendingRequest:
 
 def _ready(waiting: WaitingRequests) -> list[PendingRequest]:
     taken = []
-    while (request := waiting.next_ready()) is not None:
-        taken.append(request)
+    while waiting.has_ready:
+        taken.append(waiting.next_ready())
     return taken
 
 
@@ -25,7 +25,7 @@ def test_released_requests_keep_their_order() -> None:
     for name in "abc":
         waiting.add("s", _request(name))
     assert "s" in waiting
-    assert waiting.next_ready() is None
+    assert not waiting.has_ready
     waiting.release("s")
     assert [request.message.request_id for request in _ready(waiting)] == ["a", "b", "c"]
     assert "s" not in waiting
