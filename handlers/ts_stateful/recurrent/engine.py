@@ -22,7 +22,7 @@ from ts_stateful.recurrent.lifecycle import StepLifecycle
 from ts_stateful.recurrent.lookup import Sequences
 from ts_stateful.recurrent.outbox import StepOutbox
 from ts_stateful.recurrent.passes import Passes
-from ts_stateful.recurrent.persistence import StepPersistence
+from ts_stateful.recurrent.persistence import NoStepPersistence, StepPersistence
 from ts_stateful.recurrent.program import Program, load_program
 from ts_stateful.recurrent.requests import RecurrentRequests
 from ts_stateful.recurrent.sequence import SequenceState
@@ -52,7 +52,9 @@ class RecurrentKind:
         self._num_steps = 0
         self._passes = Passes(program, settings, pool, pool.device)
         outbox = StepOutbox(settings, program.name, core.outbox.events, core.clock)
-        self.persistence = StepPersistence(core, pool, scope)
+        self.persistence = NoStepPersistence()
+        if core.store is not None:
+            self.persistence = StepPersistence(core, core.store, pool, scope)
         sequences = Sequences(core, settings, pool, self.persistence)
         self._steps = StepLifecycle(core, settings, sequences, outbox, self.persistence)
         self._requests = RecurrentRequests(core, sequences, self._steps, outbox, self.persistence)

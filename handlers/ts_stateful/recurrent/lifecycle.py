@@ -11,7 +11,7 @@ from ts_stateful.protocol.errors import OutOfMemory, SessionExpired, SessionNotF
 from ts_stateful.recurrent.lookup import Sequences, gap
 from ts_stateful.recurrent.outbox import StepOutbox
 from ts_stateful.recurrent.passes import Stepped
-from ts_stateful.recurrent.persistence import StepPersistence
+from ts_stateful.recurrent.persistence import NoStepPersistence
 from ts_stateful.recurrent.ready_queue import ReadyQueue
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.step import PendingStep
@@ -32,7 +32,7 @@ class StepLifecycle:
         settings: StateConfig,
         sequences: Sequences,
         outbox: StepOutbox,
-        persistence: StepPersistence,
+        persistence: NoStepPersistence,
     ) -> None:
         self._core = core
         self._table = core.table

@@ -14,7 +14,7 @@ from ts_stateful.protocol.errors import (
     TurnGap,
 )
 from ts_stateful.protocol.requests import Fork, Step
-from ts_stateful.recurrent.persistence import StepPersistence
+from ts_stateful.recurrent.persistence import NoStepPersistence
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.slots import SlotPool
 from ts_stateful.sessions.session import Session
@@ -33,7 +33,7 @@ class Sequences:
         core: EngineCore[SequenceState],
         settings: StateConfig,
         pool: SlotPool,
-        persistence: StepPersistence,
+        persistence: NoStepPersistence,
     ) -> None:
         self._settings = settings
         self._table = core.table

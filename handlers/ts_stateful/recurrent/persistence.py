@@ -27,8 +27,9 @@ from ts_stateful.recurrent.step_records import (
     StepEntry,
 )
 from ts_stateful.sessions.session import Session
+from ts_stateful.store.ordered_calls import StoreCalls
 
-__all__ = ["StepPersistence"]
+__all__ = ["NoStepPersistence", "StepPersistence"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,24 +37,61 @@ Done = Callable[[StatefulError | None], None]
 _Session = Session[SequenceState]
 
 
-class StepPersistence:
-    """The sequences of one engine in its store, below `scope`; all methods are for the engine's thread.
+class NoStepPersistence:
+    """No store: sequences end with their engine, and nothing is found."""
 
-    Without a store everything counts as written at once, and nothing is found.
-    """
+    def search(self, session_id: str, *, in_use: bool) -> Callable[[], FoundSequence]:
+        """See `ModelKind`."""
+        raise AssertionError("there is no store to search")
 
-    def __init__(self, core: EngineCore[SequenceState], pool: SlotPool, scope: str) -> None:
+    def answered(self, request: PendingRequest) -> Answered | None:
+        """Return the answer that an engine that died gave to this request, if it did."""
+        return None
+
+    def place(self, missing: Missing | None) -> LogPosition | None:
+        """Return where a sequence that begins now is written; None if there is no store."""
+        return None
+
+    def write(
+        self, session: _Session, answered: Answered, then: Done, step: InputRow | None = None
+    ) -> None:
+        """Write a sequence that has a place, after a step or, without one, as a whole.
+
+        `then` gets the error if that failed; the sequence must then not go on here.
+        """
+        then(None)
+
+    def removed(
+        self, session: _Session, then: Callable[[], None] = lambda: None, *, expired: bool = False
+    ) -> None:
+        """Remove a sequence that ended from the store; requests for its id wait until that is done or has failed.
+
+        One that `expired` here stays in the store if another engine uses it.
+        """
+        then()
+
+    def when_written(self, session: _Session, then: Callable[[], None]) -> bool:
+        """Call `then` after the writes of a sequence that are under way; return False if there are none."""
+        return False
+
+    def restored(self, session_id: str, found: FoundSequence) -> _Session | None:
+        """Return the sequence that was found, with the steps to replay as its work; None if it ended."""
+        return None
+
+
+class StepPersistence(NoStepPersistence):
+    """The sequences of one engine in its store, below `scope`; all methods are for the engine's thread."""
+
+    def __init__(
+        self, core: EngineCore[SequenceState], calls: StoreCalls, pool: SlotPool, scope: str
+    ) -> None:
         settings, frontend = core.config.state, core.config.frontend
         assert settings is not None
         self._core = core
-        self._calls = core.store
+        self._calls = calls
         self._clock = core.clock
-        self._logs: SequenceLogs | None = None
-        if core.store is not None:
-            num_recent = frontend.max_sequence_job_queue_size + 2  # more are not in flight
-            self._logs = SequenceLogs(
-                core.store.store, scope, num_recent, frontend.idle_s, core.clock
-            )
+        num_recent = frontend.max_sequence_job_queue_size + 2  # more are not in flight
+        self._logs = SequenceLogs(calls.store, scope, num_recent, frontend.idle_s, core.clock)
         self._commit_every = settings.commit_every
         self._pool = pool
         # Positions and entries that the store may have all the same.
@@ -61,14 +99,13 @@ class StepPersistence:
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], FoundSequence]:
         """See `ModelKind`."""
-        assert self._logs is not None
         doubtful = self._doubtful.pop(session_id, None)
         return partial(self._logs.find, session_id, doubtful, in_use=in_use)
 
     def answered(self, request: PendingRequest) -> Answered | None:
-        """Return the answer that an engine that died gave to this request, if it did."""
+        """See `NoStepPersistence`."""
         message = request.message
-        if self._calls is None or not message.is_retry:
+        if not message.is_retry:
             return None
         for session_id in message.session_ids[-1:]:
             if session_id in self._core.table:
@@ -82,22 +119,15 @@ class StepPersistence:
         return None
 
     def place(self, missing: Missing | None) -> LogPosition | None:
-        """Return where a sequence that begins now is written; None if there is no store."""
-        if self._logs is None:
-            return None
+        """See `NoStepPersistence`."""
         found = missing.position if missing else None
         return found or self._logs.new_place()
 
     def write(
         self, session: _Session, answered: Answered, then: Done, step: InputRow | None = None
     ) -> None:
-        """Write a sequence that has a place, after a step or, without one, as a whole.
-
-        `then` gets the error if that failed; the sequence must then not go on here.
-        """
+        """See `NoStepPersistence`."""
         place, calls, logs = session.state.place, self._calls, self._logs
-        assert calls is not None
-        assert logs is not None
         assert place is not None
         entry, states = self._entry(session, place, answered, step)
 
@@ -122,14 +152,9 @@ class StepPersistence:
         *,
         expired: bool = False,
     ) -> None:
-        """Remove a sequence that ended from the store; requests for its id wait until that is done or has failed.
-
-        One that `expired` here stays in the store if another engine uses it.
-        """
+        """See `NoStepPersistence`."""
         session_id, place = session.session_id, session.state.place
-        if self._calls is None or self._logs is None or place is None:
-            then()
-            return
+        assert place is not None
 
         def done(outcome: Any) -> None:
             if isinstance(outcome, Exception):
@@ -143,9 +168,9 @@ class StepPersistence:
         self._calls.in_order(place.line, job, done)
 
     def when_written(self, session: _Session, then: Callable[[], None]) -> bool:
-        """Call `then` after the writes of a sequence that are under way; return False if there are none."""
+        """See `NoStepPersistence`."""
         place = session.state.place
-        if self._calls is None or place is None or not place.line.is_busy:
+        if place is None or not place.line.is_busy:
             return False
         self._calls.in_order(place.line, lambda: None, lambda outcome: then())
         return True
@@ -154,7 +179,6 @@ class StepPersistence:
         self, session: _Session, place: LogPosition, answered: Answered, step: InputRow | None
     ) -> tuple[StepEntry, Sequence[Tensor] | None]:
         """Return the entry to write, and the states if they are due."""
-        assert self._logs is not None
         state = session.state
         start, end = (step.start, step.end) if step else (False, False)
         is_behind = place.has_hole or place.num_since >= self._commit_every
@@ -183,7 +207,7 @@ class StepPersistence:
         return entry, state.copied() if commits else None
 
     def restored(self, session_id: str, found: FoundSequence) -> _Session | None:
-        """Return the sequence that was found, with the steps to replay as its work; None if it ended."""
+        """See `NoStepPersistence`."""
         if not found.entries:
             return None
         first, last = found.entries[0], found.entries[-1]

@@ -23,7 +23,7 @@ from ts_stateful.recurrent.batch import InputRow
 from ts_stateful.recurrent.lifecycle import StepLifecycle
 from ts_stateful.recurrent.lookup import Sequences, gap
 from ts_stateful.recurrent.outbox import StepOutbox
-from ts_stateful.recurrent.persistence import StepPersistence
+from ts_stateful.recurrent.persistence import NoStepPersistence
 from ts_stateful.recurrent.reports import hello, info
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.step import PendingStep
@@ -44,7 +44,7 @@ class RecurrentRequests:
         sequences: Sequences,
         steps: StepLifecycle,
         outbox: StepOutbox,
-        persistence: StepPersistence,
+        persistence: NoStepPersistence,
     ) -> None:
         self._core = core
         self._max_waiting = core.config.frontend.max_sequence_job_queue_size
