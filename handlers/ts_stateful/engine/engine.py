@@ -179,11 +179,12 @@ class SessionEngine(Generic[StateT]):
     def _searched(self, session_id: str, outcome: Any) -> None:
         try:
             missing = self._adopt(session_id, outcome)
-        except StatefulError as error:
+            # A session with steps to replay comes first: its kind releases the queue.
+            replays = missing is None and self.table.get(session_id).busy
+        except StatefulError as error:  # its time may be up by now, too
             self._waiting.release(session_id, error=error)
             return
-        # A session that has steps to replay comes first: its kind releases the queue.
-        if missing is not None or not self.table.get(session_id).busy:
+        if not replays:
             self._waiting.release(session_id, missing=missing)
 
     def _adopt(self, session_id: str, outcome: Any) -> Missing | None:
