@@ -20,7 +20,7 @@ from ts_stateful.protocol.profile import Profile
 
 __all__ = ["EPILOG", "add_options", "plan"]
 
-_MAX_BYTES = 1 << 50
+_MAX_BYTES, _MAX_SESSIONS = 1 << 50, 1_000_000
 _FIELDS = (  # of `Asked`, under their own names
     *("sessions", "active", "gpus", "gpu_memory", "memory", "weight_bytes", "opened_per_min"),
     *("session_tokens", "session_image_tokens"),
@@ -28,27 +28,23 @@ _FIELDS = (  # of `Asked`, under their own names
 
 EPILOG = """\
 Prints a model-config.yaml that `ts-stateful check` accepts, after a table of its arithmetic. Warnings on standard error name
-the sessions that do not fit. They leave a full device, and return with their next turn: from host memory (--memory), or, for
-language models, by computing their history again. Requests that cannot work are refused, with options that work. No model is
-loaded, and neither a GPU nor torch is needed. docs/capacity.md explains the arithmetic.
+the sessions that do not fit. Requests that cannot work are refused, with options that work. No model is loaded, and neither
+a GPU nor torch is needed. docs/capacity.md explains the arithmetic.
 
 examples:
   500 sessions on four GPUs; those that do not fit move to host memory:
     ts-stateful plan --sessions 500 --gpus 4 --gpu-memory 80GiB --memory 256GiB \\
         --model /models/llava-1.5-7b-hf > model-config.yaml
-  shorter sessions, one of five with a turn in progress:
-    ts-stateful plan --sessions 500 --active 100 --gpus 4 --gpu-memory 80GiB --model config.json --tokens 1500
   a model with states, with 30 new gRPC streams a minute:
     ts-stateful plan --sessions 200 --profile sequence --idle 1 --opens 30 --config examples/counter/model-config.yaml
-  a CPU:
-    ts-stateful plan --sessions 50 --memory 32GiB --model examples/shapes/model
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument_group("sessions").add_argument
-    add("--sessions", type=whole(1), required=True, metavar="N", help="sessions open at once")
+    most = whole(1, _MAX_SESSIONS)
+    add("--sessions", type=most, required=True, metavar="N", help="sessions open at once")
     text = "turns in progress at once (default: a tenth of the sessions, at least 16)"
     add("--active", type=whole(1), metavar="N", help=text)
     text = "minutes after which an unused session ends (default: that of --config, else 10)"
@@ -104,6 +100,7 @@ def _asked(options: argparse.Namespace, kept: Mapping[str, Any]) -> Asked:
         states = StatesSize.given(options.state_bytes)
     if states is not None and path is not None:
         raise PlanRefused("--model is for language models, but states are given; omit one of them")
+    rows_stay = state is not None and (state.fixed_rows or "maxRows" in kept["handler"])
     # In an archive, archive.sh calls the folder of a model `model`.
     name = "model" if path is not None and Path(path).exists() else path
     return Asked(
@@ -112,20 +109,16 @@ def _asked(options: argparse.Namespace, kept: Mapping[str, Any]) -> Asked:
         model=None if path is None else find_model(path),
         model_name=name,
         states=states,
-        max_rows=state.max_rows if state and "maxRows" in kept["handler"] else None,
+        max_rows=state.max_rows if state and rows_stay else None,
         fixed_rows=state is not None and state.fixed_rows,
         dtype=options.dtype or handler.dtype,
         context=options.context or handler.context_length,
         idle_min=options.idle or frontend.idle_s / 60,
-        waiting=frontend.max_sequence_job_queue_size if options.config else Asked.waiting,
     )
 
 
 def _bytes(text: str) -> int:
     try:
-        value = parse_bytes(text)
+        return whole(1, _MAX_BYTES)(str(parse_bytes(text)))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if not 1 <= value <= _MAX_BYTES:
-        raise argparse.ArgumentTypeError(f"{text} is not from 1 byte to a pebibyte")
-    return value

@@ -9,9 +9,10 @@ from ts_stateful.protocol.profile import Profile
 
 __all__ = ["Asked", "PlanRefused"]
 
-_MANY_SESSIONS = 1_000_000
 _LEAST_ACTIVE = 16
 _USUAL_TOKENS = 4096
+_UNLIMITED_TOKENS = 1 << 62
+_MAX_IDLE_MIN = 35_000  # TorchServe accepts at most 2**31 - 1 milliseconds
 
 
 class PlanRefused(ValueError):
@@ -23,6 +24,9 @@ class Asked:
     """A number of sessions and the hardware for them. Memory is in bytes; None is unknown.
 
     At most one of `model` and `states` is given. `model_name`, `max_rows` and `fixed_rows` are for `handler`.
+
+    Raises:
+        PlanRefused: an option exceeds another one, the model, or TorchServe.
     """
 
     sessions: int
@@ -43,18 +47,21 @@ class Asked:
     weight_bytes: int | None = None
     idle_min: float = 10
     opened_per_min: float = 0
-    waiting: int = 8
 
     def __post_init__(self) -> None:
-        if not 1 <= self.sessions <= _MANY_SESSIONS:
-            raise PlanRefused(f"{self.sessions:,} sessions; ask for 1 to {_MANY_SESSIONS:,}")
-        if self.active is not None and self.active > self.sessions:
-            turns = f"--active {self.active} with one turn in each of {self.sessions:,} sessions"
-            raise PlanRefused(f"{turns}; ask for at most --active {self.sessions}")
         if self.gpu_memory is not None and not self.gpus:
             raise PlanRefused("--gpu-memory without a GPU; give --gpus N, or --memory for a CPU")
-        if self.model is not None:
-            _check_tokens(self, self.model)
+        window = (self.model and self.model.window) or _UNLIMITED_TOKENS
+        for option, value, most, bound in (
+            ("--active", self.active, self.sessions, "the number of sessions"),
+            ("--idle", self.idle_min, _MAX_IDLE_MIN, "TorchServe's limit in minutes"),
+            ("--context", self.context, window, "the tokens of the model's window"),
+            ("--tokens", self.session_tokens, self.context or window, "the tokens of a context"),
+            ("--image-tokens", self.session_image_tokens, self.tokens, "the tokens of a session"),
+        ):
+            if value is not None and value > most:
+                reason = f"{option} {value:.15g} exceeds {most:,}, {bound}"
+                raise PlanRefused(f"{reason}; ask for at most {option} {most}")
 
     @property
     def engines(self) -> int:
@@ -90,26 +97,13 @@ class Asked:
     @property
     def image_tokens(self) -> int:
         """Return the image tokens of a session; by default those of one image."""
-        if self.session_image_tokens is not None or self.model is None:
-            return self.session_image_tokens or 0
-        return min(self.model.image_tokens or 0, self.tokens)
+        if self.session_image_tokens is not None:
+            return self.session_image_tokens
+        return min(self.model.image_tokens or 0, self.tokens) if self.model else 0
 
     @property
     def weights(self) -> int:
         """Return the bytes of the model's weights; 0 if unknown."""
-        if self.weight_bytes is not None or self.model is None:
-            return self.weight_bytes or 0
-        return self.model.weight_bytes(self.counted_dtype)
-
-
-def _check_tokens(asked: Asked, model: TransformerSize) -> None:
-    window = min(model.window or 1 << 62, asked.context or 1 << 62)
-    for option, tokens in (("--context", asked.context), ("--tokens", asked.session_tokens)):
-        if tokens is not None and tokens > window:
-            reason = f"{option} {tokens}: the context window has {window:,} tokens"
-            raise PlanRefused(f"{reason}; ask for at most {option} {window}")
-    images, tokens = asked.image_tokens, asked.tokens
-    if images > tokens:
-        longer = f"--tokens {images}, or " if images <= window else ""
-        reason = f"{images:,} image tokens in a session of {tokens:,} tokens"
-        raise PlanRefused(f"{reason}; ask for {longer}at most --image-tokens {tokens}")
+        if self.weight_bytes is not None:
+            return self.weight_bytes
+        return self.model.weight_bytes(self.counted_dtype) if self.model else 0

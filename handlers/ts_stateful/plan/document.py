@@ -1,21 +1,30 @@
-"""The planned file: a table of the arithmetic as a comment, and the keys."""
+"""The planned file, keys after a table of their arithmetic, and warnings about it."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
 
 from ts_stateful.config.check import check_config
+from ts_stateful.config.edit import edited
 from ts_stateful.config.schema import ConfigError, load_config
+from ts_stateful.config.sizes import show_bytes, show_count
 from ts_stateful.plan.asked import Asked, PlanRefused
-from ts_stateful.plan.keys import PROFILE_KEYS, frontend_part, handler_part
+from ts_stateful.plan.budget import Budget, Weight, find_budget, needed, weight
+from ts_stateful.protocol.profile import Profile
 
 __all__ = ["Plan", "make_plan"]
 
-_WIDTH = 108
+_MAX_THREADS = 10_000
+_LEAST_BATCH, _LEAST_QUEUE = 64, 100
+_LEAST_LIFETIME_MS = 3_600_000
+_LEAST_LOAD_S = 600
+_LOAD_BYTES_PER_S = 200_000_000  # of a disk, which the engines share
+_SHARED_BYTES = 256_000_000  # for images and system prompts without a session
+_START = {"maxSequenceJobQueueSize": 8}  # without a configuration to start from
 
 
 class Plan(NamedTuple):
@@ -25,34 +34,136 @@ class Plan(NamedTuple):
     warnings: list[str]
 
 
+class _Row(NamedTuple):
+    """A key with its value, or a name without one (None), and the arithmetic, if there is any."""
+
+    name: str
+    value: Any
+    shown: str = ""
+
+
 def make_plan(asked: Asked, kept: Mapping[str, Any], command: str) -> Plan:
     """Make the configuration. `kept` is a configuration whose other keys stay; `command` is written into the file.
 
     Raises:
-        PlanRefused: the request cannot work, or the kept keys do not.
+        PlanRefused: the request cannot work.
+        ConfigError: the kept keys do not work.
     """
-    frontend, handler = frontend_part(asked), handler_part(asked)
-    replaced = {*frontend.keys, *PROFILE_KEYS.values(), "handler"}
-    document = frontend.keys | {key: kept[key] for key in kept if key not in replaced}
-    document["handler"] = {**(kept.get("handler") or {}), **handler.keys}
-    text = yaml.safe_dump(document, sort_keys=False, width=_WIDTH, allow_unicode=True)
-    try:
-        findings = check_config(load_config(yaml.safe_load(text)), asked.model)
-    except ConfigError as error:
-        raise PlanRefused(f"the keys of --config do not work: {error}") from None
+    one = weight(asked)
+    budget = find_budget(asked, one) if one else None
+    frontend, handler = _frontend(asked), _handler(asked, one, budget)
+    document = edited(kept or _START, model=asked.model_name, profile=asked.profile)
+    kept_handler = document.pop("handler", None) or {}
+    document |= _keys(frontend) | {"handler": kept_handler | _keys(handler)}
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    findings = check_config(load_config(yaml.safe_load(text)), asked.model)
     if errors := [str(finding) for finding in findings if finding.severity == "error"]:
-        raise PlanRefused(f"the keys of --config do not work: {'; '.join(errors)}")
+        raise ConfigError(f"the keys of --config do not work: {'; '.join(errors)}")
     warnings = [f"{finding.key}: {finding.message}; {finding.cure}" for finding in findings]
-    table = [("made by", command), *frontend.table, *handler.table]
-    return Plan(_comment(table) + text, [*handler.warnings, *warnings])
+    table = _comment([_Row("made by", None, command), *frontend, *handler])
+    return Plan(table + text, [*_warnings(asked, one, budget), *warnings])
 
 
-def _comment(table: Sequence[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in table)
-    text = ""
-    for name, value in table:
-        # A path in the command may have characters that end a line.
-        harmless = "".join(character if character.isprintable() else "?" for character in value)
-        lines = textwrap.wrap(harmless, _WIDTH, break_long_words=False, break_on_hyphens=False)
-        text += f"# {name:{width}}  " + f"\n# {'':{width}}  ".join(lines) + "\n"
-    return text
+def _frontend(asked: Asked) -> list[_Row]:
+    """Plan TorchServe's own keys."""
+    turns, places, queue = asked.turns, asked.sessions, max(_LEAST_QUEUE, 2 * asked.sessions)
+    batch = max(_LEAST_BATCH, turns + -(-turns // 4))
+    shown = f"{show_count(turns)} turns in progress + a quarter, at least {_LEAST_BATCH}"
+    if asked.profile is Profile.ASYNC:
+        batch, shown = 1, "more would hang in this profile"
+    elif asked.profile is Profile.SEQUENCE:
+        # Ended sessions keep their places until they have been idle.
+        ended = math.ceil(asked.opened_per_min * asked.idle_min)
+        places, queue = asked.sessions + ended, _LEAST_QUEUE
+        batch, shown = places + 1, f"{show_count(asked.sessions)} open + {show_count(ended)} ended"
+        if places > _MAX_THREADS:
+            limit = f"need more than {show_count(_MAX_THREADS)} threads of TorchServe"
+            raise PlanRefused(f"{shown} sessions {limit}; ask for --profile continuous")
+        shown += " sessions + 1"
+    idle_ms = math.ceil(asked.idle_min * 60_000)
+    return [
+        _Row("batchSize", batch, shown),
+        _Row("jobQueueSize", queue),
+        _Row("maxNumSequence", places),
+        _Row("maxBatchDelay", 1),  # ms; TorchServe waits it out before each first batch
+        _Row("responseTimeout", 120),
+        _Row("startupTimeout", 2 * _load_timeout_s(asked)),
+        _Row("sequenceMaxIdleMSec", idle_ms),
+        _Row("sequenceTimeoutMSec", max(_LEAST_LIFETIME_MS, idle_ms)),
+    ]
+
+
+def _load_timeout_s(asked: Asked) -> int:
+    read_s = asked.engines * asked.weights / _LOAD_BYTES_PER_S
+    return max(_LEAST_LOAD_S, 60 * math.ceil(read_s / 60 + 2))
+
+
+def _handler(asked: Asked, one: Weight | None, budget: Budget | None) -> list[_Row]:
+    """Plan the keys under `handler:`. Keys of bytes need those of a session and of a device."""
+    share, states = show_count(asked.share), asked.states
+    read = f"{asked.engines} x {show_bytes(asked.weights)} at 200 MB/s + 2 minutes, at least 10 minutes"
+    rows = [
+        _Row("device", "cuda" if asked.gpus else "cpu"),
+        _Row("engines", asked.engines, f"{asked.engines} with {share} sessions each"),
+        _Row("loadTimeoutSec", _load_timeout_s(asked), read),
+    ]
+    if states is None:
+        rows.append(_Row("dtype", None if asked.dtype == "auto" else asked.dtype))
+        rows.append(_Row("contextLength", asked.context))
+    elif not states.declared:
+        rows.append(_Row("missing", None, "inputs, outputs and states: declare them under handler"))
+    if one is not None:
+        rows.append(_Row("session", None, one.arithmetic))
+    if budget is None:
+        return rows
+    stay = show_count(min(budget.slots, asked.share))
+    rows.append(_Row("deviceCacheBytes", budget.device, budget.arithmetic))
+    rows.append(_Row("on a device", None, f"{stay} of {share} sessions"))
+    if states is None:
+        rows.append(_Row("sharedCacheBytes", min(_SHARED_BYTES, budget.device // 10)))
+    else:
+        passes = f"{show_count(budget.rows)} x {show_count(-(-asked.share // budget.rows))} passes"
+        rows.append(_Row("maxRows", budget.rows if states.declared else None, passes))
+    if asked.gpus and (budget.host or states is None):
+        rows.append(_Row("hostCacheBytes", budget.host, show_bytes(budget.host)))
+    return rows
+
+
+def _keys(rows: Sequence[_Row]) -> dict[str, Any]:
+    return {row.name: row.value for row in rows if row.value is not None}
+
+
+def _comment(rows: Sequence[_Row]) -> str:
+    shown = [row for row in rows if row.shown]
+    width = max(len(row.name) for row in shown)
+    lines = [f"# {row.name:{width}}  {row.shown}" for row in shown]
+    # A path in the command may have characters that end a line.
+    return "".join("".join(c if c.isprintable() else "?" for c in line) + "\n" for line in lines)
+
+
+def _warnings(asked: Asked, one: Weight | None, budget: Budget | None) -> Iterator[str]:
+    if one is None:
+        yield "the size of a session is unknown; give --model, --state-bytes, or --config of a model with states"
+        return
+    cure = needed(asked, one, asked.share)
+    if budget is None:
+        yield f"no bytes are planned without {cure.split()[0]}; all sessions stay with {cure}"
+    elif budget.resident < asked.sessions:
+        if asked.gpus:
+            cure = f"--gpus {-(-asked.sessions // (budget.device // (one.evicted + one.kept)))}"
+        yield (
+            f"not all sessions fit: of {show_count(asked.sessions)}, {show_count(budget.resident)} stay on the device,"
+            f" {show_count(budget.moved)} move to host memory and back,"
+            f" {show_count(budget.rebuilt)} are computed again when they continue; all stay with {cure}"
+        )
+    turns = -(-asked.turns // asked.engines)
+    if budget and budget.slots < turns and asked.states is None:
+        yield (
+            f"an engine has room for {show_count(budget.slots)} of its {show_count(turns)} turns in progress, and answers the"
+            f" others with 507 `out_of_memory`; ask for --active {budget.slots * asked.engines}"
+        )
+    if asked.weight_bytes is None and (asked.model is None or asked.model.estimated):
+        weights = show_bytes(asked.weights)
+        yield f"the weights count as {weights}, an estimate without their files; give --weights"
+    if asked.session_image_tokens is None and asked.model and asked.model.image_tokens is None:
+        yield "the tokens of an image depend on its size and count as 0; give --image-tokens"

@@ -83,14 +83,25 @@ def test_a_configuration_to_start_from(
     assert document["handler"]["maxRows"] == 40
 
 
+def test_rows_of_an_exported_program_stay(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `fixedRows` a pass has `maxRows` rows, by default 256, however few the sessions are."""
+    document = yaml.safe_load((repository / "examples/counter/model-config.yaml").read_text())
+    document["handler"]["fixedRows"] = True
+    config = tmp_path / "model-config.yaml"
+    config.write_text(yaml.safe_dump(document))
+    assert main(["plan", "--sessions", "40", "--memory", "8GiB", "--config", str(config)]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["handler"]["maxRows"] == 256
+
+
 def test_bytes_of_a_state_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     """The model may lack its declarations."""
     options = "--sessions 40 --gpus 1 --gpu-memory 16GiB --state-bytes 100MiB"
     assert main(["plan", *options.split()]) == 0
     out = capsys.readouterr().out
     table = " ".join(out.replace("#", "").split())
-    assert "sessions 40 x 100 MiB = 3.91 GiB" in table
-    assert "on a device 40 sessions" in table
+    assert "on a device 40 of 40 sessions" in table
     assert "inputs, outputs and states" in out
 
 
@@ -99,7 +110,7 @@ def test_bytes_of_a_state_can_be_given(capsys: pytest.CaptureFixture[str]) -> No
     [
         ("--sessions 5 --model no/such/folder", 1, "neither a folder"),
         ("--sessions 5 --config none.yaml", 1, "cannot be read"),
-        ("--sessions 5 --model {model} --memory 4GiB", 1, "ask for a machine of --memory 7GiB"),
+        ("--sessions 5 --model {model} --memory 4GiB", 1, "ask for --memory 7GiB"),
         ("--sessions 5 --model {model} --state-bytes 5", 1, "--model is for language models"),
         ("--sessions 90000 --profile sequence", 1, "--profile continuous"),
         ("", 2, "--sessions"),
@@ -108,7 +119,7 @@ def test_bytes_of_a_state_can_be_given(capsys: pytest.CaptureFixture[str]) -> No
         ("--sessions 5 --idle nan", 2, "above 0"),
         ("--sessions 5 --idle soon", 2, "is not a"),
         ("--sessions 5 --memory 4gigs", 2, "write 80GiB"),
-        ("--sessions 5 --memory 0", 2, "1 byte"),
+        ("--sessions 5 --memory 0", 2, "from 1 to"),
     ],
 )
 def test_a_refusal_is_one_line(
