@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ts_stateful.language.persistence.entries import LogEntry, log_of
+from ts_stateful.language.persistence.entries import LogEntry, session_logs
 from ts_stateful.session_log.log import Known
 from ts_stateful.store.base import Store
 
@@ -15,7 +15,7 @@ def write_log(
     """Add entries after the known ones, or begin with them; return the log known then."""
     known = known or Known()
     for entry in entries:
-        after = log_of(store, session_id).append(known, entry)
+        after = session_logs(store).log(session_id).append(known, entry)
         assert after is not None
         known = after
     return known

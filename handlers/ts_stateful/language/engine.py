@@ -20,7 +20,6 @@ from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model, load_model
 from ts_stateful.language.network.memory import limits_of
 from ts_stateful.language.persistence.persistence import make_persistence
-from ts_stateful.language.persistence.session_records import Recovered
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.requests import LanguageRequests
 from ts_stateful.language.vision.encoder import ImageInput
@@ -60,10 +59,9 @@ class LanguageKind:
         """See `ModelKind`."""
         return self.persistence.search(session_id, in_use=in_use)
 
-    def adopt(self, session_id: str, found: Recovered, *, in_use: bool) -> Missing | None:
+    def adopt(self, session_id: str, found: Session[Context], *, in_use: bool) -> Missing | None:
         """See `ModelKind`."""
-        self._core.table.adopt(found.session, in_use=in_use)
-        self.persistence.adopted(found)
+        self._core.table.adopt(found, in_use=in_use)
         return None
 
     def ended(self, session: Session[Context]) -> None:

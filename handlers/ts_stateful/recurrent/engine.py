@@ -76,7 +76,7 @@ class RecurrentKind:
         session = self.persistence.restored(session_id, found)
         if session is not None and self._steps.adopt(session, in_use=in_use):
             return None
-        return Missing(position=found.place)
+        return Missing(position=found.position)
 
     def ended(self, session: Session[SequenceState]) -> None:
         """See `ModelKind`."""

@@ -77,7 +77,7 @@ class StepLifecycle:
                 self._repeated(job, job.recorded)
         answers = self._outbox.answers(done, stepped.outputs)
         for (_, job), answered in zip(done, answers, strict=True):
-            if job.session.state.place is None:
+            if job.session.state.log_position is None:
                 self._answer(job, answered)
             else:
                 self._ready.remove(job.session)
@@ -165,7 +165,7 @@ class StepLifecycle:
         if not waiting:
             return
         following = self._sequences.begin(session.session_id)
-        following.state.place = session.state.place
+        following.state.log_position = session.state.log_position
         for job in waiting:
             job.session = following
             following.work.append(job)

@@ -81,7 +81,7 @@ class Sequences:
         session = self._table.open(
             session_id, SequenceState(self.pool), ttl_s=ttl_s, metadata=metadata
         )
-        session.state.place = self._persistence.place(missing)
+        session.state.log_position = self._persistence.new_position(missing)
         return session
 
     def fork(self, request: PendingRequest, source: _Session, command: Fork) -> _Session:
@@ -96,8 +96,8 @@ class Sequences:
             ttl_s=command.ttl_s,
             metadata=dict(source.metadata if command.metadata is None else command.metadata),
         )
-        place, session.state = session.state.place, source.state.fork()
-        session.state.place = place
+        position, session.state = session.state.log_position, source.state.fork()
+        session.state.log_position = position
         return session
 
     def check_memory(self) -> None:

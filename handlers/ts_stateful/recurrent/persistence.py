@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from lru import LRU
-from msgspec import structs
+from msgspec import Struct, structs
 from torch import Tensor
 
 from ts_stateful.engine.core import EngineCore
@@ -22,10 +22,11 @@ from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import (
     Answered,
     FoundSequence,
-    LogPosition,
-    SequenceLogs,
+    SequencePosition,
+    SequenceRecords,
     StepEntry,
 )
+from ts_stateful.session_log.journal import Done, Journal
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.ordered_calls import StoreCalls
 
@@ -33,7 +34,6 @@ __all__ = ["NoStepPersistence", "StepPersistence"]
 
 logger = logging.getLogger(__name__)
 
-Done = Callable[[StatefulError | None], None]
 _Session = Session[SequenceState]
 
 
@@ -48,14 +48,14 @@ class NoStepPersistence:
         """Return the answer that an engine that died gave to this request, if it did."""
         return None
 
-    def place(self, missing: Missing | None) -> LogPosition | None:
-        """Return where a sequence that begins now is written; None if there is no store."""
+    def new_position(self, missing: Missing | None) -> SequencePosition | None:
+        """Return the log position of a sequence that begins now; None if there is no store."""
         return None
 
     def write(
         self, session: _Session, answered: Answered, then: Done, step: InputRow | None = None
     ) -> None:
-        """Write a sequence that has a place, after a step or, without one, as a whole.
+        """Write a sequence that has a log position, after a step or, without one, as a whole.
 
         `then` gets the error if that failed; the sequence must then not go on here.
         """
@@ -88,19 +88,19 @@ class StepPersistence(NoStepPersistence):
         settings, frontend = core.config.state, core.config.frontend
         assert settings is not None
         self._core = core
-        self._calls = calls
         self._clock = core.clock
         num_recent = frontend.max_sequence_job_queue_size + 2  # more are not in flight
-        self._logs = SequenceLogs(calls.store, scope, num_recent, frontend.idle_s, core.clock)
+        self._records = SequenceRecords(calls.store, scope, num_recent, frontend.idle_s, core.clock)
+        self._journal = Journal(calls, self._records.logs, whole="sequence", part="step")
         self._commit_every = settings.commit_every
         self._pool = pool
         # Positions and entries that the store may have all the same.
-        self._doubtful: LRU[str, tuple[int, StepEntry]] = LRU(frontend.max_sessions)
+        self._doubtful: LRU[str, tuple[int, Struct]] = LRU(frontend.max_sessions)
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], FoundSequence]:
         """See `ModelKind`."""
         doubtful = self._doubtful.pop(session_id, None)
-        return partial(self._logs.find, session_id, doubtful, in_use=in_use)
+        return partial(self._records.find, session_id, doubtful, in_use=in_use)
 
     def answered(self, request: PendingRequest) -> Answered | None:
         """See `NoStepPersistence`."""
@@ -109,41 +109,38 @@ class StepPersistence(NoStepPersistence):
             return None
         for session_id in message.session_ids[-1:]:
             if session_id in self._core.table:
-                place = self._core.table.get(session_id).state.place
+                position = self._core.table.get(session_id).state.log_position
             else:
                 missing = request.missing.get(session_id)
-                place = missing.position if missing else None
-            for one in place.recent if place else ():
+                position = missing.position if missing else None
+            for one in position.recent if position else ():
                 if message.request_id in one.request_ids:
                     return one
         return None
 
-    def place(self, missing: Missing | None) -> LogPosition | None:
+    def new_position(self, missing: Missing | None) -> SequencePosition | None:
         """See `NoStepPersistence`."""
         found = missing.position if missing else None
-        return found or self._logs.new_place()
+        return found or self._records.new_position()
 
     def write(
         self, session: _Session, answered: Answered, then: Done, step: InputRow | None = None
     ) -> None:
         """See `NoStepPersistence`."""
-        place, calls, logs = session.state.place, self._calls, self._logs
-        assert place is not None
-        entry, states = self._entry(session, place, answered, step)
+        session_id, position = session.session_id, session.state.log_position
+        assert position is not None
+        write = self._records.step(session_id, *self._entry(session, position, answered, step))
 
-        def done(outcome: Any) -> None:
-            reason = calls.reason(outcome, "sequence", "step")
-            place.is_lost = reason is not None
-            if reason is None and isinstance(outcome, Exception):
-                place.skip()
-            if reason is not None and place.doubtful is not None:
-                self._doubtful[session.session_id] = place.doubtful
-            if reason is None:
-                place.recent.append(answered)
-            then(reason)
+        def written(error: StatefulError | None) -> None:
+            if error is None:
+                position.recent.append(answered)
+            else:  # states cannot be rolled back: the sequence is read from the store again
+                position.is_lost = True
+                if position.doubtful is not None:
+                    self._doubtful[session_id] = position.doubtful
+            then(error)
 
-        job = partial(logs.append, session.session_id, place, entry, states)
-        calls.in_order(place.line, job, done)
+        self._journal.write(session_id, position, write, written)
 
     def removed(
         self,
@@ -153,8 +150,8 @@ class StepPersistence(NoStepPersistence):
         expired: bool = False,
     ) -> None:
         """See `NoStepPersistence`."""
-        session_id, place = session.session_id, session.state.place
-        assert place is not None
+        session_id, position = session.session_id, session.state.log_position
+        assert position is not None
 
         def done(outcome: Any) -> None:
             if isinstance(outcome, Exception):
@@ -163,27 +160,27 @@ class StepPersistence(NoStepPersistence):
             self._core.waiting.release(session_id)
 
         self._core.waiting.block(session_id)
-        reason: Literal["closed", "expired"] = "expired" if expired else "closed"
-        job = partial(self._logs.remove, session_id, place, reason)
-        self._calls.in_order(place.line, job, done)
+        closed = self._records.closed("expired" if expired else "closed")
+        self._journal.end(session_id, position, closed, done)
 
     def when_written(self, session: _Session, then: Callable[[], None]) -> bool:
         """See `NoStepPersistence`."""
-        place = session.state.place
-        if place is None or not place.line.is_busy:
-            return False
-        self._calls.in_order(place.line, lambda: None, lambda outcome: then())
-        return True
+        position = session.state.log_position
+        return position is not None and self._journal.when_written(position, then)
 
     def _entry(
-        self, session: _Session, place: LogPosition, answered: Answered, step: InputRow | None
+        self,
+        session: _Session,
+        position: SequencePosition,
+        answered: Answered,
+        step: InputRow | None,
     ) -> tuple[StepEntry, Sequence[Tensor] | None]:
         """Return the entry to write, and the states if they are due."""
         state = session.state
         start, end = (step.start, step.end) if step else (False, False)
-        is_behind = place.has_hole or place.num_since >= self._commit_every
         # A beginning stands alone without states: it can be run again.
-        is_due = step is None or self._commit_every == 1 or (is_behind and not start)
+        is_due = step is None or self._commit_every == 1
+        is_due |= position.num_since >= self._commit_every and not start
         commits = is_due and state.num_steps > 0 and not end
         keeps_inputs = step is not None and not commits and not end
         entry = StepEntry(
@@ -192,7 +189,7 @@ class StepPersistence(NoStepPersistence):
             opened_at=self._clock.unix_of(session.opened_at),
             expires_at=self._clock.unix_of(session.expires_at),
             at=self._clock.unix(),
-            writer=self._logs.writer,
+            writer=self._records.writer,
             start=start,
             end=end,
             inputs=tuple(step.inputs) if step and keeps_inputs else (),
@@ -201,9 +198,9 @@ class StepPersistence(NoStepPersistence):
             metadata=dict(session.metadata),
         )
         if commits or entry.stands_alone:
-            entry = structs.replace(entry, earlier=tuple(place.recent))
-            place.num_since = 0
-        place.num_since += 1
+            entry = structs.replace(entry, earlier=tuple(position.recent))
+            position.num_since = 0
+        position.num_since += 1
         return entry, state.copied() if commits else None
 
     def restored(self, session_id: str, found: FoundSequence) -> _Session | None:
@@ -216,7 +213,7 @@ class StepPersistence(NoStepPersistence):
         if first.states is not None:
             state.restore(found.states, first.number, first.lengths)
             state.last_answer = first.answered.repeatable
-        state.place = found.place
+        state.log_position = found.position
         session = Session(
             session_id=session_id,
             state=state,

@@ -152,7 +152,7 @@ class RecurrentRequests:
             self._outbox.refuse(request_id, error, session.session_id)
             self._steps.lose(session, error)
 
-        if session.state.place is None:
+        if session.state.log_position is None:
             written(None)
         else:
             self._persistence.write(session, answered, written)

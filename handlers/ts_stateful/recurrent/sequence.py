@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ts_stateful.recurrent.slots import Kept, SlotPool
-from ts_stateful.recurrent.step_records import LogPosition
+from ts_stateful.recurrent.step_records import SequencePosition
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import Shareable
 
@@ -21,14 +21,14 @@ class SequenceState:
     """
 
     # One is touched for every row of a pass, after a model that has filled the processor's caches.
-    __slots__ = ("_kept", "_pool", "_slot", "last_answer", "lengths", "num_steps", "place")
+    __slots__ = ("_kept", "_pool", "_slot", "last_answer", "lengths", "log_position", "num_steps")
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
         self._slot: int | None = None
         self._kept: Kept | None = None
         self.last_answer: bytes | None = None  # of the last step, without who asked
-        self.place: LogPosition | None = None  # in the store, if there is one
+        self.log_position: SequencePosition | None = None  # in the store, if there is one
         self.num_steps = 0
         self.lengths: Sequence[int | None] = pool.initial_lengths()
 

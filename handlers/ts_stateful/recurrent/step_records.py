@@ -6,7 +6,6 @@ stands alone and those after it are the sequence. Entries before it have been re
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import uuid
 from collections import deque
@@ -27,12 +26,20 @@ from ts_stateful.clock import Clock
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.session_log.blobs import get_blob, put_blob
 from ts_stateful.session_log.codec import Codec
+from ts_stateful.session_log.journal import LogPosition, Write, Written
 from ts_stateful.session_log.log import Known, Log, SessionLog
-from ts_stateful.session_log.ownership import ClosedEntry, Ownership
-from ts_stateful.store.base import Store, StoreCorrupt, StoreError, StoreUnavailable
-from ts_stateful.store.ordered_calls import CallQueue
+from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
+from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 
-__all__ = ["Answered", "FoundSequence", "LogPosition", "SequenceLogs", "StepEntry", "scope_of"]
+__all__ = [
+    "Answered",
+    "FoundSequence",
+    "SequenceEntry",
+    "SequencePosition",
+    "SequenceRecords",
+    "StepEntry",
+    "scope_of",
+]
 
 _ENDED_S = 3600.0  # the answer to the last step of a sequence is kept for so long
 
@@ -86,39 +93,23 @@ _CODEC: Codec[SequenceEntry] = Codec(SequenceEntry, untagged=StepEntry)
 
 
 @dataclass(eq=False)
-class LogPosition:
-    """The place of a sequence in the store, as far as this engine has seen it."""
+class SequencePosition(LogPosition):
+    """The log of one sequence, with the last answers; they are given again if their requests are repeated."""
 
-    recent: deque[Answered]
-    known: Known = field(default_factory=Known)
+    recent: deque[Answered] = field(default_factory=deque)
     num_since: int = 0  # entries from the last one on that stands alone
-    keys: list[str] = field(default_factory=list)  # those that the store has
-    doubtful: tuple[int, StepEntry] | None = (
-        None  # a position and an entry that may have been written
-    )
-    is_lost: bool = False  # a write failed, and the sequence does not go on
-    line: CallQueue = field(default_factory=CallQueue)  # the calls of the store for this sequence
-
-    @property
-    def has_hole(self) -> bool:
-        """True if a write failed, and the sequence continued."""
-        return self.known.num_entries > 0 and not self.known.last
-
-    def skip(self) -> None:
-        """Leave a hole where a write failed."""
-        self.known = Known(self.known.num_entries + 1)
 
 
 class FoundSequence(NamedTuple):
     """A sequence in the store: the entries that count, and the states that the first of them names."""
 
-    place: LogPosition
+    position: SequencePosition
     entries: Sequence[StepEntry] = ()
     states: Sequence[Tensor] = ()
 
 
-class SequenceLogs:
-    """The sequences of one model in a store. All methods wait for the store; they are for its threads.
+class SequenceRecords:
+    """The sequences of one model in a store, below `scope`.
 
     The last `num_recent` answers of a sequence are kept. A sequence that is unused for `idle_s` seconds has expired.
     """
@@ -126,58 +117,43 @@ class SequenceLogs:
     def __init__(
         self, store: Store, scope: str, num_recent: int, idle_s: float, clock: Clock
     ) -> None:
+        self.logs: SessionLogs[SequenceEntry] = SessionLogs(
+            store, _CODEC, scope, adopted=f"{scope}-adopted"
+        )
         self.writer = uuid.uuid4().hex
         self._clock = clock
-        self._store = store
-        self._scope = scope
         self._num_recent = num_recent
         self._idle_s = idle_s
 
-    def new_place(self) -> LogPosition:
-        """Return the place of a sequence that the store does not have."""
-        return LogPosition(deque(maxlen=self._num_recent))
+    def new_position(self) -> SequencePosition:
+        """Return the position in the log of a sequence that the store does not have."""
+        return SequencePosition(recent=deque(maxlen=self._num_recent))
 
-    def append(
-        self,
-        session_id: str,
-        place: LogPosition,
-        entry: StepEntry,
-        states: Sequence[Tensor] | None,
-    ) -> bool:
-        """Write an entry, with states if there are some; return False if another engine owns the sequence.
-
-        Raises:
-            StoreUnavailable: the entry may have been written.
-        """
-        if place.is_lost:
-            return False  # an earlier write failed
-        log, position = self._ownership(session_id).log, place.known.num_entries
+    def step(self, session_id: str, entry: StepEntry, states: Sequence[Tensor] | None) -> Write:
+        """Record a step, with the states after it if there are some."""
         ttl_s = _ENDED_S if entry.end else max(1.0, entry.expires_at - entry.at)
-        made = []
-        if states is not None:
+        log = self.logs.log(session_id)
+        if states is None:
+            alone = Written([entry])
+            return Write(lambda position: alone, ttl_s, stand_alone=entry.stands_alone)
+
+        def make(position: int) -> Written:
             named = {f"{i:04}": tensor.contiguous() for i, tensor in enumerate(states)}
             # With the position no two entries have the same file, so none is removed with another entry.
             data = save_tensors(named, {"position": str(position)})
-            entry = structs.replace(entry, states=put_blob(self._store, log.prefix, data, ttl_s))
-            made.append(f"{log.prefix}/{entry.states}")
-        place.doubtful = position, entry
-        known = log.append(place.known, entry, ttl_s)
-        if known is None:
-            return False
-        place.known, place.doubtful = known, None
-        made.append(log.key(position))
-        if entry.stands_alone:
-            with contextlib.suppress(StoreError):  # the next time removes what is left
-                while place.keys:
-                    log.drop([key for key in place.keys[:1] if key not in made])
-                    del place.keys[0]
-        place.keys += made
-        return True
+            digest = put_blob(log.store, log.prefix, data, ttl_s)
+            return Written([structs.replace(entry, states=digest)], [f"{log.prefix}/{digest}"])
+
+        return Write(make, ttl_s, stand_alone=True)
+
+    def closed(self, reason: Literal["closed", "expired"]) -> ClosedEntry:
+        """Record that a sequence ended."""
+        return ClosedEntry(self._clock.unix(), self.writer, reason)
 
     def find(
-        self, session_id: str, doubtful: tuple[int, StepEntry] | None, *, in_use: bool = False
+        self, session_id: str, doubtful: tuple[int, Struct] | None, *, in_use: bool = False
     ) -> FoundSequence:
-        """Adopt a sequence that goes on; without entries, there is none.
+        """Adopt a sequence that goes on; without entries, there is none. For a thread of the store.
 
         A `doubtful` entry was taken back and does not count. A sequence that was `in_use` has not been idle.
 
@@ -185,62 +161,46 @@ class SequenceLogs:
             StoreCorrupt: something is missing or damaged.
             StoreUnavailable: see `Store`.
         """
-        ownership = self._ownership(session_id)
+        ownership = self.logs.ownership(session_id)
         if doubtful is not None:
             ownership.log.take_back(*doubtful)
 
         make = partial(self._found, ownership.log, in_use)
         return ownership.adopt(make, writer=self.writer, stands_alone=_stands_alone)
 
-    def remove(
-        self, session_id: str, place: LogPosition, reason: Literal["closed", "expired"]
-    ) -> None:
-        """Remove a sequence that ended, unless it expired and another engine uses it.
-
-        Raises:
-            StoreUnavailable: see `Store`.
-        """
-        closed = ClosedEntry(self._clock.unix(), self.writer, reason)
-        self._ownership(session_id).end(closed, place.known, place.keys)
-
-    def _ownership(self, session_id: str) -> Ownership[SequenceEntry]:
-        log = SessionLog(self._store, _CODEC, f"{self._scope}/{session_id}")
-        return Ownership(log, f"{self._scope}-adopted/{session_id}")
-
     def _found(
         self, log: SessionLog[SequenceEntry], in_use: bool, read: Log[SequenceEntry]
     ) -> tuple[FoundSequence, float | None]:
         """Return the sequence and the seconds that it has left, or no sequence."""
-        place = self.new_place()
-        place.known, place.keys = read.known, list(read.keys)
+        position = self.new_position()
+        position.known, position.keys = read.known, list(read.keys)
         entries = [entry for entry in read.entries if isinstance(entry, StepEntry)]
         if not entries:  # none, or its removal was interrupted
-            return FoundSequence(place), None
+            return FoundSequence(position), None
         first, last, now = entries[0], entries[-1], self._clock.unix()
-        place.recent.extend(first.earlier)
-        place.recent.extend(entry.answered for entry in entries)
-        place.num_since = len(entries)
+        position.recent.extend(first.earlier)
+        position.recent.extend(entry.answered for entry in entries)
+        position.num_since = len(entries)
         idle_s = 0.0 if in_use else now - last.at
         if last.end or now >= first.expires_at or idle_s >= self._idle_s:
-            return FoundSequence(place), None
-        states = self._states(log, read.known, first.states)
-        return FoundSequence(place, entries, states), max(1.0, first.expires_at - now)
+            return FoundSequence(position), None
+        states = _states(log, read.known, first.states)
+        return FoundSequence(position, entries, states), max(1.0, first.expires_at - now)
 
-    def _states(
-        self, log: SessionLog[SequenceEntry], known: Known, digest: str | None
-    ) -> Sequence[Tensor]:
-        if digest is None:
-            return ()
-        data = get_blob(self._store, log.prefix, digest)
-        if data is None and log.has_more(known):
-            raise StoreUnavailable("a sequence changed while it was read", "read it again")
-        try:
-            return [tensor for _, tensor in sorted(load_tensors(data or b"").items())]
-        except SafetensorError as error:
-            raise StoreCorrupt(
-                "the states of a sequence are missing or cannot be read",
-                "begin the sequence again; check the disk, and what else writes to the store",
-            ) from error
+
+def _states(log: SessionLog[SequenceEntry], known: Known, digest: str | None) -> Sequence[Tensor]:
+    if digest is None:
+        return ()
+    data = get_blob(log.store, log.prefix, digest)
+    if data is None and log.has_more(known):
+        raise StoreUnavailable("a sequence changed while it was read", "read it again")
+    try:
+        return [tensor for _, tensor in sorted(load_tensors(data or b"").items())]
+    except SafetensorError as error:
+        raise StoreCorrupt(
+            "the states of a sequence are missing or cannot be read",
+            "begin the sequence again; check the disk, and what else writes to the store",
+        ) from error
 
 
 def _stands_alone(entry: SequenceEntry) -> bool:

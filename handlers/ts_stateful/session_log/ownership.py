@@ -14,10 +14,11 @@ from typing import Generic, Literal, TypeVar
 from msgspec import Struct
 
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
-from ts_stateful.session_log.codec import EntryT
+from ts_stateful.session_log.codec import Codec, EntryT
 from ts_stateful.session_log.log import Known, Log, SessionLog
+from ts_stateful.store.base import Store
 
-__all__ = ["ClosedEntry", "Ownership"]
+__all__ = ["ClosedEntry", "Ownership", "SessionLogs"]
 
 Made = TypeVar("Made")
 
@@ -64,10 +65,10 @@ class Ownership(Generic[EntryT]):
             if not self.log.has_more(log.known):
                 return made
 
-    def end(self, closed: ClosedEntry, known: Known, keys: Sequence[str] | None = None) -> None:
+    def end(self, closed: ClosedEntry, known: Known, keys: Sequence[str]) -> None:
         """Remove a session that ended. One that expired after the `known` entries stays if another engine uses it.
 
-        With `keys`, the id may begin again while an expired session is removed; then only these keys and the last entry go.
+        Of one that expired only these keys and the last entry go, because the id may begin again meanwhile.
         """
         expired = closed.reason == "expired"
         if expired and not self._take_last(closed, known):
@@ -79,7 +80,7 @@ class Ownership(Generic[EntryT]):
                 store.delete(ended)
                 store.create(ended, data, _REMEMBER_S)
         store.delete(self.adopted)
-        if expired and keys is not None:
+        if expired:
             self.log.drop([*keys, self.log.key(known.num_entries)])
         else:
             self.log.remove()
@@ -108,6 +109,26 @@ class Ownership(Generic[EntryT]):
 
     def _mark(self, known: Known) -> str:
         return f"{self.adopted}/{known.num_entries:08d}"
+
+
+@dataclass(frozen=True)
+class SessionLogs(Generic[EntryT]):
+    """The logs of one kind of session: their codec, and the prefixes of logs, marks and ends."""
+
+    store: Store
+    codec: Codec[EntryT]
+    prefix: str
+    adopted: str
+    ended: str | None = None
+
+    def log(self, session_id: str) -> SessionLog[EntryT]:
+        """Return the log of a session."""
+        return SessionLog(self.store, self.codec, f"{self.prefix}/{session_id}")
+
+    def ownership(self, session_id: str) -> Ownership[EntryT]:
+        """Return the claims on a session."""
+        ended = None if self.ended is None else f"{self.ended}/{session_id}"
+        return Ownership(self.log(session_id), f"{self.adopted}/{session_id}", ended)
 
 
 def _error(ended: Struct) -> SessionError:

@@ -12,7 +12,7 @@ from tests.support.tiny import llava
 from tests.unit.protocol.test_declarations import GOOD
 from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.entries import OpenedEntry, TurnEntry, history, log_of
+from ts_stateful.language.persistence.entries import OpenedEntry, TurnEntry, history, session_logs
 from ts_stateful.protocol.requests import Fork, Info, Prompt, Rewind
 from ts_stateful.store.backends.memory import MemoryStore
 
@@ -85,7 +85,7 @@ def test_without_texts_nothing_that_was_said_is_written(model: Model, store: Mem
     fork = Fork(session_id="s", new_session_id="f")
     first.ask(fork, creates_session=True)
     for session_id in ("s", "f"):
-        opened, turns = history(log_of(store, session_id).read().entries)
+        opened, turns = history(session_logs(store).log(session_id).read().entries)
         assert [turn.number for turn in turns] == [1]
         kept: tuple[OpenedEntry | TurnEntry, ...] = (opened, *turns)
         assert not any(entry.messages or entry.images for entry in kept)

@@ -9,7 +9,7 @@ from tests.support.pictures import noise
 from tests.support.store_engines import FailingStore, ask, code
 from tests.support.tiny import llava
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.entries import OpenedEntry, log_of
+from ts_stateful.language.persistence.entries import OpenedEntry, session_logs
 from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Cancel, Close, Fork, Image, Info, Open, Rewind
 
@@ -202,7 +202,7 @@ def test_a_cancelled_turn_is_written_down(first: Harness, second: Harness) -> No
 def test_the_first_entry_has_what_the_session_is(first: Harness, store: FailingStore) -> None:
     """Metadata, and the fingerprint of its model."""
     first.open("s", metadata={"tenant": "a"})
-    [opened] = log_of(store, "s").read().entries
+    [opened] = session_logs(store).log("s").read().entries
     assert isinstance(opened, OpenedEntry)
     assert opened.metadata == {"tenant": "a"}
     assert set(opened.fingerprint) >= {"model", "weights", "dtype", "template", "processor"}

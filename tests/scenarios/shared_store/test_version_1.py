@@ -13,7 +13,7 @@ from tests.support.store_engines import ask, code
 from tests.support.sums import EVERY, Start, add, starter, total
 from tests.support.tiny import llava
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.entries import OpenedEntry, TurnEntry, history, log_of
+from ts_stateful.language.persistence.entries import OpenedEntry, TurnEntry, history, session_logs
 from ts_stateful.protocol.requests import Close, Info, Rewind
 from ts_stateful.store.backends.file import FileStore
 
@@ -36,7 +36,7 @@ def model() -> Model:
 @pytest.fixture
 def harness(model: Model, store: FileStore) -> Harness:
     """An engine with the model that wrote the sessions; its weights may differ in the last bits on another machine."""
-    opened = log_of(store, "s").read().entries[0]
+    opened = session_logs(store).log("s").read().entries[0]
     assert isinstance(opened, OpenedEntry)
     object.__setattr__(model, "fingerprint", opened.fingerprint)
     made = Harness(model, store=store)
@@ -72,7 +72,7 @@ def test_sessions_go_on(harness: Harness, model: Model, store: FileStore) -> Non
 
 def test_a_log_means_the_same(store: FileStore) -> None:
     """Fields that were dropped are passed over."""
-    opened, turns = history(log_of(store, "s").read().entries)
+    opened, turns = history(session_logs(store).log("s").read().entries)
     assert [(turn.number, turn.messages[0].text) for turn in turns] == [
         (1, "What is it?"),
         (2, "And then?"),

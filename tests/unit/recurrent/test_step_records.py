@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from tests.support.clock import FakeClock
+from tests.support.journals import make_journal, written
 from ts_stateful.recurrent.step_records import (
     Answered,
     FoundSequence,
-    LogPosition,
-    SequenceLogs,
+    SequencePosition,
+    SequenceRecords,
     StepEntry,
 )
 from ts_stateful.store.backends.memory import MemoryStore
@@ -25,11 +26,11 @@ CLOCK = FakeClock()
 START = CLOCK.unix()
 
 
-def make_logs(store: MemoryStore) -> SequenceLogs:
-    return SequenceLogs(store, "states-m", 3, 10.0, CLOCK)
+def make_logs(store: MemoryStore) -> SequenceRecords:
+    return SequenceRecords(store, "states-m", 3, 10.0, CLOCK)
 
 
-def find(logs: SequenceLogs, now: float, **fields: Any) -> FoundSequence:
+def find(logs: SequenceRecords, now: float, **fields: Any) -> FoundSequence:
     """Look for the sequence at so many seconds."""
     CLOCK.now += START + now - CLOCK.unix()
     return logs.find("a", fields.pop("doubtful", None), **fields)
@@ -42,9 +43,22 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def logs(store: MemoryStore) -> SequenceLogs:
+def logs(store: MemoryStore) -> SequenceRecords:
     """The sequences of one model."""
     return make_logs(store)
+
+
+def append(
+    logs: SequenceRecords, position: SequencePosition, entry: StepEntry, states: Any
+) -> None:
+    """Write a step of the sequence `a`."""
+    write = logs.step("a", entry, states)
+    assert written(make_journal(logs.logs), position, write) is None
+
+
+def end(logs: SequenceRecords, position: SequencePosition, reason: Any) -> None:
+    """Remove the sequence `a`."""
+    make_journal(logs.logs).end("a", position, logs.closed(reason), lambda outcome: None)
 
 
 def entry(number: int, **fields: Any) -> StepEntry:
@@ -54,43 +68,43 @@ def entry(number: int, **fields: Any) -> StepEntry:
 
 
 def test_an_entry_that_stands_alone_removes_what_came_before(
-    logs: SequenceLogs, store: MemoryStore
+    logs: SequenceRecords, store: MemoryStore
 ) -> None:
     """Entries and states; those after it stay until the next one."""
-    place = logs.new_place()
-    assert logs.append("a", place, entry(1, start=True), None)
-    assert logs.append("a", place, entry(2), None)
+    position = logs.new_position()
+    append(logs, position, entry(1, start=True), None)
+    append(logs, position, entry(2), None)
     assert len(store.list("states-m/a")) == 2
     for number in (3, 4):  # the same states twice have two files
-        assert logs.append("a", place, entry(number), STATES)
+        append(logs, position, entry(number), STATES)
         assert len(store.list("states-m/a")) == 2
-    assert logs.append("a", place, entry(5), None)
-    assert sorted(place.keys) == store.list("states-m/a")
+    append(logs, position, entry(5), None)
+    assert sorted(position.keys) == store.list("states-m/a")
     found = find(logs, 6.0)
     assert [one.number for one in found.entries] == [4, 5]
     assert [state.tolist() for state in found.states] == [state.tolist() for state in STATES]
-    assert found.place.known == place.known
-    assert [one.request_ids for one in found.place.recent] == [("r4",), ("r5",)]
+    assert found.position.known == position.known
+    assert [one.request_ids for one in found.position.recent] == [("r4",), ("r5",)]
 
 
 def test_a_step_may_be_tried_again_with_the_same_states(
-    logs: SequenceLogs, store: MemoryStore
+    logs: SequenceRecords, store: MemoryStore
 ) -> None:
     """A file that an earlier attempt left is not removed with it."""
-    place = logs.new_place()
-    assert logs.append("a", place, entry(1), STATES)
+    position = logs.new_position()
+    append(logs, position, entry(1), STATES)
     store.delete("states-m/a/00000000")
-    again = logs.new_place()
+    again = logs.new_position()
     again.keys += store.list("states-m/a")
-    assert logs.append("a", again, entry(1), STATES)
+    append(logs, again, entry(1), STATES)
     assert len(find(logs, 2.0).states) == 2
 
 
-def test_what_was_taken_back_is_not_found(logs: SequenceLogs, store: MemoryStore) -> None:
+def test_what_was_taken_back_is_not_found(logs: SequenceRecords, store: MemoryStore) -> None:
     """The store may have an entry whose write failed."""
-    place = logs.new_place()
-    assert logs.append("a", place, entry(1, start=True), None)
-    assert logs.append("a", place, entry(2), None)
+    position = logs.new_position()
+    append(logs, position, entry(1, start=True), None)
+    append(logs, position, entry(2), None)
     assert [one.number for one in find(logs, 3.0, doubtful=(1, entry(2))).entries] == [1]
 
 
@@ -99,36 +113,36 @@ def test_what_was_taken_back_is_not_found(logs: SequenceLogs, store: MemoryStore
     [(11.0, False, True), (12.0, False, False), (99.0, True, True), (100.0, True, False)],
 )
 def test_only_a_sequence_that_goes_on_is_adopted(
-    logs: SequenceLogs, store: MemoryStore, now: float, in_use: bool, is_found: bool
+    logs: SequenceRecords, store: MemoryStore, now: float, in_use: bool, is_found: bool
 ) -> None:
     """It ends when it was idle for too long, unless it was in use, and at the end of its life."""
-    place = logs.new_place()
-    assert logs.append("a", place, entry(1, start=True), None)
-    assert logs.append("a", place, entry(2), None)
+    position = logs.new_position()
+    append(logs, position, entry(1, start=True), None)
+    append(logs, position, entry(2), None)
     found = find(logs, now, in_use=in_use)
     assert bool(found.entries) == is_found
     assert store.list("states-m-adopted") == (["states-m-adopted/a/00000002"] if is_found else [])
-    assert found.place.known == place.known
+    assert found.position.known == position.known
 
 
 def test_a_close_removes_a_sequence_that_is_used_elsewhere(
-    logs: SequenceLogs, store: MemoryStore
+    logs: SequenceRecords, store: MemoryStore
 ) -> None:
     """An expiry does not."""
-    place = logs.new_place()
-    assert logs.append("a", place, entry(1), STATES)
+    position = logs.new_position()
+    append(logs, position, entry(1), STATES)
     other = make_logs(store)
-    assert logs.append("a", find(other, 2.0).place, entry(2), None)
-    logs.remove("a", place, "expired")
+    append(logs, find(other, 2.0).position, entry(2), None)
+    end(logs, position, "expired")
     assert [one.number for one in find(other, 3.0).entries] == [1, 2]
-    logs.remove("a", place, "closed")
+    end(logs, position, "closed")
     assert not [*store.list("states-m"), *store.list("states-m-adopted")]
 
 
-def test_states_that_are_missing_are_damage(logs: SequenceLogs, store: MemoryStore) -> None:
+def test_states_that_are_missing_are_damage(logs: SequenceRecords, store: MemoryStore) -> None:
     """The sequence is not begun again without its client."""
-    place: LogPosition = logs.new_place()
-    assert logs.append("a", place, entry(1), STATES)
-    store.delete(place.keys[0])
+    position: SequencePosition = logs.new_position()
+    append(logs, position, entry(1), STATES)
+    store.delete(position.keys[0])
     with pytest.raises(StoreCorrupt, match="states of a sequence are missing"):
         find(logs, 2.0)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.logs import write_log
 from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
-from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, log_of
+from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, session_logs
 from ts_stateful.session_log.log import Known, Log
 from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.store.backends.memory import MemoryStore
@@ -16,12 +16,12 @@ from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 
 
 def read(store: Store) -> tuple[list[LogEntry], Known]:
-    log = log_of(store, "a").read()
+    log = session_logs(store).log("a").read()
     return list(log.entries), log.known
 
 
 def append(store: Store, known: Known, entry: LogEntry) -> Known | None:
-    return log_of(store, "a").append(known, entry)
+    return session_logs(store).log("a").append(known, entry)
 
 
 class LosesAnswers(MemoryStore):
@@ -53,7 +53,7 @@ class RemovedMeanwhile(MemoryStore):
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Nothing is there any more."""
-        log_of(self, "a").remove()
+        session_logs(self).log("a").remove()
         return super().get_many(keys)
 
 
@@ -69,8 +69,8 @@ def test_a_log_is_read_as_it_was_written() -> None:
     store = MemoryStore()
     known = write_log(store, "a", ENTRIES)
     assert read(store) == (ENTRIES, known)
-    assert log_of(store, "b").read().known == Known()
-    log_of(store, "a").remove()
+    assert session_logs(store).log("b").read().known == Known()
+    session_logs(store).log("a").remove()
     assert read(store) == ([], Known())
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_written_after_a_session_that_has_ended(*, again: bool) -> No
     """Also where its id is that of another one by now: neither has an entry of the other."""
     store = MemoryStore()
     known = write_log(store, "a", [OPENED, turn(1)])
-    log_of(store, "a").remove()
+    session_logs(store).log("a").remove()
     entries: list[LogEntry] = [OPENED, turn(1, writer="another")] if again else []
     write_log(store, "a", entries)
     assert append(store, known, turn(2)) is None
@@ -137,7 +137,7 @@ def test_a_log_is_read_from_the_last_entry_that_stands_alone() -> None:
     store = MemoryStore()
     entries = [step(1, alone=True), step(2), step(3, alone=True), step(4)]
     known = write_log(store, "a", entries)
-    log = log_of(store, "a")
+    log = session_logs(store).log("a")
     keys = [log.key(position) for position in range(4)]
     store.create("sessions/a/other", b"")
     assert log.read(alone) == Log(entries[2:], known, [*keys, "sessions/a/other"])
@@ -156,15 +156,15 @@ def test_an_entry_may_follow_a_hole() -> None:
     known = write_log(store, "a", [step(1, alone=True)])
     after = append(store, Known(known.num_entries + 1), step(3, alone=True))
     assert after is not None
-    assert log_of(store, "a").read(alone).entries == [step(3, alone=True)]
-    assert log_of(store, "a").read(alone).known == after
+    assert session_logs(store).log("a").read(alone).entries == [step(3, alone=True)]
+    assert session_logs(store).log("a").read(alone).known == after
 
 
 def test_a_write_that_failed_is_taken_back() -> None:
     """If the store has it all the same; an entry of another process stays."""
     store = MemoryStore()
     write_log(store, "a", [OPENED, turn(1, writer="one")])
-    log = log_of(store, "a")
+    log = session_logs(store).log("a")
     log.take_back(1, turn(1, writer="other"))
     assert read(store)[0] == [OPENED, turn(1, writer="one")]
     log.take_back(1, turn(1, writer="one"))

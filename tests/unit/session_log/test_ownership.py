@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.logs import write_log
 from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
-from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, log_of, ownership_of
+from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, session_logs
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
 from ts_stateful.session_log.log import Known, Log
 from ts_stateful.session_log.ownership import ClosedEntry, Ownership
@@ -57,7 +57,7 @@ def store() -> InterruptedStore:
 
 
 def taken(store: MemoryStore, session_id: str = "s") -> list[LogEntry]:
-    ownership = ownership_of(store, session_id)
+    ownership = session_logs(store).ownership(session_id)
 
     def make(log: Log[LogEntry]) -> tuple[list[LogEntry], float]:
         ownership.check_open(log)
@@ -67,15 +67,17 @@ def taken(store: MemoryStore, session_id: str = "s") -> list[LogEntry]:
 
 
 def known(store: MemoryStore, session_id: str = "s") -> Known:
-    return log_of(store, session_id).read().known
+    return session_logs(store).log(session_id).read().known
 
 
 def end(store: MemoryStore, closed: ClosedEntry, known: Known) -> None:
-    ownership_of(store, "s").end(closed, known)
+    logs = session_logs(store)
+    keys = [logs.log("s").key(position) for position in range(known.num_entries)]
+    logs.ownership("s").end(closed, known, keys)
 
 
 def has_more(store: MemoryStore, known: Known) -> bool:
-    return log_of(store, "s").has_more(known)
+    return session_logs(store).log("s").has_more(known)
 
 
 def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
@@ -102,8 +104,8 @@ def test_what_cannot_be_used_is_not_adopted(store: InterruptedStore) -> None:
         raise SessionNotFound("made by another model")
 
     with pytest.raises(SessionNotFound, match="another model"):
-        ownership_of(store, "s").adopt(refuse, writer="new")
-    assert ownership_of(store, "s").adopt(lambda log: (1, None), writer="new") == 1
+        session_logs(store).ownership("s").adopt(refuse, writer="new")
+    assert session_logs(store).ownership("s").adopt(lambda log: (1, None), writer="new") == 1
     end(store, EXPIRED, known(store))
     assert not store.list("sessions")
 
@@ -128,7 +130,7 @@ def test_what_has_gone_on_has_not_expired(store: InterruptedStore, num_entries: 
     assert has_more(store, less)
     assert not has_more(store, known(store))
     end(store, ClosedEntry(at=5.0), less)
-    assert log_of(store, "s").read().known == Known()
+    assert session_logs(store).log("s").read().known == Known()
 
 
 @pytest.mark.parametrize("when", range(14))
@@ -158,11 +160,11 @@ def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, wh
         inner()
     assert len(adopted) + len(over) == 1
     if adopted:
-        assert log_of(store, "s").read().entries == adopted[0] == LOG
-        assert log_of(store, "s").append(before, ENTRIES[2])
+        assert session_logs(store).log("s").read().entries == adopted[0] == LOG
+        assert session_logs(store).log("s").append(before, ENTRIES[2])
     else:
         assert isinstance(over[0], SessionExpired)
-        assert not log_of(store, "s").read().entries
+        assert not session_logs(store).log("s").read().entries
 
 
 @pytest.mark.parametrize("when", range(12))
@@ -170,7 +172,7 @@ def test_a_session_that_begins_again_is_not_removed_with_the_old_one(
     store: InterruptedStore, when: int
 ) -> None:
     """Its id may begin again after the last entry of one that expired, whenever that is."""
-    log = log_of(store, "s")
+    log = session_logs(store).log("s")
     ownership: Ownership[LogEntry] = Ownership(log, "other/s")
     before = log.read()
     begun: list[Known] = []

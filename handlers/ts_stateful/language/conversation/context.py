@@ -18,6 +18,7 @@ from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.text.chat_template import Dialogue, common_prefix
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.session_log.journal import LogPosition
 from ts_stateful.sessions.session import Delta, Residency, Turn
 
 __all__ = ["Context", "Past", "Stored"]
@@ -63,6 +64,7 @@ class Context:
         self.prefix: Prefix | None = None
         self.failed: tuple[int, StatefulError] | None = None  # the last turn that was rolled back
         self.adopted = False  # restored from the store, and not used since
+        self.log_position = LogPosition()  # in the store, if there is one
         self.stored = Stored()
         self.incoming = False  # KV states are being read from there
         # Bytes on the device that are kept free for KV states, with those that are there.

@@ -14,8 +14,7 @@ from msgspec import Struct, structs
 from ts_stateful.protocol.answers import Timing, Usage
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.session_log.codec import Codec
-from ts_stateful.session_log.log import SessionLog
-from ts_stateful.session_log.ownership import ClosedEntry, Ownership
+from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
 from ts_stateful.sessions.session import Message
 from ts_stateful.store.base import Store, StoreCorrupt
 
@@ -28,8 +27,7 @@ __all__ = [
     "TurnEntry",
     "check_fingerprint",
     "history",
-    "log_of",
-    "ownership_of",
+    "session_logs",
     "without_text",
 ]
 
@@ -103,15 +101,9 @@ class History(NamedTuple):
     turns: tuple[TurnEntry, ...]
 
 
-def log_of(store: Store, session_id: str) -> SessionLog[LogEntry]:
-    """Return the log of a session."""
-    return SessionLog(store, _CODEC, f"sessions/{session_id}")
-
-
-def ownership_of(store: Store, session_id: str) -> Ownership[LogEntry]:
-    """Return the claims on a session."""
-    log = log_of(store, session_id)
-    return Ownership(log, f"adopted/{session_id}", f"ended/{session_id}")
+def session_logs(store: Store) -> SessionLogs[LogEntry]:
+    """Return the logs of sessions in a store."""
+    return SessionLogs(store, _CODEC, "sessions", "adopted", "ended")
 
 
 def without_text(entry: LogEntry) -> LogEntry:

@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 
 from ts_stateful.language.kv.cache import KVCache, Snapshot
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.entries import log_of
+from ts_stateful.language.persistence.entries import session_logs
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.store.base import Store, StoreCorrupt
 
@@ -136,7 +136,7 @@ class StoredKV:
 
     def remove_ended(self, session_id: str) -> None:
         """Remove the pieces of a session unless it has a log: then it goes on elsewhere and may need them."""
-        if self._store.get(log_of(self._store, session_id).key(0)) is None:
+        if self._store.get(session_logs(self._store).log(session_id).key(0)) is None:
             self.remove(session_id)
 
     def _pieces(self, session_id: str) -> list[_KVPiece]:

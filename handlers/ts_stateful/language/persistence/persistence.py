@@ -11,13 +11,10 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.journal import Done, Journal
+from ts_stateful.language.persistence.entries import LogEntry
 from ts_stateful.language.persistence.kv_offload import KvOffload
-from ts_stateful.language.persistence.session_records import (
-    RecordSettings,
-    Recovered,
-    SessionRecords,
-)
+from ts_stateful.language.persistence.session_records import RecordSettings, SessionRecords
+from ts_stateful.session_log.journal import Done, Journal
 from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["NoPersistence", "TurnPersistence", "make_persistence"]
@@ -63,9 +60,6 @@ class NoPersistence:
         """See `ModelKind`."""
         raise AssertionError("there is no store to search")
 
-    def adopted(self, found: Recovered) -> None:
-        """Note that a session was taken in from the store."""
-
     def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
         """Begin to read KV states of a session that has a request; they are `incoming` until `then`."""
 
@@ -80,7 +74,7 @@ class TurnPersistence(NoPersistence):
     """A store, through `journal` and `records`; `offload` adds KV states."""
 
     def __init__(
-        self, journal: Journal, records: SessionRecords, offload: KvOffload | None = None
+        self, journal: Journal[LogEntry], records: SessionRecords, offload: KvOffload | None = None
     ) -> None:
         self.offload = offload
         self._journal = journal
@@ -88,7 +82,7 @@ class TurnPersistence(NoPersistence):
 
     def is_saved(self, session: Session[Context]) -> bool | None:
         """See `NoPersistence`."""
-        return self._journal.is_saved(session) and self._records.keeps(session)
+        return session.state.log_position.is_saved and self._records.keeps(session)
 
     def committed(self, sequence: Sequence, turn: Turn | None, then: Done) -> None:
         """See `NoPersistence`."""
@@ -106,15 +100,22 @@ class TurnPersistence(NoPersistence):
                 creates_session=sequence.creates_session,
                 past=sequence.past,
             )
-        self._journal.write(session, write, then)
+        self._journal.write(session.session_id, session.state.log_position, write, then)
 
     def rewound(self, session: Session[Context], to_turn: int, then: Done) -> None:
         """See `NoPersistence`."""
-        self._journal.write(session, self._records.rewound(session, to_turn), then)
+        self._journal.write(
+            session.session_id,
+            session.state.log_position,
+            self._records.rewound(session, to_turn),
+            then,
+        )
 
     def forked(self, session: Session[Context], then: Done) -> None:
         """See `NoPersistence`."""
-        self._journal.write(session, self._records.whole(session), then)
+        self._journal.write(
+            session.session_id, session.state.log_position, self._records.whole(session), then
+        )
 
     def ended(
         self,
@@ -131,26 +132,17 @@ class TurnPersistence(NoPersistence):
             if self.offload is not None:
                 self.offload.ended(session)
 
-        known = self._journal.known(session)
-        self._journal.run(partial(self._records.end, session.session_id, reason, known), removed)
+        position, closed = session.state.log_position, self._records.closed(reason)
+        self._journal.end(session.session_id, position, closed, removed)
 
     def look_after(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
         """See `NoPersistence`."""
-        known = self._journal.known(session)
-        # A store that does not answer is no reason to forget the session.
-        self._journal.run(
-            partial(self._records.has_more, session.session_id, known),
-            lambda outcome: then(outcome is True),
-        )
+        self._journal.look_after(session.session_id, session.state.log_position, then)
         return True
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
         """See `ModelKind`."""
         return partial(self._records.load, session_id, in_use=in_use)
-
-    def adopted(self, found: Recovered) -> None:
-        """See `NoPersistence`."""
-        self._journal.adopted(found.session, found.known)
 
     def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
         """See `NoPersistence`."""
@@ -172,10 +164,10 @@ def make_persistence(core: EngineCore[Context], model: Model) -> NoPersistence:
     """Return the persistence that the engine's store and configuration ask for."""
     if core.store is None:
         return NoPersistence()
-    journal = Journal(core.store)
     handler, frontend = core.config.handler, core.config.frontend
     settings = RecordSettings(handler.store.content, frontend.idle_s)
     records = SessionRecords(model, core.store.store, core.shared, settings, core.clock)
+    journal = Journal(core.store, records.logs, whole="session", part="turn")
     budget_bytes = handler.store.spill_bytes
     if not budget_bytes:
         return TurnPersistence(journal, records)

@@ -23,21 +23,20 @@ from ts_stateful.language.persistence.entries import (
     TurnEntry,
     check_fingerprint,
     history,
-    log_of,
-    ownership_of,
+    session_logs,
     without_text,
 )
 from ts_stateful.language.persistence.image_records import image_tensors, load_image, save_image
-from ts_stateful.language.persistence.journal import Write
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.errors import SessionExpired, SessionNotFound
-from ts_stateful.session_log.log import Known, Log
+from ts_stateful.session_log.journal import LogPosition, Write, Written
+from ts_stateful.session_log.log import Log
 from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.sessions.session import Delta, Session, Turn
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.store.base import Store
 
-__all__ = ["RecordSettings", "Recovered", "SessionRecords"]
+__all__ = ["RecordSettings", "SessionRecords"]
 
 _Part = tuple[LogEntry, list[ImageInput]]
 
@@ -47,13 +46,6 @@ class RecordSettings(NamedTuple):
 
     content: Literal["all", "text", "none"]
     idle_s: float
-
-
-class Recovered(NamedTuple):
-    """A session that was restored from the store, and its log there."""
-
-    session: Session[Context]
-    known: Known
 
 
 class SessionRecords:
@@ -68,6 +60,7 @@ class SessionRecords:
         clock: Clock,
     ) -> None:
         self.clock = clock
+        self.logs = session_logs(store)
         self._model = model
         self._store = store
         self._shared = shared
@@ -111,28 +104,24 @@ class SessionRecords:
             parts.append((self._turn(turn), list(islice(images, turn.delta.num_images))))
         return self._write(session, parts)
 
-    def end(self, session_id: str, reason: Literal["closed", "expired"], known: Known) -> None:
-        """Remove a session that ended here, unless it expired and is used elsewhere. For a thread of the store."""
-        closed = ClosedEntry(self.clock.unix(), self._writer, reason)
-        ownership_of(self._store, session_id).end(closed, known)
+    def closed(self, reason: Literal["closed", "expired"]) -> ClosedEntry:
+        """Record that a session ended."""
+        return ClosedEntry(self.clock.unix(), self._writer, reason)
 
-    def has_more(self, session_id: str, known: Known) -> bool:
-        """Return True if another server continued the session or ended it. For a thread of the store."""
-        return log_of(self._store, session_id).has_more(known)
-
-    def load(self, session_id: str, *, in_use: bool = False) -> Recovered:
+    def load(self, session_id: str, *, in_use: bool = False) -> Session[Context]:
         """Return the session after its last committed turn; `in_use`: it was not idle since. For a thread of the store.
 
         Raises:
             SessionError: it ended, belongs to another model, or is not written completely.
             StoreError: see `SessionLog.read`.
         """
-        ownership = ownership_of(self._store, session_id)
+        ownership = self.logs.ownership(session_id)
 
-        def make(log: Log[LogEntry]) -> tuple[Recovered, float]:
+        def make(log: Log[LogEntry]) -> tuple[Session[Context], float]:
             ownership.check_open(log)
             session = self._recovered(session_id, log.entries, in_use=in_use)
-            return Recovered(session, log.known), self._ttl_s(session)
+            session.state.log_position = LogPosition(log.known, list(log.keys))
+            return session, self._ttl_s(session)
 
         return ownership.adopt(make, writer=self._writer)
 
@@ -224,7 +213,8 @@ class SessionRecords:
         parts: Sequence[_Part],
         tensors: Sequence[Sequence[Mapping[str, torch.Tensor]]],
         ttl_s: float,
-    ) -> list[LogEntry]:
+        position: int,
+    ) -> Written:
         """Write the images, and return the entries with references to them. For a thread of the store."""
         keeps_images = self._content == "all"
         entries = []
@@ -238,7 +228,7 @@ class SessionRecords:
                 for image, of in zip(images, made, strict=True)
             )
             entries.append(structs.replace(entry, images=refs) if refs else entry)
-        return entries
+        return Written(entries)
 
     def _images(self, refs: Sequence[ImageRef]) -> list[ImageInput]:
         images = []

@@ -10,7 +10,6 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.journal import Done
 from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.scheduler import Scheduler
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
@@ -29,6 +28,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Chat, Fork, Image, Prompt, Rewind
+from ts_stateful.session_log.journal import Done
 from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["Turns"]

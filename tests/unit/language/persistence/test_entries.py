@@ -16,7 +16,7 @@ from ts_stateful.language.persistence.entries import (
     TurnEntry,
     check_fingerprint,
     history,
-    log_of,
+    session_logs,
 )
 from ts_stateful.protocol.answers import Timing, TokenDetails, Usage
 from ts_stateful.protocol.errors import SessionNotFound
@@ -68,11 +68,11 @@ ENTRIES: list[LogEntry] = [
 
 def test_keys_in_order_are_positions_in_order() -> None:
     """And every session id that a client may choose makes a key."""
-    log = log_of(MemoryStore(), "a")
+    log = session_logs(MemoryStore()).log("a")
     keys = [log.key(position) for position in (0, 9, 10, 99_999_999)]
     assert keys == sorted(keys)
     assert keys[0] == "sessions/a/00000000"
-    assert check_key(log_of(MemoryStore(), "x" * 226).key(0))
+    assert check_key(session_logs(MemoryStore()).log("x" * 226).key(0))
 
 
 def test_another_fingerprint_is_named() -> None:

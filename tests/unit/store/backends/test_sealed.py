@@ -9,7 +9,7 @@ import pytest
 from tests.support.store_behaviour import StoreBehaviour
 from tests.unit.language.persistence.test_entries import OPENED
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.language.persistence.entries import log_of
+from ts_stateful.language.persistence.entries import session_logs
 from ts_stateful.session_log.log import Known
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.backends.sealed import SealedStore, read_keys
@@ -85,9 +85,9 @@ def test_every_change_is_detected(inner: MemoryStore) -> None:
 def test_an_append_can_be_repeated(inner: MemoryStore) -> None:
     """The same entry has other sealed bytes each time, and is recognised."""
     store = SealedStore(inner, [NEW])
-    assert log_of(store, "a").append(Known(), OPENED)
-    assert log_of(store, "a").append(Known(), OPENED)
-    assert log_of(store, "a").read().entries == [OPENED]
+    assert session_logs(store).log("a").append(Known(), OPENED)
+    assert session_logs(store).log("a").append(Known(), OPENED)
+    assert session_logs(store).log("a").read().entries == [OPENED]
 
 
 def test_keys_come_from_the_environment() -> None:

@@ -1,0 +1,173 @@
+"""Writes of sessions to their logs: in order, on the threads of the store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, NamedTuple
+
+from msgspec import Struct
+
+from ts_stateful.protocol.errors import SessionExists, SessionMoved, StatefulError
+from ts_stateful.session_log.codec import EntryT
+from ts_stateful.session_log.log import Known, SessionLog
+from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
+from ts_stateful.store.base import StoreError
+from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
+
+__all__ = ["Done", "Journal", "LogPosition", "Write", "Written"]
+
+Done = Callable[[StatefulError | None], None]
+
+
+class Written(NamedTuple):
+    """Entries to add to a log, and the `keys` below its prefix of the values that they name."""
+
+    entries: Sequence[Struct] = ()
+    keys: Sequence[str] = ()
+
+
+class Write(NamedTuple):
+    """Entries that are written together, and that the store keeps for `ttl_s` seconds.
+
+    `make` writes the values that they name, on a thread of the store; it gets the position of the first entry. If they
+    `stand_alone`, no earlier entry of the session is needed any more.
+    """
+
+    make: Callable[[int], Written]
+    ttl_s: float
+    creates_session: bool = False  # it begins the log
+    stand_alone: bool = False
+
+
+@dataclass(eq=False)
+class LogPosition:
+    """The log of one session, as far as this engine has seen and written it."""
+
+    known: Known = field(default_factory=Known)
+    keys: list[str] = field(default_factory=list)  # those that the store has, below its prefix
+    # Committed, but not in the store: first the rest of `unwritten`, then the `unmade` writes.
+    unwritten: Written = field(default_factory=Written)
+    unmade: list[Write] = field(default_factory=list)
+    doubtful: tuple[int, Struct] | None = None  # an entry that may have been written
+    is_lost: bool = False  # nothing more is written: the session goes on elsewhere
+    queue: CallQueue = field(default_factory=CallQueue)
+
+    @property
+    def is_saved(self) -> bool:
+        """True if everything that was committed is in the store."""
+        return self.known.num_entries > 0 and not (self.unwritten.entries or self.unmade)
+
+
+class Journal(Generic[EntryT]):
+    """The writes of one engine; all methods are for the engine's thread.
+
+    With the policy `required`, a write that fails is reported and must be undone. With `best_effort` it is counted, and done
+    together with the next one. `whole` and `part` are the client's words for what is written.
+    """
+
+    def __init__(
+        self, calls: StoreCalls, logs: SessionLogs[EntryT], *, whole: str, part: str
+    ) -> None:
+        self._calls = calls
+        self._logs = logs
+        self._whole, self._part = whole, part
+
+    def write(self, session_id: str, position: LogPosition, write: Write, then: Done) -> None:
+        """Add to the session's log, after earlier writes; `then` gets the error if it must be undone."""
+
+        def written(outcome: Any) -> None:
+            part = self._whole if write.creates_session else self._part
+            error = self._calls.reason(outcome, self._whole, part)
+            is_taken = write.creates_session and not position.known.num_entries
+            if isinstance(error, SessionMoved) and is_taken:
+                error = SessionExists("a session of this id is open already", field="session_id")
+            then(error)
+
+        job = partial(self._append, session_id, position, write)
+        self._calls.in_order(position.queue, job, written)
+
+    def end(
+        self,
+        session_id: str,
+        position: LogPosition,
+        closed: ClosedEntry,
+        then: Callable[[Any], None],
+    ) -> None:
+        """Remove a session that ended, after earlier writes; `then` gets None or the exception of the store.
+
+        One that expired stays if another engine uses it.
+        """
+        ownership = self._logs.ownership(session_id)
+
+        def job() -> None:
+            ownership.end(closed, position.known, position.keys)
+
+        self._calls.in_order(position.queue, job, then)
+
+    def look_after(
+        self, session_id: str, position: LogPosition, then: Callable[[bool], None]
+    ) -> None:
+        """Look if another engine continued the session or ended it. Without an answer of the store, it did not."""
+        job = partial(self._logs.log(session_id).has_more, position.known)
+        self._calls.run(job, lambda outcome: then(outcome is True))
+
+    def when_written(self, position: LogPosition, then: Callable[[], None]) -> bool:
+        """Call `then` after the writes that are under way; return False if there are none."""
+        if not position.queue.is_busy:
+            return False
+        self._calls.in_order(position.queue, lambda: None, lambda outcome: then())
+        return True
+
+    def _append(self, session_id: str, position: LogPosition, write: Write) -> bool:
+        """Write all that is not written yet; return False if another engine owns the session. For a thread of the store."""
+        if position.is_lost:
+            return False
+        if write.stand_alone:
+            position.unmade.clear()
+        position.unmade.append(write)
+        log, known = self._logs.log(session_id), position.known
+        try:
+            while position.unwritten.entries or position.unmade:
+                number, unwritten = position.known.num_entries, position.unwritten
+                if not unwritten.entries:
+                    position.unwritten = position.unmade[0].make(number)
+                    del position.unmade[0]
+                    continue
+                position.doubtful = number, unwritten.entries[0]
+                after = log.append(position.known, unwritten.entries[0], write.ttl_s)
+                if after is None:
+                    position.is_lost = True
+                    return False
+                position.known, position.doubtful = after, None
+                position.keys += [*unwritten.keys, log.key(number)]
+                position.unwritten = Written(unwritten.entries[1:])
+        except Exception:  # of a store; it is raised again
+            if self._calls.policy == "required":
+                self._undo(log, position, known, write)
+            raise
+        if write.stand_alone:
+            with contextlib.suppress(StoreError):  # the next time removes what is left
+                _drop(log, position.keys, [*unwritten.keys, log.key(number)])
+        return True
+
+    def _undo(
+        self, log: SessionLog[EntryT], position: LogPosition, known: Known, write: Write
+    ) -> None:
+        position.unwritten = Written()
+        position.unmade.clear()
+        # A session whose opening failed is unknown to everybody: its log is removed.
+        if write.creates_session and position.known.num_entries:
+            with contextlib.suppress(StoreError):
+                log.remove()
+        # If a part was written, the next write finds it, and the session is read from the store again.
+        position.known = known
+
+
+def _drop(log: SessionLog[EntryT], keys: list[str], own: Sequence[str]) -> None:
+    """Remove all keys but the own ones of the last entry, from the store and from the list."""
+    while len(keys) > len(own):
+        log.drop([key for key in keys[:1] if key not in own])
+        del keys[0]

@@ -1,0 +1,177 @@
+"""Writes of sessions to their logs: their order, and what a failed one leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from tests.support.journals import make_journal, written
+from tests.support.store_engines import FailingStore
+from ts_stateful.protocol.errors import SessionExists, SessionMoved, StoreFailed
+from ts_stateful.session_log.codec import Codec
+from ts_stateful.session_log.journal import LogPosition, Write, Written
+from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
+
+
+class Entry(Struct, frozen=True, tag="entry", tag_field="kind"):
+    """An entry with nothing but a number and the name of its writer."""
+
+    number: int
+    writer: str = "own"
+
+
+def make_logs(store: FailingStore) -> SessionLogs[Any]:
+    return SessionLogs(store, Codec(Entry | ClosedEntry), "logs", adopted="adopted", ended="ended")
+
+
+@pytest.fixture
+def store() -> FailingStore:
+    """An empty one."""
+    return FailingStore()
+
+
+@pytest.fixture
+def logs(store: FailingStore) -> SessionLogs[Any]:
+    """Logs in the store."""
+    return make_logs(store)
+
+
+def entries(*numbers: int, writer: str = "own", **fields: Any) -> Write:
+    made = Written([Entry(number, writer) for number in numbers])
+    return Write(lambda position: made, 60.0, **fields)
+
+
+def numbers(logs: SessionLogs[Any]) -> list[int]:
+    return [entry.number for entry in logs.log("a").read().entries]
+
+
+def test_a_write_that_failed_is_undone(logs: SessionLogs[Any], store: FailingStore) -> None:
+    """With the policy `required`; the next write takes its position."""
+    journal, position = make_journal(logs), LogPosition()
+    assert written(journal, position, entries(0, creates_session=True)) is None
+    store.fails = True
+    assert isinstance(written(journal, position, entries(1)), StoreFailed)
+    assert position.is_saved
+    assert position.doubtful == (1, Entry(1))
+    store.fails = False
+    assert written(journal, position, entries(2)) is None
+    assert numbers(logs) == [0, 2]
+    assert position.doubtful is None
+
+
+def test_with_best_effort_it_is_written_with_the_next_one(
+    logs: SessionLogs[Any], store: FailingStore
+) -> None:
+    """In order, whole or in parts."""
+    journal, position = make_journal(logs, "best_effort"), LogPosition()
+    assert written(journal, position, entries(0, creates_session=True)) is None
+    store.fails = True
+    for number in (1, 3):
+        assert written(journal, position, entries(number, number + 1)) is None
+    unsaved = position.is_saved
+    store.fails = False
+    assert written(journal, position, entries(5)) is None
+    assert (unsaved, position.is_saved) == (False, True)
+    assert numbers(logs) == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_stands_alone_replaces_all_before_it(
+    logs: SessionLogs[Any], store: FailingStore
+) -> None:
+    """A store that is down for long costs no memory: at most one entry before it is still to be written."""
+    journal, position = make_journal(logs, "best_effort"), LogPosition()
+    assert written(journal, position, entries(0)) is None
+    store.fails = True
+    for number in range(1, 100):
+        assert written(journal, position, entries(number, stand_alone=True)) is None
+        assert len(position.unmade) + len(position.unwritten.entries) <= 2
+    store.fails = False
+    assert written(journal, position, entries(100, stand_alone=True)) is None
+    assert store.list("logs/a") == position.keys == [logs.log("a").key(2)]
+
+
+def test_values_that_an_entry_names_go_with_it(logs: SessionLogs[Any], store: FailingStore) -> None:
+    """Not if a later entry names the same ones."""
+
+    def naming(*keys: str) -> Write:
+        def make(position: int) -> Written:
+            for key in keys:
+                store.create(key, b"value", 60.0)
+            return Written([Entry(position)], keys)
+
+        return Write(make, 60.0, stand_alone=True)
+
+    journal, position = make_journal(logs), LogPosition()
+    for write in (naming("logs/a/x", "logs/a/y"), naming("logs/a/y")):
+        assert written(journal, position, write) is None
+    assert store.list("logs/a") == [logs.log("a").key(1), "logs/a/y"]
+    assert sorted(position.keys) == store.list("logs/a")
+
+
+def test_an_entry_of_another_engine_ends_the_writes(logs: SessionLogs[Any]) -> None:
+    """The session moved, or its id is taken; nothing is written any more."""
+    first, second = LogPosition(), LogPosition()
+    journal = make_journal(logs)
+    assert written(journal, first, entries(0, creates_session=True)) is None
+    taken = written(journal, second, entries(0, writer="other", creates_session=True))
+    assert isinstance(taken, SessionExists)
+    adopted = LogPosition(first.known, list(first.keys))
+    assert written(journal, adopted, entries(1, writer="other")) is None
+    for number in (2, 3):
+        assert isinstance(written(journal, first, entries(number)), SessionMoved)
+    assert numbers(logs) == [0, 1]
+
+
+def test_an_opening_that_failed_in_part_is_removed() -> None:
+    """Nobody knows of the session."""
+
+    class Halting(FailingStore):
+        def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
+            self.fails = key.endswith("1")
+            return super().create(key, data, ttl_s)
+
+        def delete(self, prefix: str) -> None:
+            self.fails = False
+            super().delete(prefix)
+
+    halting = Halting()
+    position = LogPosition()
+    error = written(make_journal(make_logs(halting)), position, entries(0, 1, creates_session=True))
+    assert isinstance(error, StoreFailed)
+    assert not halting.list("logs")
+    assert not position.known.num_entries
+
+
+@pytest.mark.parametrize("reason", ["closed", "expired"])
+def test_the_end_removes_a_session(
+    logs: SessionLogs[Any], store: FailingStore, reason: Any
+) -> None:
+    """Its id is remembered; a store that fails is reported."""
+    journal, position, outcomes = make_journal(logs), LogPosition(), list[Any]()
+    assert written(journal, position, entries(0, creates_session=True)) is None
+    store.fails = True
+    journal.end("a", position, ClosedEntry(1.0, "own", reason), outcomes.append)
+    store.fails = False
+    journal.end("a", position, ClosedEntry(1.0, "own", reason), outcomes.append)
+    assert isinstance(outcomes[0], Exception)
+    assert outcomes[1] is None
+    assert store.list("logs") == []
+    assert store.list("ended") == ["ended/a"]
+
+
+def test_a_session_that_went_on_elsewhere_is_seen(
+    logs: SessionLogs[Any], store: FailingStore
+) -> None:
+    """A store without an answer is no reason to forget the session here."""
+    journal, position, found = make_journal(logs), LogPosition(), list[bool]()
+    assert written(journal, position, entries(0, creates_session=True)) is None
+    journal.look_after("a", position, found.append)
+    other = LogPosition(position.known)
+    assert written(journal, other, entries(1, writer="other")) is None
+    journal.look_after("a", position, found.append)
+    store.fails = True
+    journal.look_after("a", position, found.append)
+    assert found == [False, True, False]
+    assert not journal.when_written(position, pytest.fail)
