@@ -19,6 +19,7 @@ import yaml
 from msgspec import Meta, Struct
 
 from ts_stateful.config import schema
+from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.protocol.declarations import Input, Output, State
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +30,7 @@ _TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", d
 _TABLES: tuple[tuple[str, str, type[Struct]], ...] = (
     ("frontend", "", schema.FrontendConfig),
     ("engine", "handler.", schema.EngineConfig),
+    ("limits", "handler.limits.", LimitsConfig),
     ("language", "handler.", schema.HandlerConfig),
     ("media", "handler.media.", schema.MediaConfig),
     ("store", "handler.store.", schema.StoreConfig),

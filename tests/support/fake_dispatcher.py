@@ -51,6 +51,7 @@ class ScriptedDispatcher:
         self.script = script
         self.submitted: dict[str, Submit] = {}
         self.dropped: list[str] = []
+        self.bytes_in_flight = 0
 
     def start(self) -> None:
         """Do nothing."""

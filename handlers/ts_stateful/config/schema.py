@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.protocol.declarations import Input, Output, State, check
 from ts_stateful.protocol.profile import Profile
 
@@ -88,6 +89,7 @@ class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
     """Seconds to load the model."""
     device_cache_bytes: _Count | None = None
     """Bytes that sessions may keep on the device. Unset: no bound on a CPU, 80 % of the free memory on a GPU."""
+    limits: LimitsConfig = LimitsConfig()
 
 
 class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):

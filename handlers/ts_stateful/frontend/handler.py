@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,7 @@ from ts_stateful.frontend.intake import Dispatching, Intake, Parser
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.metrics.gauges import Gauges
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader, check_header_names
+from ts_stateful.frontend.parsing.limits import BodyLimits, HeldBytes
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.frontend.parsing.steps import StepParser
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
@@ -66,9 +68,12 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
         headers = HeaderReader(names, minting=config.frontend.sequence_batching)
-        parser = _parser(config, names, context.model_name)
+        parser = _parser(config, names, context.model_name, dispatcher)
         intake = Intake(dispatcher, mailbox, parser, headers)
         self._delivery = _delivery(profile, intake, mailbox, config)
+        # The objects of a big body make collections frequent, which would visit every object of torch each time.
+        gc.collect()
+        gc.freeze()
         self.initialized = True
         logger.info("model %s: profile %s", context.model_name, profile.value)
 
@@ -104,12 +109,13 @@ def _publishers(context: Any, group: str | None) -> list[StatsPublisher]:
     return [gauges] if cloudwatch is None else [gauges, cloudwatch]
 
 
-def _parser(config: Config, names: HeaderNames, model_name: str) -> Parser:
-    profile = config.frontend.profile
+def _parser(config: Config, names: HeaderNames, model_name: str, held: HeldBytes) -> Parser:
+    profile, settings = config.frontend.profile, config.engine.limits
     if config.state is not None:
-        return StepParser(profile, names, config.state)
+        return StepParser(profile, names, config.state, BodyLimits(settings, 0, held))
+    limits = BodyLimits(settings, config.handler.media.max_images, held)
     dialects, keeps_sessions = Dialects(model_name), config.handler.stateful_sessions
-    return RequestParser(profile, names, dialects, keeps_sessions=keeps_sessions)
+    return RequestParser(profile, names, dialects, limits, keeps_sessions=keeps_sessions)
 
 
 def _delivery(

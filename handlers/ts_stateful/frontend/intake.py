@@ -7,9 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from msgspec import structs
+
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
+from ts_stateful.frontend.parsing.limits import num_bytes
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
@@ -30,6 +33,10 @@ class Dispatching(Protocol):
 
     def submit(self, message: Submit) -> None:
         """Send a request to the engine of its session."""
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Return the bytes of all requests that are not answered to the end."""
 
     def describe(self, request_id: str) -> None:
         """Answer with the engines' stats."""
@@ -74,11 +81,12 @@ class Intake:
             request_id,
             ClientKind.DESCRIBE if read.is_describe else kind,
             self._headers.names,
-            num_bytes=sum(map(_num_bytes, data.values())),
+            num_bytes=num_bytes(data),
             taken_at=self._clock.monotonic(),
         )
         self._mailbox.expect(request_id)
         self.attempt(request_id, lambda: self._submit(pending, data, read))
+        _free(data)
         return pending
 
     def attempt(self, request_id: str, step: Callable[[], _T]) -> _T | None:
@@ -128,12 +136,15 @@ class Intake:
             return
         pending.streams = message.streams
         pending.names_session = not message.ephemeral
-        self._dispatcher.submit(message)
+        self._dispatcher.submit(structs.replace(message, num_bytes=pending.num_bytes))
 
 
 def _short(request_id: str) -> str:
     return hashlib.sha256(request_id.encode()).hexdigest()[:12]
 
 
-def _num_bytes(value: object) -> int:
-    return len(value) if isinstance(value, str | bytes | bytearray) else 0
+def _free(data: Mapping[str, Any]) -> None:
+    """Empty the bodies of a request that was parsed: TorchServe holds them until the last answer of their batch."""
+    for part in data.values():
+        if isinstance(part, bytearray):
+            part.clear()

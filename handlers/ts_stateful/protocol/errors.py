@@ -17,7 +17,8 @@ StatefulError
 ├── ContextTooLong          context_too_long       413
 ├── Overloaded
 │   ├── TooManySessions     too_many_sessions      429  (retryable)
-│   └── QueueFull           queue_full             429  (retryable)
+│   ├── QueueFull           queue_full             429  (retryable)
+│   └── ServerBusy          server_busy            503  (retryable)
 ├── InternalError           internal               500
 ├── EngineUnavailable       engine_unavailable     503  (retryable)
 ├── StoreFailed             store_unavailable      503  (retryable)
@@ -42,6 +43,7 @@ __all__ = [
     "OutOfMemory",
     "Overloaded",
     "QueueFull",
+    "ServerBusy",
     "SessionClosed",
     "SessionError",
     "SessionExists",
@@ -172,7 +174,7 @@ class TurnGap(SessionError):
 
 
 class ContextTooLong(StatefulError):
-    """History, prompt and images do not fit the model's context window."""
+    """History, prompt and images do not fit the context window, or the JSON exceeds `handler.limits.maxJsonBytes`."""
 
     code, status = "context_too_long", 413
 
@@ -193,6 +195,12 @@ class QueueFull(Overloaded):
     """`maxSequenceJobQueueSize` prompts of this session are waiting."""
 
     code = "queue_full"
+
+
+class ServerBusy(Overloaded):
+    """The requests in flight have as many bytes as `handler.limits.maxInFlightBytes` allows."""
+
+    code, status = "server_busy", 503
 
 
 class InternalError(StatefulError):

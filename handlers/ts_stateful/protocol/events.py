@@ -25,6 +25,7 @@ class Submit(Struct, frozen=True, tag="submit"):
       token ids that the worker has received.
     - `raw`: the answer of a `step` is not JSON.
     - `profile`: the profile of the frontend that received the request.
+    - `num_bytes`: the bytes of the client's request.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     shapes: tuple[tuple[int, ...], ...] = ()
     raw: bool = False
     profile: Profile = Profile.CONTINUOUS
+    num_bytes: int = 0
 
     @property
     def session_ids(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ __all__ = [
     "Image",
     "Info",
     "InputTensor",
+    "Metadata",
     "Open",
     "OutputName",
     "Prompt",
@@ -36,10 +37,17 @@ __all__ = [
 
 _Count = Annotated[int, Meta(ge=0, le=2**31)]
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # messages to an engine hold no more
-_Metadata = Annotated[dict[str, str | _Int64 | float | bool | None], Meta(max_length=32)]
+_MetadataKey = Annotated[str, Meta(max_length=64)]
+_MetadataText = Annotated[str, Meta(max_length=512)]
 _Seconds = Annotated[float, Meta(gt=0)]
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+# The bounds are those of OpenAI's API, which has no values but strings.
+Metadata = Annotated[
+    dict[_MetadataKey, _MetadataText | _Int64 | float | bool | None], Meta(max_length=16)
+]
 
 
 class Image(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,7 +81,7 @@ class Open(Command, frozen=True, tag="open", kw_only=True):
     system: str | None = None
     images: tuple[Image, ...] = ()
     ttl_s: _Seconds | None = None
-    metadata: _Metadata = {}
+    metadata: Metadata = {}
 
 
 class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
@@ -189,7 +197,7 @@ class Fork(Command, frozen=True, tag="fork", kw_only=True):
     new_session_id: str | None = None
     at_turn: _Count | None = None
     ttl_s: _Seconds | None = None
-    metadata: _Metadata | None = None
+    metadata: Metadata | None = None
 
 
 class Rewind(Command, frozen=True, tag="rewind", kw_only=True):

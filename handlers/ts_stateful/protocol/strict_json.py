@@ -75,15 +75,17 @@ def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
         ) from None
 
 
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_PATH = re.compile(r" - at (`key` in )?`\$\.?(.*)`$")
 _NAMED = re.compile(r"field `([^`]*)`")
 
 
 def _invalid(message: str) -> InvalidRequest:
     """Make an error of msgspec's message: its path, with the name of an unknown or missing field, becomes `field`."""
     path_match = _PATH.search(message)
-    path = path_match.group(1) if path_match else ""
+    path = path_match.group(2) if path_match else ""
     reason = message[: path_match.start()] if path_match else message
+    if path_match and path_match.group(1):
+        reason += " as a key"
     named = _NAMED.search(reason)
     if named:
         path = f"{path}.{named.group(1)}" if path else named.group(1)

@@ -139,6 +139,10 @@ def _read(declared: Input, sent: InputTensor, path: str) -> Elements:
 def _array(declared: Input, data: object, path: str) -> np.ndarray[Any, Any]:
     dtype = numpy_dtype(declared.datatype)
     try:
+        # An array of strings would have room for the longest one in every element.
+        objects = np.array(data, dtype=object)
+        if not {bool, int, float}.issuperset(map(type, objects.flat)):
+            raise ValueError
         array = np.asarray(data)
         if array.size and array.dtype.kind not in _KINDS[dtype.kind]:
             raise ValueError

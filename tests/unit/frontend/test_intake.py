@@ -31,7 +31,7 @@ def test_a_request_is_submitted_as_it_was_parsed() -> None:
     pending = dispatcher.intake(Profile.CONTINUOUS).take("r", data, HTTP)
     prompt = Prompt(prompt="hi", stream=True, session_id="s")
     assert dispatcher.submitted["r"] == Submit(
-        "r", prompt, (b"PNG",), creates_session=False, pull=False
+        "r", prompt, (b"PNG",), num_bytes=sum(map(len, data.values()))
     )
     assert (pending.kind, pending.streams, pending.num_bytes) == (
         ClientKind.HTTP,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta, Struct
 
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.requests import Chat, Image, Said
+from ts_stateful.protocol.requests import Chat, Image, Metadata, Said
 from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["Completion", "read_completion"]
@@ -27,7 +27,6 @@ _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 # Fields without effect, whatever their value.
 _IDLE = frozenset(
     {
-        "metadata",
         "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -101,6 +100,7 @@ class _Body(Struct, frozen=True, forbid_unknown_fields=True):
     stop: _StopString | Annotated[list[_StopString], Meta(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    metadata: Metadata = {}  # checked only; it has no effect
     # Not OpenAI's; other servers accept them from its clients.
     top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
     ignore_eos: bool | None = None

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ts_stateful.frontend.parsing.headers import RequestHeaders
+from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.strict_json import parse_json
 
@@ -30,8 +31,10 @@ class RequestBody:
         data: Mapping[str, Any],
         headers: RequestHeaders,
         other_inputs: frozenset[str] = frozenset(),
+        limits: BodyLimits = BodyLimits(),
     ) -> None:
         self.headers = headers
+        self._limits = limits
         self._data = data
         self._other_inputs = other_inputs
 
@@ -41,6 +44,7 @@ class RequestBody:
 
         Raises:
             InvalidRequest: it is missing, has another content type, or comes with unknown inputs.
+            StatefulError: it exceeds a limit.
         """
         return self._content[0]
 
@@ -56,10 +60,12 @@ class RequestBody:
 
     @cached_property
     def _content(self) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+        self._limits.check_request(self._data)
         content_type = self.headers.content_type
         if content_type and content_type not in _TYPES and not content_type.endswith("+json"):
             raise InvalidRequest(f"not a JSON content type; {_CURL_HINT}", field="content-type")
         key, others = split(self._data)
+        self._limits.check_json(self._data[key])
         if self.headers.is_http:
             return document_of(self._data[key]), _attachments(others, key)
         check_inputs(others, self._other_inputs)

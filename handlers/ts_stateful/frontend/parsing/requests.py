@@ -12,6 +12,7 @@ from ts_stateful.frontend.dialects import Dialects
 from ts_stateful.frontend.dialects.dialect import Translation, Unnamed
 from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
+from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Event, EventKind, Submit
@@ -35,6 +36,7 @@ class RequestParser:
         profile: Profile,
         names: HeaderNames,
         dialects: Dialects | None = None,
+        limits: BodyLimits = BodyLimits(),
         *,
         keeps_sessions: bool = True,
         rng: Random = _SYSTEM_RANDOM,
@@ -42,6 +44,7 @@ class RequestParser:
         self._profile = profile
         self._other_inputs = names.grpc_inputs
         self._dialects = dialects or Dialects()
+        self._limits = limits
         self._keeps_sessions = keeps_sessions
         self._rng = rng
 
@@ -49,7 +52,7 @@ class RequestParser:
         self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
     ) -> Submit | Event:
         """See `Parser`. Sets `pending.responder` first, so that errors are in the dialect too."""
-        body = RequestBody(data, headers, self._other_inputs)
+        body = RequestBody(data, headers, self._other_inputs, self._limits)
         dialect = self._dialects.of(body)
         pending.responder = dialect.responder
         translation = dialect.read(body)

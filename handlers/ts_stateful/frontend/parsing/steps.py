@@ -10,6 +10,7 @@ import msgspec
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.frontend.parsing.body import check_inputs, document_of, split
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
+from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.frontend.parsing.requests import address
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.declarations import Raw
@@ -36,9 +37,16 @@ class _Parts(NamedTuple):
 class StepParser:
     """Parser of requests to one model. It checks tensors against the model's declarations."""
 
-    def __init__(self, profile: Profile, names: HeaderNames, settings: StateConfig) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        names: HeaderNames,
+        settings: StateConfig,
+        limits: BodyLimits = BodyLimits(max_images=0),
+    ) -> None:
         self._profile = profile
         self._names = names
+        self._limits = limits
         self._declared = [tensor for tensor in settings.inputs if not tensor.is_derived]
         self._outputs = [tensor.name for tensor in settings.outputs]
         self._raw = next((tensor for tensor in self._declared if tensor.raw), None)
@@ -47,6 +55,7 @@ class StepParser:
         self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
     ) -> Submit:
         """See `Parser`."""
+        self._limits.check_request(data)
         parts = self._take_apart(data, headers)
         if parts.document is None:
             split(data, self._hint)  # raises
@@ -54,6 +63,7 @@ class StepParser:
             name = next(iter(parts.others))
             raise InvalidRequest("not an input that takes raw bytes", field=name[:64])
         check_inputs(parts.others, self._names.grpc_inputs)
+        self._limits.check_json(parts.document)
         document = document_of(parts.document)
         if parts.raw and "type" not in document:
             document = {"type": "step", **document}
@@ -127,6 +137,9 @@ class StepParser:
                     f"the model has no such output; it has {', '.join(self._outputs)}",
                     field=f"outputs[{index}].name",
                 )
+        if self._raw is not None and self._raw.raw is Raw.TEXT:
+            for name, text in raw.items():
+                self._limits.check_text(text, name)
         return read_inputs(self._declared, step.inputs, raw)
 
     def _is_raw(self, body: Any, headers: RequestHeaders) -> bool:

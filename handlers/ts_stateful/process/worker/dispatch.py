@@ -130,6 +130,11 @@ class Dispatcher:
         else:
             self.on_full(message, engines)
 
+    @property
+    def bytes_in_flight(self) -> int:
+        """See `HeldBytes`."""
+        return sum(link.in_flight.num_bytes for link in self._links)
+
     def describe(self, request_id: str) -> None:
         """Answer with the stats of all engines together and of each, after all engines have reported them."""
         missing = iter(range(len(self._links) - 1, -1, -1))
@@ -203,7 +208,7 @@ class Dispatcher:
                 publisher.publish(stats)
 
     def _stats(self) -> Stats:
-        in_flight = sum(link.num_in_flight for link in self._links)
+        in_flight = sum(len(link.in_flight) for link in self._links)
         reported = sum((link.stats for link in self._links), Stats())
         return structs.replace(reported, requests_in_flight=in_flight)
 

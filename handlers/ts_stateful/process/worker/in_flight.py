@@ -93,6 +93,7 @@ class InFlightRequests:
         self._trial_lock = trial_lock or TrialLock()
         self._is_held = False  # a request is held up, and later ones must not overtake it
         self._requests: dict[str, InFlight] = {}
+        self.num_bytes = 0  # of the clients' requests
         self._suspect: InFlight | None = None  # tried alone while all others wait
         self.draining = (
             False  # the engine finishes what it has; new requests wait for its successor
@@ -117,6 +118,7 @@ class InFlightRequests:
     def add(self, request: InFlight) -> None:
         """Take a request; send it at once unless another one is tried alone."""
         self._requests[request.message.request_id] = request
+        self.num_bytes += request.message.num_bytes
         if self._suspect is None and not self._is_held:
             self._send(request)
 
@@ -124,6 +126,7 @@ class InFlightRequests:
         """Remove and return a request; None if it is not here."""
         request = self._requests.pop(request_id, None)
         if request is not None:
+            self.num_bytes -= request.message.num_bytes
             self.clear(request)
             self._release_if_idle()
         return request

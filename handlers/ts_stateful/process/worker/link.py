@@ -101,9 +101,9 @@ class EngineLink:
         return self.num_sessions / self._spec.max_sessions
 
     @property
-    def num_in_flight(self) -> int:
-        """The number of unanswered requests and of pulled turns that still run."""
-        return len(self._in_flight)
+    def in_flight(self) -> InFlightRequests:
+        """The unanswered requests and the pulled turns that still run."""
+        return self._in_flight
 
     @property
     def description(self) -> dict[str, Any]:

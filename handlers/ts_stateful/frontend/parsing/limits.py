@@ -1,0 +1,165 @@
+"""Bounds of a request's bytes, parts, JSON values and nesting, checked before anything is parsed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from ts_stateful.config.limits import LimitsConfig
+from ts_stateful.config.schema import MediaConfig
+from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, ServerBusy
+
+__all__ = ["BodyLimits", "HeldBytes", "num_bytes"]
+
+_RETRY_AFTER_S = 1.0
+_OTHER_PARTS = 8  # the JSON, and what TorchServe's own clients send beside it
+# Image data: the content of a string after one of these keys, up to its first quote, which must not be escaped. If the match
+# begins within a string, at an escaped quote, the next quote ends that string: the match is the content of a string again.
+_IMAGE_DATA = re.compile(
+    rb'"(?:base64"\s*:\s*"|(?:url|path)"\s*:\s*"(?=data:))([^"]{1024,})(?<!\\)"'
+)
+_ALL = bytes(range(256))
+_NOT_BRACKETS = bytes(set(_ALL) - set(b"[]{}"))
+_NOT_SEPARATORS = bytes(set(_ALL) - set(b", \t\n\r\v\f"))
+_STEP_OF = np.zeros(256, np.int8)  # the change of the depth at a byte
+_STEP_OF[list(b"[{")] = 1
+_STEP_OF[list(b"]}")] = -1
+
+
+class HeldBytes(Protocol):
+    """The holder of the requests in flight."""
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Return the bytes of all requests that are not answered to the end."""
+
+
+class BodyLimits:
+    """The limits of one worker's requests, with `max_images` images in each.
+
+    Every check costs about as much as one pass over the bytes, or over their quotes, without a Python object for a value.
+    """
+
+    def __init__(
+        self,
+        settings: LimitsConfig = LimitsConfig(),
+        max_images: int = MediaConfig().max_images,
+        held: HeldBytes | None = None,
+    ) -> None:
+        self._settings = settings
+        self._max_images = max_images
+        self._held = held
+
+    def check_request(self, data: Mapping[str, Any]) -> None:
+        """Check the size of a request as a whole: its bytes beside those in flight, and the number of its parts.
+
+        Raises:
+            ServerBusy: there are too many bytes in flight.
+            InvalidRequest: there are too many parts.
+        """
+        held = 0 if self._held is None else self._held.bytes_in_flight
+        limit = self._settings.max_in_flight_bytes
+        if held and held + num_bytes(data) > limit:
+            raise ServerBusy(
+                f"the requests in flight have {held} bytes, and with this one more than {limit}"
+                " (handler.limits.maxInFlightBytes); try again later",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        max_parts = self._max_images + _OTHER_PARTS
+        if len(data) > max_parts:
+            raise InvalidRequest(
+                f"the request has {len(data)} parts or parameters and the limit is {max_parts}"
+                f" (handler.media.maxImages and {_OTHER_PARTS} more); send fewer",
+                field=next(islice(data, max_parts, None))[:64],
+            )
+
+    def check_json(self, body: Any) -> None:
+        """Check the JSON of a request, which TorchServe may have decoded already.
+
+        What is not JSON may pass: parsing it ends at the first error, and what comes before that is within the limits.
+
+        Raises:
+            ContextTooLong: it has too many bytes.
+            InvalidRequest: it has too many values, or is nested too deeply.
+        """
+        text = _encoded(body)
+        limit = self._settings.max_json_bytes
+        if len(text) > limit and text.count(b'"') <= limit:
+            text = self._without_images(text)
+        self._check_size(len(text))
+        self._check_values(text)
+
+    def check_text(self, text: bytes, field: str) -> None:
+        """Check numbers that are separated by commas or whitespace.
+
+        Raises:
+            ContextTooLong: there are too many bytes.
+            InvalidRequest: there are too many numbers.
+        """
+        self._check_size(len(text), field)
+        self._check_count(1 + len(text.translate(None, _NOT_SEPARATORS)), field)
+
+    def _without_images(self, text: bytes | bytearray) -> bytes:
+        kept, end = [], 0
+        for match in islice(_IMAGE_DATA.finditer(text), self._max_images):
+            kept.append(text[end : match.start(1)])
+            end = match.end(1)
+        return b"".join((*kept, text[end:]))
+
+    def _check_size(self, size: int, field: str | None = None) -> None:
+        limit = self._settings.max_json_bytes
+        if size > limit:
+            aside = f" beside the data of up to {self._max_images} images" if self._max_images else ""
+            raise ContextTooLong(
+                f"the request has {size} bytes{aside}, and the limit is {limit}"
+                " (handler.limits.maxJsonBytes); send less at a time",
+                field=field,
+            )
+
+    def _check_values(self, text: bytes | bytearray) -> None:
+        limit = self._settings.max_json_depth
+        opened = text.count(b"[") + text.count(b"{")
+        if opened <= limit and opened + text.count(b",") < self._settings.max_json_values:
+            return  # even if all of them are outside of strings
+        structure = _without_strings(text)
+        steps = _STEP_OF[np.frombuffer(structure.translate(None, _NOT_BRACKETS), np.uint8)]
+        if steps.cumsum(dtype=np.int32).max(initial=0) > limit:
+            raise InvalidRequest(
+                f"the JSON is nested more than {limit} levels deep (handler.limits.maxJsonDepth); send it flat"
+            )
+        self._check_count(1 + structure.count(b",") + int((steps > 0).sum()))
+
+    def _check_count(self, count: int, field: str | None = None) -> None:
+        limit = self._settings.max_json_values
+        if count > limit:
+            raise InvalidRequest(
+                f"the request has more than {limit} values (handler.limits.maxJsonValues); send fewer at a time",
+                field=field,
+            )
+
+
+def num_bytes(data: Mapping[str, Any]) -> int:
+    """Return the bytes of a request's parts, without those that TorchServe has decoded."""
+    return sum(len(part) for part in data.values() if isinstance(part, str | bytes | bytearray))
+
+
+def _encoded(body: Any) -> bytes | bytearray:
+    if isinstance(body, bytes | bytearray):
+        return body
+    try:
+        if isinstance(body, str):
+            return body.encode("utf-8", "surrogatepass")
+        return msgspec.json.encode(body)
+    except (UnicodeEncodeError, RecursionError, OverflowError):
+        return b""  # which the parser refuses for another reason
+
+
+def _without_strings(text: bytes | bytearray) -> bytes:
+    """Return what is outside of strings."""
+    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    return b"".join(plain.split(b'"')[::2])
