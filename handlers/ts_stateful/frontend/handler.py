@@ -25,6 +25,7 @@ from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.metrics.gauges import Gauges
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader, check_header_names
 from ts_stateful.frontend.parsing.limits import BodyLimits, HeldBytes
+from ts_stateful.frontend.parsing.parts import bound_parts
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.frontend.parsing.steps import StepParser
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
@@ -68,7 +69,9 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
         headers = HeaderReader(names, minting=config.frontend.sequence_batching)
-        parser = _parser(config, names, context.model_name, dispatcher)
+        limits = _limits(config, dispatcher)
+        bound_parts(limits.max_parts)
+        parser = _parser(config, names, context.model_name, limits)
         intake = Intake(dispatcher, mailbox, parser, headers)
         self._delivery = _delivery(profile, intake, mailbox, config)
         # The objects of a big body make collections frequent, which would visit every object of torch each time.
@@ -109,11 +112,15 @@ def _publishers(context: Any, group: str | None) -> list[StatsPublisher]:
     return [gauges] if cloudwatch is None else [gauges, cloudwatch]
 
 
-def _parser(config: Config, names: HeaderNames, model_name: str, held: HeldBytes) -> Parser:
-    profile, settings = config.frontend.profile, config.engine.limits
+def _limits(config: Config, held: HeldBytes) -> BodyLimits:
+    max_images = 0 if config.state is not None else config.handler.media.max_images
+    return BodyLimits(config.engine.limits, max_images, held)
+
+
+def _parser(config: Config, names: HeaderNames, model_name: str, limits: BodyLimits) -> Parser:
+    profile = config.frontend.profile
     if config.state is not None:
-        return StepParser(profile, names, config.state, BodyLimits(settings, 0, held))
-    limits = BodyLimits(settings, config.handler.media.max_images, held)
+        return StepParser(profile, names, config.state, limits)
     dialects, keeps_sessions = Dialects(model_name), config.handler.stateful_sessions
     return RequestParser(profile, names, dialects, limits, keeps_sessions=keeps_sessions)
 

@@ -55,6 +55,11 @@ class BodyLimits:
         self._max_images = max_images
         self._held = held
 
+    @property
+    def max_parts(self) -> int:
+        """Return the limit of the parts of a form, inputs of a gRPC message, or parameters of a URL."""
+        return self._max_images + _OTHER_PARTS
+
     def check_request(self, data: Mapping[str, Any]) -> None:
         """Check the size of a request as a whole: its bytes beside those in flight, and the number of its parts.
 
@@ -70,12 +75,10 @@ class BodyLimits:
                 " (handler.limits.maxInFlightBytes); try again later",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        max_parts = self._max_images + _OTHER_PARTS
-        if len(data) > max_parts:
+        if len(data) > self.max_parts:
             raise InvalidRequest(
-                f"the request has {len(data)} parts or parameters and the limit is {max_parts}"
-                f" (handler.media.maxImages and {_OTHER_PARTS} more); send fewer",
-                field=next(islice(data, max_parts, None))[:64],
+                f"the request has more than {self.max_parts} parts or parameters"
+                f" (handler.media.maxImages and {_OTHER_PARTS} more); send fewer"
             )
 
     def check_json(self, body: Any) -> None:
