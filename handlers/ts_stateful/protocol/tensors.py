@@ -115,7 +115,7 @@ def _from_text(declared: Input, body: bytes) -> np.ndarray[Any, Any]:
             raise ValueError
         words = text.replace(",", " ").split()
         whole = numpy_dtype(declared.datatype).kind in "biu"
-        numbers = [int(word) if whole else float(word) for word in words]
+        numbers: list[float] = list(map(int if whole else float, words))
     except ValueError:
         raise InvalidRequest(
             f"the body is not {declared.datatype.value} numbers; separate them by commas or spaces",

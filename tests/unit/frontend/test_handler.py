@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ts.protocol import otf_message_handler as torchserve
 
 from tests.support.fake_dispatcher import ScriptedDispatcher, last
 from tests.support.fake_torchserve import (
@@ -56,7 +58,8 @@ class _Handler(SessionHandler):
         self, model: ServedModel, mailbox: Mailbox, publishers: Sequence[StatsPublisher]
     ) -> ScriptedDispatcher:
         self.model, self.publishers = model, publishers
-        return ScriptedDispatcher(mailbox, lambda s: [last(s.request_id, {"a": 1})])
+        self.dispatcher = ScriptedDispatcher(mailbox, lambda s: [last(s.request_id, {"a": 1})])
+        return self.dispatcher
 
 
 def initialized(document: dict[str, Any]) -> _Handler:
@@ -106,6 +109,29 @@ def test_a_request_goes_through() -> None:
     job = Job("r", {"prompt": "hi"})
     ContinuousFrontend(initialized(_CONTINUOUS).handle).round(job)
     assert (job.status, job.body) == (200, b'{"a": 1}')
+
+
+def test_a_request_beyond_the_bytes_in_flight_is_refused() -> None:
+    """With 503 and the time to wait, before it is parsed; its turn comes when the others have ended."""
+    limits = {"maxInFlightBytes": 1000, "maxJsonBytes": 100}
+    handler = initialized({**_CONTINUOUS, "handler": {"model": "m", "limits": limits}})
+    frontend = ContinuousFrontend(handler.handle)
+    jobs = [Job(name, {"type": "hello", "x": name * 200}) for name in "abc"]
+    for job, in_flight in zip(jobs, (900, 0, 700), strict=True):
+        handler.dispatcher.bytes_in_flight = in_flight
+        frontend.round(job)
+    codes = [json.loads(job.responses[0].body)["error"]["code"] for job in jobs]
+    assert codes == ["server_busy", "context_too_long", "context_too_long"]
+    assert [job.responses[0].status for job in jobs] == [503, 413, 413]
+    assert jobs[0].responses[0].headers["Retry-After"] == "1"
+
+
+def test_the_worker_is_prepared_for_hostile_requests() -> None:
+    """The collector skips what was loaded at the start, and the parts of a request are bounded as they are read."""
+    gc.unfreeze()
+    initialized(_CONTINUOUS)
+    assert gc.get_freeze_count() > 0
+    assert torchserve._retrieve_request.keywords == {"max_parts": 16}
 
 
 def test_the_sequence_profile_takes_over_ids_that_the_frontend_makes() -> None:

@@ -40,6 +40,15 @@ def test_a_request_is_submitted_as_it_was_parsed() -> None:
     )
 
 
+@pytest.mark.parametrize("document", [{"prompt": "hi"}, {"prompt": 1}])
+def test_bodies_are_freed_as_soon_as_they_are_parsed(document: Any) -> None:
+    """Also those of a refused request: TorchServe holds a batch until all of it is answered."""
+    data = {"data": bytearray(json.dumps(document).encode()), "x": bytearray(b"PNG")}
+    pending = ScriptedDispatcher(Inbox()).intake(Profile.SEQUENCE).take("r", data, HTTP)
+    assert data == {"data": b"", "x": b""}
+    assert pending.num_bytes > 3
+
+
 def test_a_pulled_prompt_and_an_opening_one_are_marked() -> None:
     """Over gRPC, in the continuous profile."""
     dispatcher = ScriptedDispatcher(Inbox())

@@ -12,7 +12,7 @@ import pytest
 
 from ts_stateful.protocol import answers
 from ts_stateful.protocol.errors import InvalidRequest, error_classes, error_from_body
-from ts_stateful.protocol.requests import Command, Fork, Request, Rewind, parse_request
+from ts_stateful.protocol.requests import Command, Fork, Open, Request, Rewind, parse_request
 
 REQUESTS: tuple[type[Command], ...] = Request.__args__
 ANSWERS = (
@@ -50,6 +50,14 @@ def test_all_fields_of_a_fork_are_optional() -> None:
     assert parse_request({"type": "fork", **document}) == Fork(**document)
 
 
+def test_metadata_is_bounded_as_by_openai() -> None:
+    """16 keys of 64 characters with strings of 512; of a key that is too long, the error says so."""
+    metadata = {f"{number:064}": "ä" * 512 for number in range(16)}
+    assert parse_request({"type": "open", "metadata": metadata}) == Open(metadata=metadata)
+    with pytest.raises(InvalidRequest, match="length <= 64 as a key"):
+        parse_request({"type": "open", "metadata": {"n" * 65: 1}})
+
+
 def test_a_rewind_needs_a_turn() -> None:
     """0 is the beginning."""
     assert parse_request({"type": "rewind", "to_turn": 0}) == Rewind(to_turn=0)
@@ -65,7 +73,10 @@ def test_a_rewind_needs_a_turn() -> None:
         ({"type": "fork", "ttl_s": 0}, "ttl_s"),
         ({"type": "fork", "ttl_s": float("inf")}, "ttl_s"),
         ({"type": "fork", "metadata": []}, "metadata"),
-        ({"type": "fork", "metadata": {str(n): n for n in range(33)}}, "metadata"),
+        ({"type": "fork", "metadata": {str(n): n for n in range(17)}}, "metadata"),
+        ({"type": "open", "metadata": {"n" * 65: 1}}, "metadata"),
+        ({"type": "open", "metadata": {"n": "x" * 513}}, "metadata[...]"),
+        ({"type": "open", "metadata": {"n": {}}}, "metadata[...]"),
         ({"type": "open", "metadata": {"n": 2**63}}, "metadata[...]"),
         ({"type": "open", "metadata": {"n": -(10**30)}}, "metadata[...]"),
         ({"type": "open", "metadata": {"n": float("inf")}}, "metadata[...]"),

@@ -33,6 +33,12 @@ def refused(tensor: Input, data: Any, **fields: Any) -> str | None:
     return error.value.field
 
 
+def test_strings_take_no_memory() -> None:
+    """An array of strings would have room for the longest one in each of its elements: here 400 GB."""
+    assert refused(declared(shape=[-1]), ["x" * 1_000_000] + [""] * 100_000) == "inputs[0].data"
+    assert refused(declared(shape=[-1]), [[1, "x" * 1_000_000]] * 100_000) == "inputs[0].data"
+
+
 def test_data_is_flat_or_nested_and_may_have_a_shape() -> None:
     """A leading 1 is the row."""
     matrix = declared(shape=[-1, 2])

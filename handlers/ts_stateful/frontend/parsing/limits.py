@@ -18,11 +18,12 @@ __all__ = ["BodyLimits", "HeldBytes", "num_bytes"]
 
 _RETRY_AFTER_S = 1.0
 _OTHER_PARTS = 8  # the JSON, and what TorchServe's own clients send beside it
-# Image data: the content of a string after one of these keys, up to its first quote, which must not be escaped. If the match
-# begins within a string, at an escaped quote, the next quote ends that string: the match is the content of a string again.
+# The content of a string after one of these keys, up to its first quote, which may be escaped. If a match begins within another
+# string, at an escaped quote, the next quote ends that string, so that the content is one of a string again.
 _IMAGE_DATA = re.compile(
-    rb'"(?:base64"\s*:\s*"|(?:url|path)"\s*:\s*"(?=data:))([^"]{1024,})(?<!\\)"'
+    rb'"(?:base64"\s*:\s*"|(?:url|path)"\s*:\s*"(?=data:))([^"]{1024,})"'
 )
+_BACKSLASH = ord("\\")
 _ALL = bytes(range(256))
 _NOT_BRACKETS = bytes(set(_ALL) - set(b"[]{}"))
 _NOT_SEPARATORS = bytes(set(_ALL) - set(b", \t\n\r\v\f"))
@@ -40,9 +41,9 @@ class HeldBytes(Protocol):
 
 
 class BodyLimits:
-    """The limits of one worker's requests, with `max_images` images in each.
+    """The limits of one worker's requests, with up to `max_images` images in each.
 
-    Every check costs about as much as one pass over the bytes, or over their quotes, without a Python object for a value.
+    A check makes no Python object of a value. An empty object or array counts as two values.
     """
 
     def __init__(
@@ -109,7 +110,9 @@ class BodyLimits:
 
     def _without_images(self, text: bytes | bytearray) -> bytes:
         kept, end = [], 0
-        for match in islice(_IMAGE_DATA.finditer(text), self._max_images):
+        found = _IMAGE_DATA.finditer(text)
+        whole = (match for match in found if text[match.end(1) - 1] != _BACKSLASH)
+        for match in islice(whole, self._max_images):
             kept.append(text[end : match.start(1)])
             end = match.end(1)
         return b"".join((*kept, text[end:]))
@@ -129,7 +132,9 @@ class BodyLimits:
         opened = text.count(b"[") + text.count(b"{")
         if opened <= limit and opened + text.count(b",") < self._settings.max_json_values:
             return  # even if all of them are outside of strings
-        structure = _without_strings(text)
+        plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
+        self._check_count(plain.count(b'"') // 4)  # a value has four at most, with its key
+        structure = b"".join(plain.split(b'"')[::2])  # what is outside of strings
         steps = _STEP_OF[np.frombuffer(structure.translate(None, _NOT_BRACKETS), np.uint8)]
         if steps.cumsum(dtype=np.int32).max(initial=0) > limit:
             raise InvalidRequest(
@@ -160,9 +165,3 @@ def _encoded(body: Any) -> bytes | bytearray:
         return msgspec.json.encode(body)
     except (UnicodeEncodeError, RecursionError, OverflowError):
         return b""  # which the parser refuses for another reason
-
-
-def _without_strings(text: bytes | bytearray) -> bytes:
-    """Return what is outside of strings."""
-    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    return b"".join(plain.split(b'"')[::2])

@@ -122,6 +122,7 @@ def test_what_changes_nothing_is_taken() -> None:
     ("fields", "param"),
     [
         ({"n": 2}, "n"),
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
