@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _HEAVY_BYTES = 65_536
 _LIGHT_BYTES = 1024  # a full batch of bodies of this size is not heavy
+_CROWDED_BYTES = 16_000_000  # a call with bodies of this size takes longer than it may wait
 _DESCRIBED_PAUSE_S = 1.0
 
 
@@ -38,6 +39,9 @@ class Pace:
     TorchServe detects a disconnected client only after the first response, which settles the status. A running request gets
     that response, which may be empty, when it is `settle_s` old. With a body that is not light it gets one at once. An error
     before then has its own status.
+
+    While the bodies that are sent again are so big that calls become slow for all clients, a request with a heavy body gets its
+    first response at that age in any case.
     """
 
     wait_s: float = 0.005
@@ -76,8 +80,9 @@ class ContinuousDelivery:
             self._pending[request_id] = self._intake.take(request_id, data[idx], headers)
         self._inbox.wait(self._patience_s(quiet=not new))
         responses = {}
+        is_crowded = self._num_resent > _CROWDED_BYTES
         for idx, request_id in context.request_ids.items():
-            response = self._collect(self._pending[request_id])
+            response = self._collect(self._pending[request_id], is_crowded=is_crowded)
             if response is not None:
                 responses[idx] = response
         return reply(context, responses, len(data))
@@ -87,14 +92,23 @@ class ContinuousDelivery:
         for request_id in self._pending.keys() - present:
             self._intake.drop(self._pending.pop(request_id))
 
-    def _collect(self, pending: PendingResponse) -> Response | None:
+    @property
+    def _num_resent(self) -> int:
+        """The bytes of the bodies that TorchServe sends with every call."""
+        return sum(each.num_bytes for each in self._pending.values() if not each.started)
+
+    def _collect(self, pending: PendingResponse, *, is_crowded: bool) -> Response | None:
         events = self._inbox.take(pending.request_id)
         if events:
             self._quiet_s = self._pace.wait_s
         pending.add(events)
         is_light = pending.num_bytes <= _LIGHT_BYTES
-        hold = not is_light or self._intake.age_s(pending) >= self._pace.settle_s
-        response = self._intake.attempt(pending.request_id, partial(pending.next, hold=hold))
+        is_old = self._intake.age_s(pending) >= self._pace.settle_s
+        take = partial(pending.next, hold=is_old or not is_light)
+        response = self._intake.attempt(pending.request_id, take)
+        is_burden = is_crowded and pending.num_bytes > _HEAVY_BYTES
+        if response is None and is_burden and is_old and pending.is_http and not pending.started:
+            response = pending.begin()
         if pending.done:
             del self._pending[pending.request_id]
             self._intake.finish(pending)
@@ -113,8 +127,7 @@ class ContinuousDelivery:
         self._described = request_id
 
     def _patience_s(self, *, quiet: bool) -> float:
-        resent = sum(each.num_bytes for each in self._pending.values() if not each.started)
-        if resent > _HEAVY_BYTES:
+        if self._num_resent > _HEAVY_BYTES:
             return self._pace.patient_wait_s
         wait_s = self._quiet_s if quiet else self._pace.wait_s
         # The next call waits this long, if nothing comes.

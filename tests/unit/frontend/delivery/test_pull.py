@@ -238,6 +238,33 @@ def test_big_bodies_that_are_sent_again_are_asked_for_less_often() -> None:
     assert inbox.waits_s == [5, 5, 1]
 
 
+def test_bodies_that_slow_all_calls_are_sent_no_more() -> None:
+    """Together they are big: their requests get a first response while they wait. Others do not."""
+    server = Server(settle_s=4)  # more than the looks at the clock in the first call
+    big = {"prompt": "x", "images": [{"base64": "A" * 9_000_000}]}
+    first, second = (Job(name, {**big, "session_id": name}) for name in "ab")
+    light = Job("c", _PROMPT)
+    assert server.frontend.round(first, second, light) == []
+    assert server.frontend.round() == ["a", "b"]
+    assert (first.status, first.body, first.cached) == (200, b"", True)
+    server.post(last("a", {"a": 1}), refused("b", 500), refused("c", 429))
+    assert server.frontend.round() == ["a", "b", "c"]
+    assert (first.status, first.body) == (200, b'{"a": 1}')
+    assert (second.status, json.loads(second.body)["error"]["status"]) == (200, 500)
+    assert light.status == 429
+    server.check_empty()
+
+
+def test_one_big_body_keeps_its_status() -> None:
+    """However old it is, if it is alone."""
+    server = Server()
+    job = Job("r", {"prompt": "x", "images": [{"base64": "A" * 9_000_000}]})
+    assert server.frontend.round(job) == server.frontend.round() == []
+    server.post(refused("r", 413))
+    server.frontend.round()
+    assert job.status == 413
+
+
 def test_calls_wait_longer_while_nothing_happens() -> None:
     """An event or a new request makes them short again."""
     inbox, frontend = waiting()
