@@ -20,9 +20,7 @@ _RETRY_AFTER_S = 1.0
 _OTHER_PARTS = 8  # the JSON, and what TorchServe's own clients send beside it
 # The content of a string after one of these keys, up to its first quote, which may be escaped. If a match begins within another
 # string, at an escaped quote, the next quote ends that string, so that the content is one of a string again.
-_IMAGE_DATA = re.compile(
-    rb'"(?:base64"\s*:\s*"|(?:url|path)"\s*:\s*"(?=data:))([^"]{1024,})"'
-)
+_IMAGE_DATA = re.compile(rb'"(?:base64"\s*:\s*"|(?:url|path)"\s*:\s*"(?=data:))([^"]{1024,})"')
 _BACKSLASH = ord("\\")
 _ALL = bytes(range(256))
 _NOT_BRACKETS = bytes(set(_ALL) - set(b"[]{}"))
@@ -120,7 +118,9 @@ class BodyLimits:
     def _check_size(self, size: int, field: str | None = None) -> None:
         limit = self._settings.max_json_bytes
         if size > limit:
-            aside = f" beside the data of up to {self._max_images} images" if self._max_images else ""
+            aside = (
+                f" beside the data of up to {self._max_images} images" if self._max_images else ""
+            )
             raise ContextTooLong(
                 f"the request has {size} bytes{aside}, and the limit is {limit}"
                 " (handler.limits.maxJsonBytes); send less at a time",
