@@ -129,7 +129,7 @@ def cost_of(speaker: Speaker, content: bytes, content_type: str) -> float:
             assert speaker.ask({"type": "hello"})["profile"] == "continuous"
     after = worker.cpu_times()
     assert {future.result().status_code for future in posted} <= {400, 413}
-    return after.user + after.system - before.user - before.system
+    return float(after.user + after.system - before.user - before.system)
 
 
 @pytest.mark.parametrize("profile", ["continuous"], indirect=True)

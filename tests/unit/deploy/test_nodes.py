@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
 from tests.e2e.server import ROOT
 from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions
-from tests.support.haproxy import CONFIG, NO_HAPROXY, check, haproxy_binary
+from tests.support.haproxy import CONFIG, NO_HAPROXY, check, haproxy, haproxy_binary
+from tests.support.ports import free_ports
 from ts_stateful.config.schema import EngineConfig
 from ts_stateful.protocol.sagemaker import SESSION_ID
 
@@ -40,6 +42,27 @@ def test_haproxy_takes_the_configuration(environ: dict[str, str]) -> None:
     done = check(binary, CONFIG, **environ)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stdout + done.stderr
+
+
+def test_haproxy_refuses_forms_without_a_file(tmp_path: Path) -> None:
+    """TorchServe would read millions of their fields. Everything else goes to a node, of which there is none here."""
+    binary = haproxy_binary()
+    if binary is None:
+        pytest.skip(NO_HAPROXY)
+    form = "application/x-www-form-urlencoded"
+    with (
+        haproxy(binary, [free_ports(), free_ports()], tmp_path / "log") as proxy,
+        httpx.Client(trust_env=False) as http,
+    ):
+        for content_type, status in (
+            (form, 400),
+            (f"{form.upper()}; charset=utf-8", 400),
+            ("application/json", 503),
+            ("multipart/form-data; boundary=x", 503),
+        ):
+            headers = {"Content-Type": content_type}
+            answer = http.post(f"{proxy.http_url}/predictions/chat", content=b"a=", headers=headers)
+            assert answer.status_code == status
 
 
 def test_checks_find_a_place_on_a_busy_node(served: dict[str, Any]) -> None:

@@ -52,7 +52,9 @@ def test_all_fields_of_a_fork_are_optional() -> None:
 
 def test_metadata_is_bounded_as_by_openai() -> None:
     """16 keys of 64 characters with strings of 512; of a key that is too long, the error says so."""
-    metadata = {f"{number:064}": "ä" * 512 for number in range(16)}
+    metadata: dict[str, str | int | float | bool | None] = {
+        f"{number:064}": "ä" * 512 for number in range(16)
+    }
     assert parse_request({"type": "open", "metadata": metadata}) == Open(metadata=metadata)
     with pytest.raises(InvalidRequest, match="length <= 64 as a key"):
         parse_request({"type": "open", "metadata": {"n" * 65: 1}})

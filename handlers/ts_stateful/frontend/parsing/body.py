@@ -31,10 +31,10 @@ class RequestBody:
         data: Mapping[str, Any],
         headers: RequestHeaders,
         other_inputs: frozenset[str] = frozenset(),
-        limits: BodyLimits = BodyLimits(),
+        limits: BodyLimits | None = None,
     ) -> None:
         self.headers = headers
-        self._limits = limits
+        self._limits = limits or BodyLimits()
         self._data = data
         self._other_inputs = other_inputs
 

@@ -16,6 +16,7 @@ from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, ServerBu
 
 __all__ = ["BodyLimits", "HeldBytes", "num_bytes"]
 
+_MEDIA = MediaConfig()
 _RETRY_AFTER_S = 1.0
 _OTHER_PARTS = 8  # the JSON, and what TorchServe's own clients send beside it
 # The content of a string after one of these keys, up to its first quote, which may be escaped. If a match begins within another
@@ -46,11 +47,11 @@ class BodyLimits:
 
     def __init__(
         self,
-        settings: LimitsConfig = LimitsConfig(),
-        max_images: int = MediaConfig().max_images,
+        settings: LimitsConfig | None = None,
+        max_images: int = _MEDIA.max_images,
         held: HeldBytes | None = None,
     ) -> None:
-        self._settings = settings
+        self._settings = settings or LimitsConfig()
         self._max_images = max_images
         self._held = held
 

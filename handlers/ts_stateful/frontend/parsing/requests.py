@@ -36,7 +36,7 @@ class RequestParser:
         profile: Profile,
         names: HeaderNames,
         dialects: Dialects | None = None,
-        limits: BodyLimits = BodyLimits(),
+        limits: BodyLimits | None = None,
         *,
         keeps_sessions: bool = True,
         rng: Random = _SYSTEM_RANDOM,
@@ -44,7 +44,7 @@ class RequestParser:
         self._profile = profile
         self._other_inputs = names.grpc_inputs
         self._dialects = dialects or Dialects()
-        self._limits = limits
+        self._limits = limits or BodyLimits()
         self._keeps_sessions = keeps_sessions
         self._rng = rng
 

@@ -42,11 +42,11 @@ class StepParser:
         profile: Profile,
         names: HeaderNames,
         settings: StateConfig,
-        limits: BodyLimits = BodyLimits(max_images=0),
+        limits: BodyLimits | None = None,
     ) -> None:
         self._profile = profile
         self._names = names
-        self._limits = limits
+        self._limits = limits or BodyLimits(max_images=0)
         self._declared = [tensor for tensor in settings.inputs if not tensor.is_derived]
         self._outputs = [tensor.name for tensor in settings.outputs]
         self._raw = next((tensor for tensor in self._declared if tensor.raw), None)

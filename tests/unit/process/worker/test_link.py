@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, rule
 from hypothesis.stateful import Bundle as Names
+from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.support.clock import FakeClock
 from ts_stateful.config.schema import EngineConfig
