@@ -15,7 +15,6 @@ from ts_stateful.engine.services import Services, WorkQueue
 from ts_stateful.language.engine import build_engine
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.vision.loader import ImageLoader
-from ts_stateful.media.fetch import Fetcher
 from ts_stateful.media.load import MediaLoader
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Request
@@ -26,7 +25,7 @@ from ts_stateful.store.ordered_calls import StoreCalls
 __all__ = ["Driver"]
 
 _PATIENCE_S = 1.0
-_THREADS = 4  # they load images and call the store
+_THREADS = 4  # they call the store
 
 
 class Driver:
@@ -41,10 +40,9 @@ class Driver:
         self._refusal = ""  # the last rejection that was not reported
         self._queue = WorkQueue()
         self._threads = ThreadPoolExecutor(_THREADS)
-        media = config.handler.media
         access = None if store is None else StoreAccess(store, "required", self._threads)
         calls = None if access is None else StoreCalls(access, self._queue)
-        images = ImageLoader(MediaLoader(media, Fetcher(media)), self._threads, self._queue)
+        images = ImageLoader(MediaLoader(config.handler.media), self._queue)
         services = Services(self, self._queue, store=calls)
         self.engine = build_engine(model, config, services, images)
 

@@ -92,7 +92,12 @@ def make_fetcher() -> Iterator[MakeFetcher]:
     def make(private: bool = True, seams: dict[str, Any] | None = None, **settings: Any) -> Fetcher:
         schemes: tuple[Literal["https", "http", "data"], ...] = ("https", "http", "data")
         config = MediaConfig(
-            **{"allowed_schemes": schemes, "allow_private_addresses": private, **settings}
+            **{
+                "allowed_schemes": schemes,
+                "allow_private_addresses": private,
+                "allowed_ports": tuple(range(1, 65536)),
+                **settings,
+            }
         )
         fetchers.append(Fetcher(config, **(seams or {})))
         return fetchers[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, Literal
 
@@ -12,14 +12,15 @@ import PIL.Image
 import torch
 
 from tests.support.clock import FakeClock
+from tests.support.decoding import PlainDecoder
 from tests.support.pictures import png
-from ts_stateful.config.schema import Config, MediaConfig, load_config
+from ts_stateful.config.schema import Config, load_config
 from ts_stateful.engine.services import Services, WorkQueue
 from ts_stateful.language.engine import LanguageKind, build_engine
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.language.vision.loader import ImageLoader, ReadImage
-from ts_stateful.media import ImageFile
+from ts_stateful.media.load import ImageFile
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Close, Image, Open, Prompt, Request
@@ -78,11 +79,12 @@ class Harness:
         self.pictures: dict[str, PIL.Image.Image] = {}
         self.events: dict[str, list[Event]] = {}
         self.refuse_image: StatefulError | None = None
+        self.clients: list[Hashable] = []  # those whose images were loaded
         self._queue = WorkQueue()
         self._ids = itertools.count(first_id)
         access = StoreAccess(store, policy, self.executor) if store else None
         calls = StoreCalls(access, self._queue) if access else None
-        images = ImageLoader(self, self.executor, self._queue)
+        images = ImageLoader(self, self._queue)
         self.engine = build_engine(
             model, config, Services(self, self._queue, self.clock, calls), images
         )
@@ -94,12 +96,32 @@ class Harness:
         self.events.setdefault(event.request_id, []).append(event)
 
     def load(
+        self,
+        images: Sequence[Image],
+        files: Sequence[bytes],
+        read: ReadImage,
+        client: Hashable,
+    ) -> Future[list[ImageInput]]:
+        loaded: Future[list[ImageInput]] = Future()
+
+        def run() -> None:
+            try:
+                loaded.set_result(self.read_all(images, files, read))
+            except Exception as error:  # as a future does
+                loaded.set_exception(error)
+
+        self.clients.append(client)
+        self.executor.submit(run)
+        return loaded
+
+    def read_all(
         self, images: Sequence[Image], files: Sequence[bytes], read: ReadImage
     ) -> list[ImageInput]:
+        """Read what was asked for; on the thread that has the job."""
         if self.refuse_image is not None:
             raise self.refuse_image
         pictures = [self.pictures[image.url or ""] for image in images]
-        return [read(ImageFile(png(picture), MediaConfig(), "images")) for picture in pictures]
+        return [read(ImageFile(png(picture), PlainDecoder(), "images")) for picture in pictures]
 
     def submit(self, command: Request, request_id: str = "", **fields: Any) -> str:
         """Submits a request; returns its id."""

@@ -13,6 +13,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ts_stateful.config.limits import LimitsConfig
+from ts_stateful.config.media import MediaConfig
+from ts_stateful.config.ranges import Count as _Count
+from ts_stateful.config.ranges import Positive as _Positive
 from ts_stateful.protocol.declarations import Input, Output, State, check
 from ts_stateful.protocol.profile import Profile
 
@@ -28,40 +31,11 @@ __all__ = [
     "load_config",
 ]
 
-_Positive = Annotated[float, Meta(gt=0)]
-_Count = Annotated[int, Meta(ge=1)]
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
 class ConfigError(ValueError):
     """A setting is unknown, of the wrong type or out of range; the message names the key and the remedy."""
-
-
-class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """`handler.media`: the allowed images and their sources. Safe by default."""
-
-    allowed_schemes: tuple[Literal["https", "http", "data"], ...] = ("https", "data")
-    """Where images may come from."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Names, or `*.example.com` for subdomains. Empty: every public host."""
-    allowed_buckets: tuple[str, ...] = ()
-    """Buckets of `s3://bucket/key` (extra `s3`): names, or `*.example`. Empty: none."""
-    allow_private_addresses: bool = False
-    """Allow loopback, private and link-local addresses, cloud metadata among them."""
-    max_bytes: _Count = 20_000_000
-    """Bytes of one image."""
-    max_pixels: _Count = 40_000_000
-    """Pixels of one image."""
-    max_images: _Count = 8
-    """Images of one request, and uploads of one session."""
-    max_upload_bytes: _Count = 500_000_000
-    """Bytes of all uploads of an engine."""
-    timeout_sec: _Positive = 10.0
-    """Seconds for one image, redirects included."""
-    max_redirects: Annotated[int, Meta(ge=0)] = 3
-    """Redirects of one image."""
-    workers: _Count = 4
-    """Images fetched and decoded at the same time."""
 
 
 class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):

@@ -24,13 +24,11 @@ from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.requests import LanguageRequests
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.language.vision.loader import ImageLoader
-from ts_stateful.media.fetch import Fetcher
 from ts_stateful.media.load import MediaLoader
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.store.threads import started_pool
 
 __all__ = ["LanguageKind", "build_engine", "load_engine"]
 
@@ -138,8 +136,9 @@ def load_engine(config: Config, placement: Placement, services: Services) -> Ses
     Raises:
         ConfigError: the model cannot be loaded, or would not be served exactly.
     """
-    media = config.handler.media
-    files = MediaLoader(media, Fetcher(media))
-    images = ImageLoader(files, started_pool(media.workers, "media"), services.queue)
+    files = MediaLoader(config.handler.media)
     model = load_model(config.handler, Path(placement.model_dir), torch.device(placement.device))
+    if model.vision is not None:
+        files.warm_up()
+    images = ImageLoader(files, services.queue)
     return build_engine(model, config, services, images, placement.max_sessions)

@@ -1,11 +1,11 @@
-"""Decoding of untrusted bytes to pixels: RGB, upright, opaque, without metadata. No message of Pillow leaves this module."""
+"""Decoding of untrusted bytes to pixels: RGB, upright, opaque, without metadata. Runs in a decoder process."""
 
 from __future__ import annotations
 
 import io
 
 # Imported by name, as Pillow would otherwise load all plugins to find one.
-from PIL import (
+from PIL import (  # noqa: F401
     BmpImagePlugin,
     GifImagePlugin,
     Image,
@@ -14,23 +14,9 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from ts_stateful.config.schema import MediaConfig
-from ts_stateful.media.encoded import check_size
-from ts_stateful.protocol.errors import MediaError, MediaInvalid, MediaTooLarge
+from ts_stateful.media.decoder.frames import FORMATS
 
-__all__ = ["FORMATS", "decode_image"]
-
-FORMATS = tuple(
-    plugin.format
-    for plugin in (
-        PngImagePlugin.PngImageFile,
-        JpegImagePlugin.JpegImageFile,
-        WebPImagePlugin.WebPImageFile,
-        GifImagePlugin.GifImageFile,
-        BmpImagePlugin.BmpImageFile,
-    )
-)
-"""The accepted formats. TIFF is not: its tiles can be larger than its image, so its pixels do not bound its memory."""
+__all__ = ["FORMATS", "TooManyPixels", "open_image", "to_pixels"]
 
 _ORIENTATION_TAG = 0x0112  # EXIF 2.3, 4.6.4
 _UPRIGHT = {
@@ -51,35 +37,39 @@ _MAX_REPEATS = (
 )
 
 
-def decode_image(data: bytes, config: MediaConfig, field: str) -> Image.Image:
-    """Decode the image in `data`, of several frames the first: RGB, upright, transparency on white.
+class TooManyPixels(ValueError):
+    """The image has more pixels than allowed, by its header."""
 
-    The content decides the format, and the EXIF orientation the upright side. Colour profiles and all other metadata are
-    dropped. Pillow refuses more than 178,956,970 pixels, also if `config.max_pixels` is larger.
+
+def open_image(data: bytes, max_pixels: int) -> Image.Image:
+    """Open an image by its header. The content decides the format.
+
+    Pillow refuses more than 178,956,970 pixels, also if `max_pixels` is larger.
 
     Raises:
-        MediaTooLarge: more than `config.max_bytes` bytes, or by its header more than
-            `config.max_pixels` pixels.
-        MediaInvalid: it is empty, truncated, damaged or in no accepted format.
+        TooManyPixels: it has more than `max_pixels`.
+        Exception: Pillow's parsers raise almost every built-in error on hostile bytes.
     """
-    check_size(len(data), config.max_bytes, field)
+    _refuse_repeats(data)
     try:
-        _refuse_repeats(data)
-        # Reads the header only; `load` decodes, and of several frames the first.
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > config.max_pixels:
-                raise _too_many_pixels(config.max_pixels, field)
-            image.load()
-            return _upright(_to_rgb(image), _orientation(image))
-    except MediaError:
-        raise
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise _too_many_pixels(config.max_pixels, field) from None
-    except Exception:
-        # The boundary to Pillow's parsers, which raise almost every built-in error on hostile bytes.
-        names = ", ".join(FORMATS)
-        message = f"the image is damaged or in an unknown format; send one of {names}"
-        raise MediaInvalid(message, field=field) from None
+        raise TooManyPixels from None
+    if image.width * image.height > max_pixels:
+        raise TooManyPixels
+    return image
+
+
+def to_pixels(image: Image.Image) -> Image.Image:
+    """Decode an opened image, of several frames the first: RGB, upright, transparency on white.
+
+    The EXIF orientation decides the upright side. Colour profiles and all other metadata are dropped. Raises as `open_image`.
+    """
+    try:
+        image.load()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise TooManyPixels from None
+    return _upright(_to_rgb(image), _orientation(image))
 
 
 def _refuse_repeats(data: bytes) -> None:
@@ -88,14 +78,8 @@ def _refuse_repeats(data: bytes) -> None:
             raise ValueError("more repetitions than an honest file has")
 
 
-def _too_many_pixels(max_pixels: int, field: str) -> MediaTooLarge:
-    return MediaTooLarge(
-        f"the image has more than {max_pixels} pixels; send a smaller one", field=field
-    )
-
-
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Copy an image in RGB and without metadata."""
+    """Return an image in RGB, itself if it is. Its metadata are of no interest: only pixels leave the process."""
     if image.mode.startswith("I"):
         # 16 bits of grey: Pillow's own conversion clips values above 255 to white.
         image = image.point(lambda value: value * (1 / 256)).convert("L")
@@ -104,10 +88,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         layer = image.convert("RGBA")
         rgb = Image.new("RGB", layer.size, "white")
         rgb.paste(layer, mask=layer.getchannel("A"))
-    else:
-        rgb = image.convert("RGB")
-    rgb.info = {}
-    return rgb
+        return rgb
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:

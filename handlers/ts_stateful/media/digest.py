@@ -8,6 +8,8 @@ from PIL import Image
 
 __all__ = ["content_digest", "file_digest"]
 
+_PART_PIXELS = 300_000
+
 
 def content_digest(image: Image.Image, *salts: str) -> str:
     """Return SHA-256 in hex of the pixels of `image` with their mode, size and palette, and of `salts`.
@@ -17,7 +19,11 @@ def content_digest(image: Image.Image, *salts: str) -> str:
     """
     digest = _salted(image.mode, str(image.width), str(image.height), *salts)
     digest.update(bytes(image.getpalette("RGBA") or ()) if image.mode in ("P", "PA") else b"")
-    digest.update(image.tobytes())
+    # In parts, as all pixels at once would take their memory twice. Rows are whole bytes in every mode.
+    num_rows = max(1, _PART_PIXELS // max(1, image.width))
+    for top in range(0, image.height, num_rows):
+        bottom = min(image.height, top + num_rows)
+        digest.update(image.crop((0, top, image.width, bottom)).tobytes())
     return digest.hexdigest()
 
 

@@ -55,7 +55,7 @@ class Fetcher:
         )
         # A query cannot be interrupted, only abandoned; the pool bounds the number of those.
         self._queries = concurrent.futures.ThreadPoolExecutor(
-            max_workers=4 * config.workers, thread_name_prefix="media-resolve"
+            max_workers=config.fetches, thread_name_prefix="media-resolve"
         )
 
     def close(self) -> None:
@@ -144,6 +144,10 @@ class Fetcher:
 
     def _allowed_addresses(self, target: Target, deadline: TimeLimit, field: str) -> Sequence[str]:
         config = self._config
+        if target.port not in config.ports:
+            raise MediaForbidden(
+                "the URL's port is not one of handler.media.allowedPorts", field=field
+            )
         if config.allowed_hosts and not any(_matches(p, target.host) for p in config.allowed_hosts):
             raise MediaForbidden(
                 "the URL's host is not one of handler.media.allowedHosts", field=field

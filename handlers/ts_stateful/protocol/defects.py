@@ -16,7 +16,7 @@ __all__ = ["defect"]
 logger = logging.getLogger(__name__)
 
 
-def defect(error: Exception, where: str) -> InternalError:
+def defect(error: BaseException, where: str) -> InternalError:
     """Log the type and the trace of an exception under an id, and return an error with this id.
 
     `where` names the operation, in words that may be logged.

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.support import decoding
 from tests.support.hostile import SVG, chunk, raw_png
 from tests.support.pictures import encoded
 from ts_stateful.config.schema import MediaConfig
-from ts_stateful.media.decode import FORMATS, decode_image
+from ts_stateful.media.decoder.frames import FORMATS
 
 CONFIG = MediaConfig(max_bytes=2_000_000, max_pixels=1_000_000)
 FIELD = "images[0].url"
@@ -20,7 +21,7 @@ RED, WHITE = (255, 0, 0), (255, 255, 255)
 
 
 def decode(data: bytes, config: MediaConfig = CONFIG) -> Image.Image:
-    return decode_image(data, config, FIELD)
+    return decoding.decode(data, config, FIELD)
 
 
 def is_red(pixel: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 
@@ -173,3 +174,43 @@ def test_an_unknown_name_is_invalid(make_fetcher: MakeFetcher, failure: OSError 
     names = Names([], before=fail)
     message = refusal(make_fetcher(seams={"resolver": names}), "http://example.com/", MediaInvalid)
     assert message == "the URL's host cannot be resolved"
+
+
+@pytest.mark.parametrize(
+    ("settings", "url"),
+    [
+        ({"allowed_schemes": ("https",)}, "https://example.com:8443/"),
+        ({"allowed_schemes": ("https",)}, "https://example.com:80/"),
+        ({"allowed_schemes": ("https",)}, "https://[2606:4700::1111]:22/"),
+        ({}, "http://example.com:8080/"),
+        ({"allowed_ports": (8443,)}, "https://example.com/"),
+    ],
+)
+def test_no_connection_is_made_to_another_port(
+    make_fetcher: MakeFetcher, settings: dict[str, Any], url: str
+) -> None:
+    """Without a setting those of the allowed schemes are the only ones; the name is not even looked up."""
+    connector, names = Connector(), Names([PUBLIC])
+    seams = {"backend": connector, "resolver": names}
+    fetcher = make_fetcher(private=False, seams=seams, **{"allowed_ports": (), **settings})
+    assert "handler.media.allowedPorts" in refusal(fetcher, url, MediaForbidden)
+    assert (connector.connected, names.asked) == ([], [])
+
+
+def test_a_redirect_to_another_port_is_forbidden(site: Site, make_fetcher: MakeFetcher) -> None:
+    """As the client's own URL would be."""
+    connector, names = Connector(site), Names([PUBLIC])
+    seams = {"backend": connector, "resolver": names}
+    fetcher = make_fetcher(private=False, seams=seams, allowed_ports=())
+    site.routes["/a"] = redirect("http://example.com:6379/")
+    refusal(fetcher, "http://example.com/a", MediaForbidden)
+    assert connector.connected == [(PUBLIC, 80)]
+
+
+def test_a_port_can_be_allowed(site: Site, make_fetcher: MakeFetcher) -> None:
+    """It is then as good as the usual one."""
+    connector, names = Connector(site), Names([PUBLIC])
+    seams = {"backend": connector, "resolver": names}
+    fetcher = make_fetcher(private=False, seams=seams, allowed_ports=(80, 8080))
+    assert fetcher.fetch("http://example.com:8080/", FIELD) == BODY
+    assert fetcher.fetch("http://example.com/", FIELD) == BODY

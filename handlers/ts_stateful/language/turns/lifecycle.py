@@ -211,11 +211,13 @@ class Turns:
 
     def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
         assert self._reader is not None
+        tenant = sequence.session.metadata.get("tenant")
         self._images.load(
             images,
             files,
+            client=tenant,
             known=sequence.context.by_url if isinstance(sequence.command, Chat) else {},
-            read=partial(self._reader.read, tenant=sequence.session.metadata.get("tenant")),
+            read=partial(self._reader.read, tenant=tenant),
             then=partial(self._loaded, sequence),
         )
 

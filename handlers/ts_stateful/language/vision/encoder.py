@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.fingerprint import weights_digest
-from ts_stateful.media import content_digest
+from ts_stateful.media.digest import content_digest
 
 __all__ = ["ImageInput", "Vision"]
 

@@ -7,39 +7,38 @@ part of the request, and are recognized by their pixels.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.protocol.errors import MediaError
+from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Image
 
-__all__ = ["load_unknown", "urls_of"]
+__all__ = ["KnownImages", "urls_of"]
 
 _FIELD = re.compile(r"images\[(\d+)\]")
 
 
-def load_unknown(
-    images: Sequence[Image],
-    known: Mapping[str, ImageInput],
-    load: Callable[[Sequence[Image]], list[ImageInput]],
-) -> list[ImageInput]:
-    """Return the images in their order; `load` loads those that are not `known`.
+class KnownImages:
+    """The images of a request, of which those with a `known` URL are not loaded."""
 
-    Additional images that `load` returns come last.
+    def __init__(self, images: Sequence[Image], known: Mapping[str, ImageInput]) -> None:
+        self._found = [known.get(image.url or "") for image in images]
+        self._indexes = [at for at, found in enumerate(self._found) if found is None]
+        self.unknown = [images[at] for at in self._indexes]
 
-    Raises:
-        MediaError: raised by `load`; its field has the image's index among all of them.
-    """
-    indexes = [at for at, image in enumerate(images) if (image.url or "") not in known]
-    try:
-        loaded = iter(load([images[at] for at in indexes]))
-    except MediaError as error:
+    def merge(self, loaded: Sequence[ImageInput]) -> list[ImageInput]:
+        """Return all images in their order, given those that were `unknown`. Additional ones come last."""
+        rest = iter(loaded)
+        return [*(found or next(rest) for found in self._found), *rest]
+
+    def renumber(self, error: StatefulError) -> StatefulError:
+        """Return the error of loading the unknown images; its field gets the index among all of them."""
         named = _FIELD.match(error.field or "")
         if named is not None:
-            error.field = f"images[{indexes[int(named[1])]}]{(error.field or '')[named.end() :]}"
-        raise
-    made = [known.get(image.url or "") or next(loaded) for image in images]
-    return [*made, *loaded]
+            error.field = (
+                f"images[{self._indexes[int(named[1])]}]{(error.field or '')[named.end() :]}"
+            )
+        return error
 
 
 def urls_of(images: Sequence[Image], made: Sequence[ImageInput]) -> dict[str, ImageInput]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
 
 from ts_stateful.engine.services import WorkQueue
 from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.known_urls import load_unknown
-from ts_stateful.media import ImageFile
+from ts_stateful.language.vision.known_urls import KnownImages
+from ts_stateful.media.load import ImageFile
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Image
@@ -22,21 +22,25 @@ ReadImage = Callable[[ImageFile], ImageInput]
 
 
 class ImageFiles(Protocol):
-    """The source of image files; see `media.MediaLoader`."""
+    """The source of image files; see `media.load.MediaLoader`."""
 
     def load(
-        self, images: Sequence[Image], attachments: Sequence[bytes], read: ReadImage, /
-    ) -> list[ImageInput]:
-        """Return what `read` makes of each file."""
+        self,
+        images: Sequence[Image],
+        attachments: Sequence[bytes],
+        read: ReadImage,
+        client: Hashable,
+        /,
+    ) -> Future[list[ImageInput]]:
+        """Begin to load files; the future has what `read` makes of each."""
         ...
 
 
 class ImageLoader:
-    """Loads images on `executor`; results arrive through the engine's queue."""
+    """Loads images; results arrive through the engine's queue."""
 
-    def __init__(self, files: ImageFiles, executor: Executor, queue: WorkQueue) -> None:
+    def __init__(self, files: ImageFiles, queue: WorkQueue) -> None:
         self._files = files
-        self._executor = executor
         self._queue = queue
 
     def load(
@@ -44,22 +48,32 @@ class ImageLoader:
         images: Sequence[Image],
         attachments: Sequence[bytes],
         *,
+        client: Hashable,
         known: Mapping[str, ImageInput],
         read: ReadImage,
         then: Callable[[Loaded], None],
     ) -> None:
-        """Begin to load `images`, but those whose URL is `known`, and `attachments`; pass them or the error to `then`."""
+        """Begin to load `images`, but those whose URL is `known`, and `attachments`; pass them or the error to `then`.
 
-        def run() -> None:
-            loaded: Loaded
-            try:
-                loaded = load_unknown(
-                    images, known, lambda some: self._files.load(some, attachments, read)
-                )
-            except StatefulError as error:
-                loaded = error.with_traceback(None)  # its frames would hold the session
-            except Exception as error:  # the boundary of a media thread
-                loaded = defect(error, "loading images")
-            self._queue.put(partial(then, loaded))
+        `client` is the principal that the fetches are counted for, None for an anonymous one.
+        """
+        shown = KnownImages(images, known)
 
-        self._executor.submit(run)
+        def loaded(done: Future[list[ImageInput]]) -> None:
+            self._queue.put(partial(then, _outcome(shown, done)))
+
+        self._files.load(shown.unknown, attachments, read, client).add_done_callback(loaded)
+
+
+def _outcome(shown: KnownImages, done: Future[list[ImageInput]]) -> Loaded:
+    error = done.exception()
+    if error is None:
+        return shown.merge(done.result())
+    # The boundary of a media thread: a defect fails its request.
+    outcome = (
+        shown.renumber(error)
+        if isinstance(error, StatefulError)
+        else defect(error, "loading images")
+    )
+    error.__traceback__ = None  # its frames would hold the session
+    return outcome

@@ -7,7 +7,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ts_stateful.language.vision.encoder import ImageInput, Vision
-from ts_stateful.media import ImageFile, file_digest
+from ts_stateful.media.digest import file_digest
+from ts_stateful.media.load import ImageFile
 from ts_stateful.sessions.shared import SharedCache
 
 __all__ = ["ImageReader"]

@@ -9,8 +9,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ts_stateful.config.schema import MediaConfig
-from ts_stateful.media import UploadedImage
 from ts_stateful.media.encoded import check_size, decode_base64
+from ts_stateful.media.load import UploadedImage
 from ts_stateful.protocol.answers import Uploaded
 from ts_stateful.protocol.errors import InvalidRequest, MediaInvalid
 from ts_stateful.protocol.requests import Image, Upload

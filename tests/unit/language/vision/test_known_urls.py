@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.known_urls import load_unknown, urls_of
+from ts_stateful.language.vision.known_urls import KnownImages, urls_of
 from ts_stateful.protocol.errors import MediaForbidden
 from ts_stateful.protocol.requests import Image
 
@@ -22,12 +20,9 @@ KNOWN = {"https://a": seen("a")}
 
 def test_only_what_is_not_known_is_loaded() -> None:
     """Order is kept, and files come last."""
-
-    def load(images: Sequence[Image]) -> list[ImageInput]:
-        assert images == IMAGES[1:]
-        return [seen("inline"), seen("b"), seen("file")]
-
-    made = load_unknown(IMAGES, KNOWN, load)
+    shown = KnownImages(IMAGES, KNOWN)
+    assert shown.unknown == IMAGES[1:]
+    made = shown.merge([seen("inline"), seen("b"), seen("file")])
     assert [image.key for image in made] == ["a", "inline", "b", "file"]
 
 
@@ -44,13 +39,8 @@ def test_an_error_names_the_image_by_its_place_among_all(
     field: str | None, called: str | None
 ) -> None:
     """As the client has sent them."""
-
-    def load(images: Sequence[Image]) -> list[ImageInput]:
-        raise MediaForbidden("no", field=field)
-
-    with pytest.raises(MediaForbidden) as refusal:
-        load_unknown(IMAGES, KNOWN, load)
-    assert refusal.value.field == called
+    error = KnownImages(IMAGES, KNOWN).renumber(MediaForbidden("no", field=field))
+    assert error.field == called
 
 
 def test_images_are_known_by_the_urls_of_servers_alone() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.decoding import PlainDecoder
 from tests.support.pictures import noise, png
 from tests.support.tiny import llava
-from ts_stateful.config.schema import MediaConfig
 from ts_stateful.language.vision.reader import ImageReader
-from ts_stateful.media import ImageFile
+from ts_stateful.media.load import ImageFile
 from ts_stateful.protocol.errors import MediaInvalid
 from ts_stateful.sessions.shared import SharedCache
 
@@ -40,7 +40,7 @@ class Reading:
 
     def read(self, data: bytes, tenant: object = None) -> Any:
         """Read the image in a file."""
-        file = Watched(data, MediaConfig(), "images[0]", self.decoded)
+        file = Watched(data, PlainDecoder(), "images[0]", self.decoded)
         return self.reader.read(file, tenant)
 
 

@@ -17,19 +17,19 @@ from ts_stateful.config.schema import MediaConfig
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.language.vision.loader import ReadImage
-from ts_stateful.media import MediaLoader
+from ts_stateful.media.load import MediaLoader
 from ts_stateful.protocol.requests import Close, Fork, Image, Info, Open, Prompt, Request, Upload
 
 
 class LoadingHarness(Harness):
     """An engine that loads what was uploaded, as a server does."""
 
-    def load(
+    def read_all(
         self, images: Sequence[Image], files: Sequence[bytes], read: ReadImage
     ) -> list[ImageInput]:
         loader = MediaLoader(MediaConfig())
         try:
-            return loader.load(images, files, read)
+            return loader.load(images, files, read).result()
         finally:
             loader.close()
 

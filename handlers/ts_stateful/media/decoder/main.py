@@ -1,0 +1,115 @@
+"""The decoder process: it reads image files from its standard input, a socket, and returns their pixels."""
+
+from __future__ import annotations
+
+import io
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from PIL import Image
+
+from ts_stateful.media.decode import FORMATS, TooManyPixels, open_image, to_pixels
+from ts_stateful.media.decoder.frames import GO, LENGTH, Reply, Status, receive_into
+from ts_stateful.media.decoder.sandbox import become_first_victim, confine
+
+__all__ = ["main"]
+
+# Memory per pixel at the peak, measured at 24: a progressive JPEG's coefficients, its pixels, and two copies of them.
+_BYTES_PER_PIXEL = 32
+_SPARE_BYTES = 64_000_000
+_PART_BYTES = 200_000  # of pixels that are sent at once
+T = TypeVar("T")
+
+
+class _Decoder:
+    """The decoder's end of the connection. At most `timeout_s` seconds of processor time are for one image."""
+
+    def __init__(self, connection: socket.socket, max_pixels: int, timeout_s: float) -> None:
+        self._connection = connection
+        self._max_pixels = max_pixels
+        self._timeout_s = timeout_s
+
+    def ready(self, *, is_confined: bool) -> None:
+        """Report that images may come."""
+        self._connection.sendall(Reply(Status.OK, is_confined).to_bytes())
+
+    def serve(self) -> None:
+        """Decode images until the engine closes the connection, or exits."""
+        while (head := self._read(LENGTH.size)) is not None:
+            data = self._read(*LENGTH.unpack(head))
+            if data is None:
+                return
+            # SIGPROF ends the process: a parser may be in a loop that never returns to Python.
+            signal.setitimer(signal.ITIMER_PROF, self._timeout_s)
+            self._answer(bytes(data))
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _answer(self, data: bytes) -> None:
+        opened = _attempt(lambda: open_image(data, self._max_pixels))
+        if isinstance(opened, Status):
+            self._connection.sendall(Reply(opened).to_bytes())
+            return
+        self._connection.sendall(Reply(Status.OK, *opened.size).to_bytes())
+        if self._read(len(GO)) is None:
+            return
+        pixels = _attempt(lambda: to_pixels(opened))
+        if isinstance(pixels, Status):
+            self._connection.sendall(Reply(pixels).to_bytes())
+            return
+        self._connection.sendall(Reply(Status.OK, *pixels.size).to_bytes())
+        for part in _parts(pixels):
+            self._connection.sendall(part)
+
+    def _read(self, num_bytes: int) -> bytearray | None:
+        data = bytearray(num_bytes)
+        return data if receive_into(self._connection, memoryview(data)) else None
+
+
+def _attempt(step: Callable[[], T]) -> T | Status:
+    try:
+        return step()
+    except TooManyPixels:
+        return Status.TOO_MANY_PIXELS
+    except MemoryError:
+        return Status.NO_MEMORY
+    except Exception:  # the boundary to Pillow's parsers
+        return Status.DAMAGED
+
+
+def _parts(pixels: Image.Image) -> Iterator[bytes]:
+    """Yield the pixels in parts, as all of them at once would take their memory twice."""
+    num_rows = max(1, _PART_BYTES // (3 * pixels.width))
+    for top in range(0, pixels.height, num_rows):
+        bottom = min(pixels.height, top + num_rows)
+        yield pixels.crop((0, top, pixels.width, bottom)).tobytes()
+
+
+def _import_all() -> None:
+    """Decode an image of each format: Pillow imports much at first use, and a confined process can open no file."""
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    for kind in FORMATS:
+        file = io.BytesIO()
+        options = {} if kind in ("GIF", "BMP") else {"exif": exif}
+        Image.new("RGBA" if kind == "PNG" else "RGB", (1, 1)).save(file, kind, **options)
+        to_pixels(open_image(file.getvalue(), 1))
+
+
+def main(max_bytes: int, max_pixels: int, timeout_s: float) -> int:
+    """Decode images of at most `max_pixels` in files of at most `max_bytes`; return the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    become_first_victim()
+    _import_all()
+    decoder = _Decoder(socket.socket(fileno=0), max_pixels, timeout_s)
+    is_confined = confine(max_pixels * _BYTES_PER_PIXEL + 2 * max_bytes + _SPARE_BYTES)
+    decoder.ready(is_confined=is_confined)
+    decoder.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

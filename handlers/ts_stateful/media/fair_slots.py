@@ -1,0 +1,101 @@
+"""Slots for work of many clients, given out fairly: the client and the request with the least work in progress come first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from ts_stateful.protocol.errors import QueueFull
+
+__all__ = ["FairSlots", "Ticket"]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A place in the queue; `granted` is done when it has become a slot, and cancelled when its request has ended before."""
+
+    client: Hashable
+    request: object
+    granted: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class FairSlots:
+    """At most `size` slots, of which one client has at most `per_client`. For one event loop.
+
+    A client may have at most `max_held` tickets, waiting ones included. Work of one client never waits for another client's
+    to leave the queue, only for a slot.
+    """
+
+    def __init__(self, size: int, per_client: int, max_held: int | None = None) -> None:
+        self._size = size
+        self._per_client = per_client
+        self._max_held = max_held
+        self._waiting: list[Ticket] = []
+        self._running: set[Ticket] = set()
+        self._in_progress: Counter[Hashable] = Counter()  # by client, and by request
+
+    @property
+    def num_waiting(self) -> int:
+        """Tickets without a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Slots in use."""
+        return len(self._running)
+
+    def enter(self, client: Hashable, request: object, count: int) -> list[Ticket]:
+        """Queue `count` tickets of a request.
+
+        Raises:
+            QueueFull: the client would have more than `max_held`. It gets none.
+        """
+        held = sum(ticket.client == client for ticket in (*self._waiting, *self._running))
+        if count and self._max_held is not None and held + count > self._max_held:
+            raise QueueFull(
+                f"{held} images of this client are being fetched or wait for it, and {self._max_held} may be"
+                " (handler.media.queuedFetches); try again later",
+                field="images",
+                retry_after_s=1.0,
+            )
+        tickets = [Ticket(client, request) for _ in range(count)]
+        self._waiting += tickets
+        self._grant()
+        return tickets
+
+    def leave(self, ticket: Ticket) -> None:
+        """Return a slot."""
+        if ticket in self._running:
+            self._running.discard(ticket)
+            self._count(ticket, -1)
+            self._grant()
+
+    def abandon(self, request: object) -> None:
+        """Remove a request's tickets that have no slot yet."""
+        for ticket in [each for each in self._waiting if each.request is request]:
+            self._waiting.remove(ticket)
+            ticket.granted.cancel()
+
+    def _grant(self) -> None:
+        while len(self._running) < self._size:
+            able = [t for t in self._waiting if self._in_progress[t.client] < self._per_client]
+            if not able:
+                return
+            ticket = min(able, key=self._load)  # of equal ones the first
+            self._waiting.remove(ticket)
+            self._running.add(ticket)
+            self._count(ticket, 1)
+            ticket.granted.set_result(None)
+
+    def _load(self, ticket: Ticket) -> tuple[int, int]:
+        return self._in_progress[ticket.client], self._in_progress[id(ticket.request)]
+
+    def _count(self, ticket: Ticket, change: int) -> None:
+        for key in (ticket.client, id(ticket.request)):
+            self._in_progress[key] += change
+            if not self._in_progress[key]:
+                del self._in_progress[key]
