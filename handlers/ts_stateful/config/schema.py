@@ -45,6 +45,8 @@ class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
     """A folder or file in the archive, or a path. For `transformers` models also a hub id."""
     device: str = "auto"
     """`cpu`, `cuda` or `cuda:1`. `auto`: every GPU, else the CPU."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the server from a browser, as `https://app.example.com`. `*`: all."""
     threads: Annotated[int, Meta(ge=0)] = 0
     """CPU threads of an engine. 0: torch's choice, but one thread for a model under 10 million weights."""
     engines: Literal["auto"] | _Count = "auto"

@@ -25,6 +25,7 @@ from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.metrics.gauges import Gauges
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader, check_header_names
 from ts_stateful.frontend.parsing.limits import BodyLimits, HeldBytes
+from ts_stateful.frontend.parsing.origins import OriginGuard
 from ts_stateful.frontend.parsing.parts import bound_parts
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.frontend.parsing.steps import StepParser
@@ -71,7 +72,9 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         headers = HeaderReader(names, minting=config.frontend.sequence_batching)
         limits = _limits(config, dispatcher)
         bound_parts(limits.max_parts)
-        parser = _parser(config, names, context.model_name, limits)
+        parser = OriginGuard(
+            _parser(config, names, context.model_name, limits), config.engine.allowed_origins
+        )
         intake = Intake(dispatcher, mailbox, parser, headers)
         self._delivery = _delivery(profile, intake, mailbox, config)
         # The objects of a big body make collections frequent, which would visit every object of torch each time.

@@ -19,6 +19,12 @@ def check_safety(handler: HandlerConfig) -> Iterator[Finding]:
             "runs code that comes with the model",
             "leave it out unless you have read that code",
         )
+    if "*" in handler.allowed_origins:
+        yield warning(
+            "handler.allowedOrigins",
+            "every web page that a user of this network opens can use the server",
+            "name the origins of your own pages",
+        )
     if "http" in handler.media.allowed_schemes:
         yield warning(
             "handler.media.allowedSchemes",

@@ -105,6 +105,7 @@ class RequestHeaders:
       found none.
     - `names_session`: the client sent a session header, even one without an id.
     - `path`: the part of the URL after the version.
+    - `origin`: the origin of the web page that made a browser send the request; None for other clients.
     - `is_describe`: the management API asks. A client's own `describe` header comes with a prediction.
     - `starts`, `ends`: flags of an HTTP client's sequence. Over gRPC, TorchServe always sets the end header.
     """
@@ -118,6 +119,7 @@ class RequestHeaders:
     ends: bool = False
     names_session: bool = False
     path: str = ""
+    origin: str | None = None
 
     @classmethod
     def read(
@@ -155,6 +157,7 @@ class RequestHeaders:
             ends=is_http and _is_true(texts, names.ends),
             names_session=any(value != minted_id for value in ids),
             path=path if isinstance(path, str) else "",
+            origin=next((value for name, value in texts if is_http and name == "origin"), None),
         )
 
     def session_id(self) -> str | None:

@@ -138,6 +138,11 @@ def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
             {"handler": {"media": {"allowPrivateAddresses": True}}},
             ("warning", "handler.media.allowPrivateAddresses"),
         ),
+        (
+            _GOOD,
+            {"handler": {"allowedOrigins": ["*"]}},
+            ("warning", "handler.allowedOrigins"),
+        ),
     ],
 )
 def test_a_bad_combination_is_reported(

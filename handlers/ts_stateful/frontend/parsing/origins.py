@@ -1,0 +1,52 @@
+"""Requests that web pages make a browser send, without the user's will."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ts_stateful.frontend.parsing.headers import RequestHeaders
+from ts_stateful.frontend.pending_response import PendingResponse
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.events import Event, Submit
+
+__all__ = ["OriginGuard"]
+
+_EVERY_ORIGIN = "*"
+
+
+class _Parser(Protocol):
+    """A parser of requests; see `intake.Parser`."""
+
+    def parse(
+        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
+    ) -> Submit | Event:
+        """Parse a request."""
+
+
+class OriginGuard:
+    """A parser that refuses requests of web pages, but for those of `allowed` origins; `*` allows all.
+
+    Browsers send `Origin` with every POST of a page, also of a page whose name was made to lead to this server. Other clients
+    do not. A GET without a body opens nothing.
+    """
+
+    def __init__(self, parser: _Parser, allowed: Sequence[str]) -> None:
+        self._parser = parser
+        self._allowed = frozenset(allowed)
+
+    def parse(
+        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
+    ) -> Submit | Event:
+        """See `Parser`.
+
+        Raises:
+            InvalidRequest: a page of another origin sent it.
+        """
+        origin = headers.origin
+        if origin is not None and not self._allowed & {origin, _EVERY_ORIGIN}:
+            raise InvalidRequest(
+                f"web pages of {origin[:100]} may not use this server; allow them in handler.allowedOrigins",
+                field="origin",
+            )
+        return self._parser.parse(pending, data, headers)
