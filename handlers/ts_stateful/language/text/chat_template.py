@@ -72,7 +72,10 @@ class ChatText:
         self._image_token_id = (
             None if image_token is None else tokenizer.convert_tokens_to_ids(image_token)
         )
-        tokens = (added.content for added in tokenizer.added_tokens_decoder.values())
+        tokens = [added.content for added in tokenizer.added_tokens_decoder.values()]
+        unknown = tokenizer.unk_token
+        if unknown in tokens and _is_made_from_text(tokenizer, unknown):
+            tokens.remove(unknown)
         controls = sorted((t for t in tokens if not t.isspace()), key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
 
@@ -219,6 +222,16 @@ class ChatText:
             else:
                 spliced.append(token_id)
         return spliced
+
+
+def _is_made_from_text(tokenizer: PreTrainedTokenizerFast, token: str) -> bool:
+    """Return True for a token that stands for any unknown text, and so also for its own name: it controls nothing."""
+    marked = mark_control_tokens(token, re.compile(re.escape(token)))
+    try:
+        encode_marked_chat(tokenizer, marked)
+    except ValueError:
+        return True
+    return False
 
 
 def _num_images(messages: Sequence[Message]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from tests.support.tiny import CHATML, REWRITING, VICUNA, tokenizer_of
 from ts_stateful.language.text.chat_template import ChatText, Dialogue, common_prefix
@@ -117,3 +119,26 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
     length = common_prefix(a, b)
     assert a[:length] == b[:length]
     assert length == min(len(a), len(b)) or a[length] != b[length]
+
+
+def words(*names: str) -> ChatText:
+    """Make the text side of a model whose tokenizer knows whole words only."""
+    vocabulary = {name: number for number, name in enumerate(("<unk>", "<end>", *names))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", eos_token="<end>"
+    )
+    return ChatText(tokenizer, tokenizer)
+
+
+def test_the_name_of_the_unknown_token_is_an_unknown_word() -> None:
+    """Where a tokenizer has a token for unknown words, its name in a text is one; other names stay text."""
+    text = words("red")
+    dialogue = Dialogue(text.begin(None, 0))
+    made = [
+        text.extend(dialogue, [], [text.user_message(dialogue, prompt, 0)], []).ids
+        for prompt in ("red zebra red", "red <unk> red", "red <end> red")
+    ]
+    assert made[0] == made[1] == [2, 0, 2]
+    assert 1 not in made[2]
