@@ -51,6 +51,19 @@ def test_curls_default_encoding_is_explained(speaker: Speaker) -> None:
     assert "Content-Type: application/json" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:8080", "null"])
+@pytest.mark.parametrize("options", [{"files": {"data": (None, '{"type": "open"}')}}, {}])
+def test_web_pages_open_nothing(speaker: Speaker, origin: str, options: dict[str, Any]) -> None:
+    """Neither by a form nor by a script, under whatever name the browser reaches the server."""
+    options = options or {"content": b'{"type": "open"}'}
+    before = speaker.figure("StatefulSessionsOpen")
+    headers = {"Origin": origin, "Host": "evil.example"}
+    response = speaker.post(headers=headers, **options)
+    assert error_of(response.json()) == ("invalid_request", 400)
+    assert response.json()["error"]["field"] == "origin"
+    assert speaker.figure("StatefulSessionsOpen") == before
+
+
 @pytest.mark.parametrize(
     ("document", "field"),
     [

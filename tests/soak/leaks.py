@@ -31,6 +31,7 @@ _REST_S = 4.0  # in which an engine without work gives memory back, and figures 
 _ZERO: Final = ("SessionsOpen", "TurnsInProgress", "RequestsInFlight", "UploadBytes", "HostBytes")
 # What is kept for the next session is all that there may be.
 _EQUAL: Final = ("DeviceBytes", "SharedBytes")
+_DECODER = "ts-decoder"
 _TENANTS = 3  # with the one that has no name
 _TEMPORARIES_OF_A_KILL = 4  # writes under way, one on each thread of the store
 
@@ -48,11 +49,13 @@ class Held:
 MORE: Final = {
     # Threads of pools start when they are first needed; memory is that of caches and of the allocator.
     "worker": Held(0, 2, 4, 24 * MEGABYTE),
-    "engine": Held(0, 12, 12, 48 * MEGABYTE),
+    "engine": Held(0, 12, 16, 48 * MEGABYTE),
     # Its pools grow with the connections, up to a few threads for each core; its memory is Java's business.
     "TorchServe": Held(0, max(24, 4 * _CORES), max(48, 12 * _CORES), 0),
     # The pools of numpy's and scipy's BLAS are there until the first fork ends them, and a new worker's has not forked yet.
     "fork server": Held(0, 2 * _CORES, 4, 8 * MEGABYTE),
+    # Started when several images are decoded at the same time, one thread and one connection each.
+    "decoder": Held(3, 3, 3, 80 * MEGABYTE),
     "other": Held(0, 0, 0, 0),
 }
 """How much more each role may hold than behind the warm-up."""
@@ -78,8 +81,9 @@ class Snapshot:
         family = [*java.children(recursive=True)]
         for engine in engines:
             family += engine.children(recursive=True)
-        fork_servers = [process for process in family if name_of(process.pid) == FORK_SERVER]
-        roles = {"worker": [worker], "engine": engines, "fork server": fork_servers}
+        roles = {"worker": [worker], "engine": engines}
+        for role, name in (("fork server", FORK_SERVER), ("decoder", _DECODER)):
+            roles[role] = [process for process in family if name_of(process.pid) == name]
         other = set(family).difference(*roles.values())
         roles |= {"TorchServe": [java], "other": list(other)}
         return cls(

@@ -192,7 +192,7 @@ class TooManySessions(Overloaded):
 
 
 class QueueFull(Overloaded):
-    """`maxSequenceJobQueueSize` prompts of this session are waiting."""
+    """`maxSequenceJobQueueSize` prompts of this session are waiting, or too many images of this client."""
 
     code = "queue_full"
 

@@ -14,11 +14,14 @@ from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.decoder.frames import FORMATS, Reply, Status
 from ts_stateful.media.decoder.process import DecoderDied, DecoderProcess
 from ts_stateful.media.encoded import check_size
+from ts_stateful.memory import give_memory_back
 from ts_stateful.protocol.errors import MediaError, MediaInvalid, MediaTooLarge
 
 __all__ = ["DecoderPool", "Lease", "PixelBudget"]
 
 logger = logging.getLogger(__name__)
+
+_LARGE_PIXELS = 4_000_000
 
 
 class PixelBudget:
@@ -175,6 +178,9 @@ class Lease:
 
     def _return_pixels(self) -> None:
         if self._num_pixels:
+            if self._num_pixels >= _LARGE_PIXELS:
+                # The allocator keeps memory for each thread: images one after the other would add up.
+                give_memory_back()
             self._pool.budget.release(self._num_pixels)
             self._num_pixels = 0
 

@@ -6,7 +6,6 @@ SIGTERM ends it, and another one takes its place. SIGUSR1 ends it because TorchS
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import shutil
@@ -26,6 +25,7 @@ import torch
 from ts_stateful.config.schema import Config, load_config
 from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Placement, Services, WorkQueue
+from ts_stateful.memory import give_memory_back
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan
 from ts_stateful.process.engine.placement_sync import PlacementSync
@@ -107,7 +107,7 @@ class EngineProcess:
                 self._engine.step()
                 self._worked_at = time.monotonic()
             elif self._worked_at is not None and time.monotonic() - self._worked_at > _IDLE_S:
-                _give_memory_back()
+                give_memory_back()
                 self._worked_at = None
         for channel in self._channels:
             channel.flush(_FLUSH_S)
@@ -216,13 +216,6 @@ def _set_threads(count: int, num_parameters: int) -> None:
     """Set the threads of a forward pass: for a small model, a second one costs more than it saves."""
     if count or num_parameters < _SMALL_MODEL:
         torch.set_num_threads(count or 1)
-
-
-def _give_memory_back() -> None:
-    """Return memory to the system that finished passes left in the allocator."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-    if trim is not None:
-        trim(0)
 
 
 def preload(spec_path: Path) -> None:
