@@ -16,7 +16,7 @@ from PIL import (  # noqa: F401
 
 from ts_stateful.media.decoder.frames import FORMATS
 
-__all__ = ["FORMATS", "TooManyPixels", "open_image", "to_pixels"]
+__all__ = ["TooManyPixels", "open_image", "to_pixels"]
 
 _ORIENTATION_TAG = 0x0112  # EXIF 2.3, 4.6.4
 _UPRIGHT = {

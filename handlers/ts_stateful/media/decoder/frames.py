@@ -8,7 +8,6 @@ pixels, three bytes each. A reply other than OK ends the image. The decoder is n
 from __future__ import annotations
 
 import enum
-import socket
 import struct
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ __all__ = [
     "REPLY_BYTES",
     "Reply",
     "Status",
-    "receive_into",
 ]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -57,13 +55,3 @@ class Reply(NamedTuple):
         """Read a reply. Raises ValueError if its status is unknown."""
         status, width, height = _REPLY.unpack(data)
         return cls(Status(status), width, height)
-
-
-def receive_into(connection: socket.socket, view: memoryview) -> bool:
-    """Fill `view`; return False if the other side has closed the connection before."""
-    while view:
-        count = connection.recv_into(view)
-        if count == 0:
-            return False
-        view = view[count:]
-    return True

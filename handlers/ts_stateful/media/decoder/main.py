@@ -11,14 +11,21 @@ from typing import TypeVar
 
 from PIL import Image
 
-from ts_stateful.media.decode import FORMATS, TooManyPixels, open_image, to_pixels
-from ts_stateful.media.decoder.frames import GO, LENGTH, Reply, Status, receive_into
+from ts_stateful.media.decode import TooManyPixels, open_image, to_pixels
+from ts_stateful.media.decoder.frames import (
+    BYTES_PER_PIXEL,
+    FORMATS,
+    GO,
+    LENGTH,
+    Reply,
+    Status,
+)
 from ts_stateful.media.decoder.sandbox import become_first_victim, confine
 
 __all__ = ["main"]
 
-# Memory per pixel at the peak, measured at 24: a progressive JPEG's coefficients, its pixels, and two copies of them.
-_BYTES_PER_PIXEL = 32
+# Memory per pixel at the peak. The most that was measured is 21, of a WebP that lies on its side.
+_PEAK_BYTES_PER_PIXEL = 32
 _SPARE_BYTES = 64_000_000
 _PART_BYTES = 200_000  # of pixels that are sent at once
 T = TypeVar("T")
@@ -65,7 +72,13 @@ class _Decoder:
 
     def _read(self, num_bytes: int) -> bytearray | None:
         data = bytearray(num_bytes)
-        return data if receive_into(self._connection, memoryview(data)) else None
+        view = memoryview(data)
+        while view:
+            count = self._connection.recv_into(view)
+            if count == 0:
+                return None
+            view = view[count:]
+        return data
 
 
 def _attempt(step: Callable[[], T]) -> T | Status:
@@ -81,7 +94,7 @@ def _attempt(step: Callable[[], T]) -> T | Status:
 
 def _parts(pixels: Image.Image) -> Iterator[bytes]:
     """Yield the pixels in parts, as all of them at once would take their memory twice."""
-    num_rows = max(1, _PART_BYTES // (3 * pixels.width))
+    num_rows = max(1, _PART_BYTES // (BYTES_PER_PIXEL * pixels.width))
     for top in range(0, pixels.height, num_rows):
         bottom = min(pixels.height, top + num_rows)
         yield pixels.crop((0, top, pixels.width, bottom)).tobytes()
@@ -105,7 +118,7 @@ def main(max_bytes: int, max_pixels: int, timeout_s: float) -> int:
     become_first_victim()
     _import_all()
     decoder = _Decoder(socket.socket(fileno=0), max_pixels, timeout_s)
-    is_confined = confine(max_pixels * _BYTES_PER_PIXEL + 2 * max_bytes + _SPARE_BYTES)
+    is_confined = confine(max_pixels * _PEAK_BYTES_PER_PIXEL + 2 * max_bytes + _SPARE_BYTES)
     decoder.ready(is_confined=is_confined)
     decoder.serve()
     return 0

@@ -12,7 +12,7 @@ from PIL import Image
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.decoder.frames import FORMATS, Reply, Status
-from ts_stateful.media.decoder.process import DecoderDied, DecoderProcess
+from ts_stateful.media.decoder.process import DecoderDied, DecoderNotStarted, DecoderProcess
 from ts_stateful.media.encoded import check_size
 from ts_stateful.memory import give_memory_back
 from ts_stateful.protocol.errors import MediaError, MediaInvalid, MediaTooLarge
@@ -133,6 +133,7 @@ class Lease:
             MediaTooLarge: more than `max_bytes` bytes or, by its header, more than `max_pixels` pixels.
             MediaInvalid: it is empty, truncated, damaged or in no accepted format, takes longer than `decode_timeout_sec`, or
                 kills its decoders.
+            DecoderNotStarted: decoders do not start.
         """
         check_size(len(data), self._pool.config.max_bytes, field)
         try:
@@ -141,6 +142,8 @@ class Lease:
             logger.warning("%s; another one decodes the image again", error)
         try:
             return self._attempt(self._pool.take(fresh=True), data, field)
+        except DecoderNotStarted:
+            raise
         except DecoderDied as error:
             logger.warning("%s; the image is refused", error)
             message = "the image cannot be decoded: its decoder crashed; send it in another format"

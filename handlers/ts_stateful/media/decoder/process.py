@@ -22,15 +22,15 @@ from ts_stateful.media.decoder.frames import (
     REPLY_BYTES,
     Reply,
     Status,
-    receive_into,
 )
 
-__all__ = ["DecoderDied", "DecoderProcess"]
+__all__ = ["DecoderDied", "DecoderNotStarted", "DecoderProcess"]
 
 logger = logging.getLogger(__name__)
 
 _MODULE = "ts_stateful.media.decoder.main"
 _START_S = 60.0  # for the imports of a decoder, on a busy machine
+_EXIT_S = 1.0  # after it has closed its connection
 _PART_BYTES = 200_000
 # What an interpreter needs to find its modules and libraries; the rest may hold keys.
 _VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
@@ -38,6 +38,10 @@ _VARIABLES = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 
 class DecoderDied(RuntimeError):
     """The decoder exited, or broke the protocol, before it had answered."""
+
+
+class DecoderNotStarted(DecoderDied):
+    """The decoder exited before it took an image, which is not the image's fault."""
 
 
 class DecoderProcess:
@@ -112,7 +116,9 @@ class DecoderProcess:
         try:
             is_confined = self._reply().width
         except TimeoutError:
-            raise DecoderDied(f"a decoder did not start within {_START_S:g} s") from None
+            raise DecoderNotStarted(f"a decoder did not start within {_START_S:g} s") from None
+        except DecoderDied as error:
+            raise DecoderNotStarted(f"{error} at its start") from None
         self._is_ready = True
         if not is_confined:
             logger.warning("the kernel refuses a filter of system calls: decoders run without")
@@ -136,18 +142,23 @@ class DecoderProcess:
             raise DecoderDied("a decoder sent an unknown status") from error
 
     def _fill(self, view: memoryview) -> None:
-        self._set_timeout()  # once for a part: a decoder that sends it by the byte gains one more timeout
-        try:
-            if receive_into(self._connection, view):
-                return
-        except OSError as error:
-            raise self._failure(error) from None
-        raise self._failure()
+        while view:
+            self._set_timeout()  # each time: a decoder could send byte by byte
+            try:
+                count = self._connection.recv_into(view)
+            except OSError as error:
+                raise self._failure(error) from None
+            if count == 0:
+                raise self._failure()
+            view = view[count:]
 
     def _failure(self, error: OSError | None = None) -> Exception:
         if isinstance(error, TimeoutError):
             return error
-        status = self._process.wait()  # its end of the connection is closed
+        try:
+            status = self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            return DecoderDied("a decoder closed its connection")
         if status == -signal.SIGPROF:
             return TimeoutError()
         return DecoderDied(f"a decoder exited with status {status}")

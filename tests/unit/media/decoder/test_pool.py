@@ -15,7 +15,7 @@ from tests.support.pictures import noise, png
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.decoder.frames import Reply, Status
 from ts_stateful.media.decoder.pool import DecoderPool, Lease, PixelBudget
-from ts_stateful.media.decoder.process import DecoderProcess
+from ts_stateful.media.decoder.process import DecoderNotStarted, DecoderProcess
 from ts_stateful.protocol.errors import MediaInvalid, MediaTooLarge
 
 PICTURE = noise(1)
@@ -120,6 +120,23 @@ def test_a_decoder_that_hangs_is_replaced() -> None:
         assert decode(pool).tobytes() == PICTURE.tobytes()
     finally:
         pool.close()
+
+
+class StillbornPool(DecoderPool):
+    """A pool whose decoders are killed before they have started."""
+
+    def take(self, *, fresh: bool = False) -> DecoderProcess:
+        process = super().take(fresh=fresh)
+        os.kill(process.pid, signal.SIGKILL)
+        return process
+
+
+def test_decoders_that_do_not_start_are_no_fault_of_the_image() -> None:
+    """Only the operator can repair that."""
+    pool = StillbornPool(MediaConfig())
+    with pytest.raises(DecoderNotStarted, match="status -9 at its start"):
+        decode(pool)
+    assert pool.idle_pids == ()
 
 
 class LyingPool(DecoderPool):
