@@ -18,7 +18,7 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from ts_stateful.config import schema
+from ts_stateful.config import access, schema
 from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.protocol.declarations import Input, Output, State
 
@@ -31,6 +31,9 @@ _TABLES: tuple[tuple[str, str, type[Struct]], ...] = (
     ("frontend", "", schema.FrontendConfig),
     ("engine", "handler.", schema.EngineConfig),
     ("limits", "handler.limits.", LimitsConfig),
+    ("access", "handler.", access.AccessConfig),
+    ("header", "handler.auth.", access.HeaderAuth),
+    ("jwt", "handler.auth.", access.JwtAuth),
     ("language", "handler.", schema.HandlerConfig),
     ("media", "handler.media.", schema.MediaConfig),
     ("store", "handler.store.", schema.StoreConfig),
@@ -55,7 +58,7 @@ def keys(kind: type[Struct], prefix: str) -> list[Key]:
     for name, meaning in _meanings(kind).items():
         field = fields[name]
         default = field.default
-        if default is msgspec.NODEFAULT:
+        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
         if not isinstance(default, Struct):  # which has a table of its own
             values = _values(hints[name])
@@ -95,6 +98,8 @@ def _values(hint: Any) -> str:
         return f"list of {'mappings' if inner in _TENSORS else _values(inner)}"
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(_values(kind) for kind in get_args(hint) if kind is not type(None))
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return f"`{{mode: {hint.__struct_config__.tag}, ...}}`"
     return _TYPES[get_origin(hint) or hint]
 
 
@@ -106,6 +111,8 @@ def _bounds(meta: Meta) -> list[str]:
 
 def _yaml(value: Any) -> str:
     """Write a default as it would stand in the file; nothing for what is unset."""
+    if value is msgspec.NODEFAULT:
+        return "required"
     if value is None or value in ((), {}):
         return ""
     text = yaml.safe_dump(

@@ -75,7 +75,7 @@ class ScriptedDispatcher:
         """Return an intake for this dispatcher."""
         parser = RequestParser(profile, NAMES, rng=FixedSeeds())
         headers = HeaderReader(NAMES, minting=minting)
-        return Intake(self, self.mailbox, parser, headers, TickingClock())
+        return Intake(self, self.mailbox, parser, headers, clock=TickingClock())
 
 
 def accepted(request_id: str, **fields: Any) -> Event:

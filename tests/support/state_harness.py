@@ -15,7 +15,7 @@ from tests.support.clock import FakeClock
 from tests.support.harness import LaterExecutor
 from ts_stateful.config.schema import Config, FrontendConfig, StateConfig, load_config
 from ts_stateful.engine.services import Services, WorkQueue
-from ts_stateful.protocol.events import Event, Submit
+from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Request, Step
 from ts_stateful.protocol.tensors import Elements, read_inputs
 from ts_stateful.recurrent.engine import build_engine
@@ -154,5 +154,7 @@ class StateHarness:
 
     def emit(self, event: Event) -> None:
         """Keep an answer; there is one for each request."""
+        if event.kind is EventKind.ADOPTED:
+            return
         assert event.request_id not in self.events, "answered twice"
         self.events[event.request_id] = event

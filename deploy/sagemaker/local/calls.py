@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deploy.sagemaker.local.errors import endpoint_not_found, validation_error, violated
-from ts_stateful.protocol.sagemaker import ID_PATTERN, NEW_SESSION, SESSION_ID, is_session_id
+from ts_stateful.protocol.sagemaker import (
+    CUSTOM_ATTRIBUTES,
+    ID_PATTERN,
+    MAX_CUSTOM_ATTRIBUTES,
+    NEW_SESSION,
+    SESSION_ID,
+    is_session_id,
+)
 
-__all__ = ["CUSTOM_ATTRIBUTES", "VARIANT", "Invocation", "read_invocation"]
+__all__ = ["VARIANT", "Invocation", "read_invocation"]
 
-CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 VARIANT = "AllTraffic"  # the only one
-_MAX_CUSTOM_ATTRIBUTES = 1024
 
 # The service drops all other headers.
 _PASSED = ("Content-Type", CUSTOM_ATTRIBUTES, SESSION_ID, "X-Amzn-SageMaker-Inference-Id")
@@ -53,8 +58,8 @@ def read_invocation(
         if name in headers:
             raise validation_error(f"Endpoint {endpoint} does not support {member}.")
     attributes = headers.get(CUSTOM_ATTRIBUTES, "")
-    if len(attributes) > _MAX_CUSTOM_ATTRIBUTES or not _ASCII.fullmatch(attributes):
-        limit = f"have length less than or equal to {_MAX_CUSTOM_ATTRIBUTES}, in ASCII"
+    if len(attributes) > MAX_CUSTOM_ATTRIBUTES or not _ASCII.fullmatch(attributes):
+        limit = f"have length less than or equal to {MAX_CUSTOM_ATTRIBUTES}, in ASCII"
         raise violated("customAttributes", "***", limit)
     passed = {name: headers[name] for name in _PASSED if name in headers}
     accept = next((headers[name] for name in _ACCEPTS if name in headers), None)

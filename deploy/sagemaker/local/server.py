@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from deploy.sagemaker.local.calls import CUSTOM_ATTRIBUTES, VARIANT, Invocation, read_invocation
+from deploy.sagemaker.local.calls import VARIANT, Invocation, read_invocation
 from deploy.sagemaker.local.containers import (
     ContainerAnswer,
     Containers,
@@ -33,6 +33,7 @@ from deploy.sagemaker.local.routing import Instance, Router
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import (
     CLOSED_SESSION_ID,
+    CUSTOM_ATTRIBUTES,
     MAX_BODY_BYTES,
     MODEL_TIMEOUT_S,
     NEW_SESSION_ID,

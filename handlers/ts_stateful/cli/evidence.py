@@ -12,7 +12,13 @@ from ts_stateful.client.errors import ClientError, DeadlineExceeded, ServerRefus
 from ts_stateful.client.management import Description, Management
 from ts_stateful.client.transports.transport import Transport
 from ts_stateful.protocol.answers import Closed, HelloAnswer, Opened, SessionInfo
-from ts_stateful.protocol.errors import InvalidRequest, SessionError, StatefulError
+from ts_stateful.protocol.errors import (
+    InvalidRequest,
+    KeysUnavailable,
+    SessionError,
+    StatefulError,
+    Unauthenticated,
+)
 from ts_stateful.protocol.requests import Close, Command, Continue, Hello, Info, Open
 
 __all__ = ["PROBE_SESSION", "Evidence", "ExaminedModel", "gather"]
@@ -119,14 +125,16 @@ class _Probe:
         return _tried(lambda: parse(self._transport.call(command, self._timeout_s), answer))
 
     def worker(self, session_id: str | None) -> Failure | None:
-        # The worker itself refuses this command, so no engine takes part.
+        # The worker itself refuses this command, so no engine takes part. Without a principal it refuses any.
         refused = self.ask(Continue(session_id=session_id, turn=0), HelloAnswer)
-        return None if isinstance(refused, InvalidRequest | HelloAnswer) else refused
+        answers = InvalidRequest | Unauthenticated | KeysUnavailable | HelloAnswer
+        return None if isinstance(refused, answers) else refused
 
     def session(self) -> tuple[Failure | None, bool | None]:
         """Open a session, which goes to the store, and close it."""
         opened = self.ask(Open(session_id=PROBE_SESSION, ttl_s=_SESSION_S), Opened)
-        if isinstance(opened, InvalidRequest):  # the model has no sessions, or takes steps
+        if isinstance(opened, InvalidRequest | Unauthenticated):
+            # The model has no sessions, or takes steps, or the doctor has no principal.
             return None, None
         # It may be open already: from an earlier run, or by a doctor at another node of the same store.
         if not isinstance(opened, Opened | SessionError):

@@ -73,6 +73,7 @@ def _talk(options: argparse.Namespace) -> int:
         model=options.model,
         timeout_s=options.timeout,
         token=options.token,
+        headers=dict(options.header),
         ca_file=options.ca_file,
         max_body_bytes=options.max_body_bytes or MAX_BODY_BYTES,
     ) as server:

@@ -145,7 +145,15 @@ def _connection_options() -> argparse.ArgumentParser:
     group.add_argument(
         "--token",
         default=os.environ.get("TS_STATEFUL_TOKEN") or None,
-        help="the inference key, if token authorization is on (default: $TS_STATEFUL_TOKEN)",
+        help="a signed token (`handler.auth`), or TorchServe's inference key (default: $TS_STATEFUL_TOKEN)",
+    )
+    group.add_argument(
+        "--header",
+        action="append",
+        type=_header,
+        default=[],
+        metavar="NAME:VALUE",
+        help="a header of every request, for instance the one that names the principal; may be repeated",
     )
     group.add_argument("--ca-file", type=Path, metavar="FILE", help="trusted certificates, as PEM")
     group.add_argument(
@@ -155,6 +163,13 @@ def _connection_options() -> argparse.ArgumentParser:
         help="the server's max_request_size (default: TorchServe's, 6553500)",
     )
     return parser
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME:VALUE")
+    return name.strip(), value.strip()
 
 
 def _generation_options() -> argparse.ArgumentParser:

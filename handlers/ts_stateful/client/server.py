@@ -25,10 +25,12 @@ from ts_stateful.protocol.answers import HelloAnswer, Opened, Usage
 from ts_stateful.protocol.errors import SessionExists, SessionNotFound
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Hello, Image, Open
+from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 from ts_stateful.protocol.session_ids import check_session_id, new_session_id
 
 __all__ = ["Server", "connect"]
 
+_ATTRIBUTES = CUSTOM_ATTRIBUTES.lower()
 _DEFAULT_POLICY = RetryPolicy()
 
 
@@ -50,8 +52,9 @@ def connect(
     Or to an endpoint of SageMaker at `sagemaker://<name>?region=...&profile=...&endpoint_url=...`. Its credentials come from
     boto3, and its model has no name.
 
-    `timeout_s` is the deadline of every call, and of every whole turn, that does not name its own. `token` is a key of
-    TorchServe's token authorization. `headers` go with every request, over gRPC as metadata. `ca_file` holds the
+    `timeout_s` is the deadline of every call, and of every whole turn, that does not name its own. `token` is a signed token
+    (`handler.auth`), or a key of TorchServe's token authorization. `headers` go with every request, over gRPC as metadata; a
+    token also goes in the message. SageMaker passes both on in its custom attributes only. `ca_file` holds the
     certificates to trust instead of the system's. `max_body_bytes` is the server's `max_request_size`. `session_header` is its
     name in TorchServe's configuration; over gRPC it is metadata, for proxies to route by. `profile` (`continuous`,
     `sequence` or `async`) saves a gRPC connection the request that finds the profile out.
@@ -60,9 +63,11 @@ def connect(
         ValueError: the URL, the profile or the timeout is not valid.
         ClientError: for SageMaker, boto3 is not installed.
     """
-    if url.startswith("sagemaker:") and (token or headers or profile):
+    if url.startswith("sagemaker:") and (
+        profile or {*map(str.lower, headers or ())} - {_ATTRIBUTES}
+    ):
         raise ValueError(
-            "token, headers and profile are not for SageMaker, where boto3 signs requests; leave them out"
+            f"SageMaker passes no header on but {CUSTOM_ATTRIBUTES}, and has no profile; leave the others out"
         )
     sent = {**(headers or {}), **({} if token is None else {"Authorization": f"Bearer {token}"})}
     options = TransportOptions(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from ts_stateful.config.access import AccessConfig
 from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.config.media import MediaConfig
 from ts_stateful.config.ranges import Count as _Count
@@ -38,7 +39,7 @@ class ConfigError(ValueError):
     """A setting is unknown, of the wrong type or out of range; the message names the key and the remedy."""
 
 
-class EngineConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class EngineConfig(AccessConfig, frozen=True, kw_only=True):
     """`handler` of any model: its engine processes and their budgets."""
 
     model: str = "model"

@@ -184,6 +184,8 @@ class SessionEngine(Generic[StateT]):
         except StatefulError as error:  # its time may be up by now, too
             self._waiting.release(session_id, error=error)
             return
+        if missing is None and (first := self._waiting.first(session_id)) is not None:
+            self._outbox.adopted(first.request_id, session_id)
         if not replays:
             self._waiting.release(session_id, missing=missing)
 

@@ -28,6 +28,10 @@ class Outbox:
         """Emit the terminal answer of a request; `fields` are those of `Event`."""
         self.events.emit(Event(request_id, EventKind.LAST, encode(document), **fields))
 
+    def adopted(self, request_id: str, session_id: str) -> None:
+        """Report that a request brought its session from the store."""
+        self.events.emit(Event(request_id, EventKind.ADOPTED, session_id=session_id))
+
     def refuse(self, request_id: str, error: StatefulError, session_id: str | None = None) -> None:
         """Emit the terminal answer of a request that failed."""
         self.answer(request_id, error.to_body(), status=error.status, session_id=session_id)

@@ -57,6 +57,11 @@ class WaitingRequests:
         """Return True if an engine that died had a request that waits for this session."""
         return any(request.message.is_retry for request in self._queues.get(session_id, ()))
 
+    def first(self, session_id: str) -> Submit | None:
+        """Return the request that has waited longest for this session, if there is one."""
+        queue = self._queues.get(session_id)
+        return queue[0].message if queue else None
+
     def release(
         self,
         session_id: str,

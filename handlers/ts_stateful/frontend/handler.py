@@ -13,7 +13,9 @@ from ts.torch_handler.base_handler import BaseHandler
 
 from ts_stateful.config.check import check_config
 from ts_stateful.config.environment import with_environment
-from ts_stateful.config.schema import Config, ConfigError, load_config
+from ts_stateful.config.schema import Config, ConfigError, EngineConfig, load_config
+from ts_stateful.frontend.admission import Admission
+from ts_stateful.frontend.audit import AuditLog
 from ts_stateful.frontend.delivery.delivery import Batch, Delivery
 from ts_stateful.frontend.delivery.pull import ContinuousDelivery
 from ts_stateful.frontend.delivery.push import SequenceDelivery
@@ -29,6 +31,7 @@ from ts_stateful.frontend.parsing.origins import OriginGuard
 from ts_stateful.frontend.parsing.parts import bound_parts
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.frontend.parsing.steps import StepParser
+from ts_stateful.principals.make import make_authenticator
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
 from ts_stateful.protocol.profile import Profile
 
@@ -56,14 +59,11 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         self._check_kind(config)
         _check(config)
         check_header_names(profile, os.environ)
+        model_folder = Path(context.system_properties["model_dir"])
+        admission = _admission(config.engine, model_folder)
         mailbox = AsyncMailbox() if profile is Profile.ASYNC else Inbox()
         dispatcher = self.dispatcher_factory(
-            ServedModel(
-                config,
-                document,
-                context.model_name,
-                Path(context.system_properties["model_dir"]),
-            ),
+            ServedModel(config, document, context.model_name, model_folder),
             mailbox,
             _publishers(context, config.engine.engine_group),
         )
@@ -75,7 +75,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         parser = OriginGuard(
             _parser(config, names, context.model_name, limits), config.engine.allowed_origins
         )
-        intake = Intake(dispatcher, mailbox, parser, headers)
+        intake = Intake(dispatcher, mailbox, parser, headers, admission)
         self._delivery = _delivery(profile, intake, mailbox, config)
         # The objects of a big body make collections frequent, which would visit every object of torch each time.
         gc.collect()
@@ -126,6 +126,11 @@ def _parser(config: Config, names: HeaderNames, model_name: str, limits: BodyLim
         return StepParser(profile, names, config.state, limits)
     dialects, keeps_sessions = Dialects(model_name), config.handler.stateful_sessions
     return RequestParser(profile, names, dialects, limits, keeps_sessions=keeps_sessions)
+
+
+def _admission(settings: EngineConfig, model_folder: Path) -> Admission:
+    authenticator = make_authenticator(settings.auth, model_folder)
+    return Admission(authenticator, settings.client_ids, AuditLog(settings.audit))
 
 
 def _delivery(

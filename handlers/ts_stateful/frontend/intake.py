@@ -10,19 +10,23 @@ from typing import Any, Protocol, TypeVar
 from msgspec import structs
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
+from ts_stateful.frontend.admission import Admission
+from ts_stateful.frontend.audit import DISCONNECTED, Trace
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
 from ts_stateful.frontend.parsing.limits import num_bytes
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
-from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.errors import KeysUnavailable, StatefulError, Unauthenticated
 from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.requests import Hello
 
 __all__ = ["Dispatching", "Intake", "Parser"]
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_MAX_HELLO_BYTES = 512  # of a body that is read before its sender is known
 
 
 class Dispatching(Protocol):
@@ -63,12 +67,14 @@ class Intake:
         mailbox: Mailbox,
         parser: Parser,
         headers: HeaderReader,
+        admission: Admission | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._dispatcher = dispatcher
         self._mailbox = mailbox
         self._parser = parser
         self._headers = headers
+        self._admission = admission or Admission()
         self._clock = clock
 
     def take(
@@ -85,7 +91,7 @@ class Intake:
             taken_at=self._clock.monotonic(),
         )
         self._mailbox.expect(request_id)
-        self.attempt(request_id, lambda: self._submit(pending, data, read))
+        self.attempt(request_id, lambda: self._take(pending, data, headers, read))
         _free(data)
         return pending
 
@@ -109,6 +115,7 @@ class Intake:
     def finish(self, pending: PendingResponse) -> None:
         """Forget a request whose last response was returned."""
         self._mailbox.forget(pending.request_id)
+        self._audit(pending, pending.status)
         logger.debug(
             "request %s: %d, %.1f ms, %d bytes in, %d bytes out",
             _short(pending.request_id),
@@ -122,18 +129,60 @@ class Intake:
         """Forget a request whose client disconnected, or whose worker stops."""
         self._mailbox.forget(pending.request_id)
         self._dispatcher.drop(pending.request_id)
+        self._audit(pending, DISCONNECTED)
         logger.info("request %s: dropped, its client disconnected", _short(pending.request_id))
+
+    def _audit(self, pending: PendingResponse, status: int) -> None:
+        sizes = (pending.num_bytes, pending.num_sent)
+        principal = pending.namespace.principal
+        self._admission.audit.write(pending.trace, principal, status, num_bytes=sizes)
+
+    def _take(
+        self,
+        pending: PendingResponse,
+        data: Mapping[str, Any],
+        headers: Mapping[str, Any],
+        read: RequestHeaders,
+    ) -> None:
+        if read.is_describe:
+            self._dispatcher.describe(pending.request_id)
+            return
+        try:
+            pending.namespace = self._admission.namespace_of(data, headers, is_http=read.is_http)
+        except (Unauthenticated, KeysUnavailable):
+            greeting = self._greeting(pending, data, read)
+            if greeting is None:
+                raise
+            self._dispatcher.submit(greeting)
+        else:
+            self._submit(pending, data, read)
+
+    def _greeting(
+        self, pending: PendingResponse, data: Mapping[str, Any], read: RequestHeaders
+    ) -> Submit | None:
+        """Return the request if it is a `hello`, which health checks send without a principal; it names no session."""
+        if len(data) != 1 or not all(map(_may_greet, data.values())):
+            return None
+        refused_as = pending.responder
+        try:
+            message = self._parser.parse(pending, data, read)
+        except StatefulError:
+            message = None
+        if isinstance(message, Submit) and isinstance(message.command, Hello):
+            return structs.replace(message, command=Hello())
+        pending.responder = refused_as
+        return None
 
     def _submit(
         self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
     ) -> None:
-        if headers.is_describe:
-            self._dispatcher.describe(pending.request_id)
-            return
         message = self._parser.parse(pending, data, headers)
         if isinstance(message, Event):
             self._mailbox.post(message)
             return
+        message = pending.namespace.inward(message)
+        pending.trace = Trace.of(message)
+        self._admission.check(message)
         pending.streams = message.streams
         pending.names_session = not message.ephemeral
         self._dispatcher.submit(structs.replace(message, num_bytes=pending.num_bytes))
@@ -148,3 +197,9 @@ def _free(data: Mapping[str, Any]) -> None:
     for part in data.values():
         if isinstance(part, bytearray):
             part.clear()
+
+
+def _may_greet(body: object) -> bool:
+    if isinstance(body, dict):  # decoded by TorchServe
+        return len(body) <= 2 and body.get("type") == "hello"
+    return isinstance(body, str | bytes | bytearray) and len(body) <= _MAX_HELLO_BYTES

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ts_stateful.frontend.audit import Trace
 from ts_stateful.frontend.dialects.dialect import JSON, Responder
 from ts_stateful.frontend.dialects.own import OwnResponder
 from ts_stateful.frontend.parsing.headers import HeaderNames
+from ts_stateful.principals.namespace import NO_NAMESPACE
+from ts_stateful.protocol.errors import Unauthenticated
 from ts_stateful.protocol.events import Event, EventKind
 
 __all__ = ["ClientKind", "PendingResponse", "Response"]
@@ -58,6 +61,8 @@ class PendingResponse:
         self.kind = kind
         self.num_bytes = num_bytes
         self.taken_at = taken_at
+        self.namespace = NO_NAMESPACE
+        self.trace = Trace()
         self.responder: Responder = OwnResponder(framed=kind is ClientKind.HTTP)
         self.streams = False  # the answer is a stream of events
         self.names_session = True  # headers name the session
@@ -81,7 +86,10 @@ class PendingResponse:
 
     def add(self, events: Iterable[Event]) -> None:
         """Add the next events."""
-        self._queue.extend(events)
+        for event in map(self.namespace.outward, events):
+            self.trace.note(event)
+            if event.kind is not EventKind.ADOPTED:
+                self._queue.append(event)
 
     def next(self, *, hold: bool = False) -> Response | None:
         """Return the next response, or None if there is nothing to send.
@@ -159,6 +167,8 @@ class PendingResponse:
         retry_after_s = _retry_after_s(last)
         if retry_after_s is not None:
             headers["Retry-After"] = str(retry_after_s)
+        if last.status == Unauthenticated.status:
+            headers["WWW-Authenticate"] = "Bearer"  # RFC 9110 wants a scheme with every 401
         whole = self.responder.whole(last)
         return Response(whole.body, None, whole.status, whole.content_type, headers)
 

@@ -27,7 +27,7 @@ __all__ = [
 _Name = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
 _Dim = Annotated[int, Meta(ge=-1)]  # `check` refuses 0
 _Count = Annotated[int, Meta(ge=1)]
-_RESERVED = {"data", "body", "rpc"}  # parts of forms and gRPC inputs
+_RESERVED = {"authorization", "body", "data", "rpc"}  # parts of forms and gRPC inputs
 
 
 class Datatype(enum.Enum):

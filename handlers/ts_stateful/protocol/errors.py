@@ -3,6 +3,7 @@
 StatefulError
 ├── InvalidRequest          invalid_request        400
 │   └── SessionIdMismatch   session_id_mismatch    400
+├── Unauthenticated         unauthenticated        401
 ├── MediaError
 │   ├── MediaInvalid        media_invalid          400
 │   ├── MediaForbidden      media_forbidden        403
@@ -20,6 +21,7 @@ StatefulError
 │   ├── QueueFull           queue_full             429  (retryable)
 │   └── ServerBusy          server_busy            503  (retryable)
 ├── InternalError           internal               500
+├── KeysUnavailable         keys_unavailable       503  (retryable)
 ├── EngineUnavailable       engine_unavailable     503  (retryable)
 ├── StoreFailed             store_unavailable      503  (retryable)
 └── OutOfMemory             out_of_memory          507  (retryable)
@@ -36,6 +38,7 @@ __all__ = [
     "EngineUnavailable",
     "InternalError",
     "InvalidRequest",
+    "KeysUnavailable",
     "MediaError",
     "MediaForbidden",
     "MediaInvalid",
@@ -55,6 +58,7 @@ __all__ = [
     "StoreFailed",
     "TooManySessions",
     "TurnGap",
+    "Unauthenticated",
     "error_classes",
     "error_from_body",
 ]
@@ -109,6 +113,12 @@ class SessionIdMismatch(InvalidRequest):
     """Header and body name different sessions."""
 
     code = "session_id_mismatch"
+
+
+class Unauthenticated(StatefulError):
+    """The request names no principal that the server accepts (`handler.auth`)."""
+
+    code, status = "unauthenticated", 401
 
 
 class MediaError(StatefulError):
@@ -207,6 +217,12 @@ class InternalError(StatefulError):
     """A defect of the server. Its log has the trace, under the id in the message."""
 
     code, status = "internal", 500
+
+
+class KeysUnavailable(StatefulError):
+    """The server has not read the keys yet by which it verifies tokens."""
+
+    code, status, retryable = "keys_unavailable", 503, True
 
 
 class EngineUnavailable(StatefulError):

@@ -26,6 +26,8 @@ class Submit(Struct, frozen=True, tag="submit"):
     - `raw`: the answer of a `step` is not JSON.
     - `profile`: the profile of the frontend that received the request.
     - `num_bytes`: the bytes of the client's request.
+    - `principal`: the tenant that sends the request; None without `handler.auth`. Session ids are then the client's own, else
+      those of `protocol.tenants`.
     """
 
     request_id: str
@@ -41,6 +43,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     raw: bool = False
     profile: Profile = Profile.CONTINUOUS
     num_bytes: int = 0
+    principal: str | None = None
 
     @property
     def session_ids(self) -> tuple[str, ...]:
@@ -65,6 +68,7 @@ class EventKind(enum.Enum):
     PART = "part"  # one streamed document; more follow
     LAST = "last"  # the terminal document: the answer, the last streamed event, or an error
     PROGRESS = "progress"  # for the worker alone: `token_ids`
+    ADOPTED = "adopted"  # for the worker alone: the session came from the store; before any answer
     OVER = "over"  # for the worker alone: the turn ended after a `LAST` with `more`
 
 

@@ -15,8 +15,10 @@ from ts_stateful.protocol.session_ids import NEW_SESSION
 __all__ = [
     "CLOSED_SESSION_ID",
     "CONTAINER_VARIABLES",
+    "CUSTOM_ATTRIBUTES",
     "ID_PATTERN",
     "MAX_BODY_BYTES",
+    "MAX_CUSTOM_ATTRIBUTES",
     "MODEL_TIMEOUT_S",
     "NEW_SESSION",
     "NEW_SESSION_ID",
@@ -33,6 +35,8 @@ SESSION_ID = (
 )
 NEW_SESSION_ID = "X-Amzn-SageMaker-New-Session-Id"  # the same for clients, renamed by the service
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
+CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"  # the only free header of clients
+MAX_CUSTOM_ATTRIBUTES = 1024  # characters
 
 MAX_BODY_BYTES = 6_291_456
 MODEL_TIMEOUT_S = 60.0  # for a whole answer, or the beginning of a stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 
@@ -11,6 +12,7 @@ __all__ = [
     "MAX_ID_LENGTH",
     "NEW_SESSION",
     "check_session_id",
+    "check_strength",
     "new_session_id",
     "resolve_session_id",
 ]
@@ -19,6 +21,20 @@ NEW_SESSION = "NEW_SESSION"
 MAX_ID_LENGTH = 226  # SageMaker's 256 characters less "; Expires=YYYY-MM-DDTHH:MM:SSZ"
 # Ids become names of files and keys of stores, where `.` and `..` have another meaning.
 _ID_PATTERN = re.compile(rf"(?!\.\Z|.*\.\.)[A-Za-z0-9\-_.]{{1,{MAX_ID_LENGTH}}}")
+
+_STRONG_BITS = 128
+_MIN_DIFFERENT = 6  # fewer are too unlikely in 32 random hex digits to be random
+_ALPHABETS = tuple(
+    (re.compile(rf"[{characters}]*"), size)
+    for characters, size in (
+        ("0-9", 10),
+        ("0-9a-f", 16),
+        ("0-9A-F", 16),
+        ("0-9a-z", 36),
+        ("0-9A-Z", 36),
+        ("0-9A-Za-z", 62),
+    )
+)
 
 
 def new_session_id() -> str:
@@ -38,6 +54,25 @@ def check_session_id(session_id: str, field: str = "session_id") -> str:
             field=field,
         )
     return session_id
+
+
+def check_strength(session_id: str, field: str = "session_id") -> None:
+    """Check that an id looks like 128 random bits, by its length and the characters that it may have been drawn from.
+
+    An id that passes may still be no random one.
+
+    Raises:
+        InvalidRequest: it is too short, or has too few different characters.
+    """
+    letters = re.sub(r"[-_.]", "", session_id)
+    alphabet = next(size for pattern, size in _ALPHABETS if pattern.fullmatch(letters))
+    bits = len(letters) * math.log2(alphabet)
+    if bits < _STRONG_BITS or len(set(letters)) < _MIN_DIFFERENT:
+        raise InvalidRequest(
+            f"this server takes new ids of {_STRONG_BITS} random bits only (`handler.clientIds`): leave the id out,"
+            " or send 32 random hex digits",
+            field=field,
+        )
 
 
 def resolve_session_id(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ts_stateful.protocol.answers import Timing, Usage
+from ts_stateful.protocol.tenants import tenant_of
 from ts_stateful.sessions.shared import Shareable
 
 __all__ = ["Delta", "Message", "Residency", "Session", "SessionState", "Turn"]
@@ -131,6 +132,11 @@ class Session(Generic[StateT]):
     turns: list[Turn] = field(default_factory=list)
     # What is not answered yet, in order; the first is in progress.
     work: deque[Any] = field(default_factory=deque)
+
+    @property
+    def tenant(self) -> object:
+        """Sessions share computed things only with sessions of the same tenant; None if it has none."""
+        return tenant_of(self.session_id) or self.metadata.get("tenant")
 
     @property
     def busy(self) -> bool:

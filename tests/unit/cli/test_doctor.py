@@ -23,6 +23,7 @@ from ts_stateful.protocol.errors import (
     SessionMoved,
     StoreFailed,
     TooManySessions,
+    Unauthenticated,
 )
 
 
@@ -191,6 +192,8 @@ def test_missing_parts_are_named() -> None:
         ("open", Fault(), False, "error: sessions: no session can be opened: no answer"),
         ("open", Fault(error=TooManySessions("x")), True, "warning: sessions: all places"),
         ("open", Fault(error=InvalidRequest("x")), True, "ok: chat answers"),
+        ("open", Fault(error=Unauthenticated("x")), True, "ok: chat answers"),
+        ("continue", Fault(error=Unauthenticated("x")), True, "ok: chat answers"),
         ("open", Fault(error=SessionExists("x")), True, "ok: chat answers"),
         ("info", Fault(error=SessionMoved("x")), True, "ok: chat answers"),
         ("info", Fault(error=InternalError("x")), False, "error: sessions: no session can be"),

@@ -16,7 +16,7 @@ from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Services, WorkQueue
 from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.protocol.errors import SessionClosed, SessionExpired, SessionNotFound
-from ts_stateful.protocol.events import Event, Submit
+from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Info, Open
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Residency, Session
@@ -108,6 +108,7 @@ class Engine:
 
     def __init__(self, *, store: bool = True) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
+        self.adopted: list[tuple[str, str | None]] = []
         self.clock, self.executor, self._queue = FakeClock(), LaterExecutor(), WorkQueue()
         access = StoreAccess(MemoryStore(), "required", self.executor)
         calls = StoreCalls(access, self._queue) if store else None
@@ -117,6 +118,9 @@ class Engine:
         self.engine = SessionEngine(core, self.kind)
 
     def emit(self, event: Event) -> None:
+        if event.kind is EventKind.ADOPTED:
+            self.adopted.append((event.request_id, event.session_id))
+            return
         assert event.request_id not in self.answers, "answered twice"
         self.answers[event.request_id] = json.loads(event.body)
 
@@ -145,6 +149,7 @@ def test_a_session_that_is_not_here_is_looked_for_once() -> None:
     engine.settle()
     assert list(engine.answers) == ["a", "b"]
     assert {engine.code("a"), engine.code("b")} == {"ok"}
+    assert engine.adopted == [("a", "s")]  # once, with the request that brought it here
 
 
 def test_without_a_store_nothing_is_looked_for() -> None:
@@ -204,6 +209,7 @@ def test_a_full_table_refuses_what_the_store_has() -> None:
     engine.ask("b", "s")
     engine.settle()
     assert {engine.code("a"), engine.code("b")} == {"too_many_sessions"}
+    assert not engine.adopted
 
 
 def test_a_dropped_request_gets_no_answer() -> None:

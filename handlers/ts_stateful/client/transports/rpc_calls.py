@@ -70,6 +70,10 @@ class RequestBuilder:
         self._max_body_bytes = options.max_body_bytes
         self._session_header = options.session_header.lower()
         self._metadata = tuple((name.lower(), value) for name, value in options.headers.items())
+        # TorchServe passes no metadata on to the model, so a token goes in the message as well.
+        self._inputs = {
+            name: value.encode() for name, value in self._metadata if name == "authorization"
+        }
 
     def request(
         self,
@@ -84,7 +88,7 @@ class RequestBuilder:
         """
         request = PredictionsRequest(
             model_name=self._model,
-            input={"data": encode(command), **(others or {})},
+            input={"data": encode(command), **self._inputs, **(others or {})},
             sequence_id=sequence_id,
         )
         check_size(request.ByteSize(), self._max_body_bytes)

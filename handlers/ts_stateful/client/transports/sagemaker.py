@@ -33,7 +33,9 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.requests import Close, Command, Fork, Open, Prompt, Step
 from ts_stateful.protocol.sagemaker import (
+    CUSTOM_ATTRIBUTES,
     MAX_BODY_BYTES,
+    MAX_CUSTOM_ATTRIBUTES,
     NEW_SESSION,
     is_endpoint_name,
     is_session_id,
@@ -53,6 +55,7 @@ except ImportError as missing:
 
 __all__ = ["SageMakerAddress", "SageMakerTransport", "parse_sagemaker_url"]
 
+_ATTRIBUTES = CUSTOM_ATTRIBUTES.lower()
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 64
 _NO_REGION = "us-east-1"  # for this machine, if the URL and the environment name none
@@ -98,7 +101,7 @@ def parse_sagemaker_url(url: str) -> SageMakerAddress:
 
 
 class SageMakerTransport:
-    """Calls of one endpoint; of the options it uses `max_body_bytes` and `ca_file`.
+    """Calls of one endpoint; of the options it uses `max_body_bytes`, `ca_file` and the headers that name a principal.
 
     A timeout belongs to a boto3 client, so there is one client for each power of two seconds. A deadline may be overrun by
     its own length.
@@ -108,6 +111,7 @@ class SageMakerTransport:
         self.max_body_bytes = min(options.max_body_bytes, MAX_BODY_BYTES)
         self._address = address
         self._ca_file = None if options.ca_file is None else str(options.ca_file)
+        self._attributes = _attributes(options.headers)
         self._session: Any = None
         self._clients: dict[int, Any] = {}
         self._lock = threading.Lock()
@@ -183,6 +187,7 @@ class SageMakerTransport:
             "EndpointName": self._address.endpoint,
             "Body": body,
             "ContentType": content_type,
+            **self._attributes,
         }
         session_id = _session_of(command)
         return request if session_id is None else {**request, "SessionId": session_id}
@@ -231,6 +236,21 @@ class SageMakerTransport:
         )
         refused.retryable = refused.retryable or status >= 500
         return refused
+
+
+def _attributes(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the member of requests with the custom attributes; a token is one of them."""
+    sent = {name.lower(): value for name, value in headers.items()}
+    pairs = [sent[_ATTRIBUTES]] if _ATTRIBUTES in sent else []
+    if "authorization" in sent:
+        pairs.append(f"token={sent['authorization'].removeprefix('Bearer ')}")
+    value = ",".join(pairs)
+    if len(value) > MAX_CUSTOM_ATTRIBUTES:
+        raise ValueError(
+            f"SageMaker takes custom attributes of {MAX_CUSTOM_ATTRIBUTES:,} characters, and these have {len(value):,};"
+            " use a shorter token, for instance one signed with ES256"
+        )
+    return {"CustomAttributes": value} if value else {}
 
 
 def _session_of(command: Command) -> str | None:

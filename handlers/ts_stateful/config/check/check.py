@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from ts_stateful.config.check.access import check_access
 from ts_stateful.config.check.budgets import check_budgets, check_model
 from ts_stateful.config.check.finding import Finding, error
 from ts_stateful.config.check.modes import check_modes
@@ -26,6 +27,7 @@ def check_config(config: Config, model: TransformerSize | None = None) -> list[F
         *check_modes(config.frontend),
         *check_places(config),
         *check_timing(config),
+        *check_access(config),
     ]
     if config.state is not None:
         findings += check_states(config.frontend, config.state)

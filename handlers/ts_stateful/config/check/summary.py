@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ts_stateful.config.access import HeaderAuth, JwtAuth
 from ts_stateful.config.check.budgets import counted_dtype
 from ts_stateful.config.check.places import sessions_per_engine
-from ts_stateful.config.schema import Config, StateConfig
+from ts_stateful.config.schema import Config, EngineConfig, StateConfig
 from ts_stateful.config.sizes import StatesSize, TransformerSize, show_bytes, show_count
 from ts_stateful.protocol.profile import Profile
 
@@ -16,6 +17,7 @@ def summary(config: Config, model: TransformerSize | None = None) -> list[str]:
     return [
         _sessions(config),
         *_requests(config),
+        _principals(config.engine),
         *(_states(config, config.state) if config.state else _tokens(config, model)),
     ]
 
@@ -29,6 +31,17 @@ def _sessions(config: Config) -> str:
         f"{show_count(frontend.max_sessions)} sessions on {on}; one ends {frontend.idle_s:g} s after its last use, and"
         f" at the latest {frontend.lifetime_s:g} s after its start"
     )
+
+
+def _principals(settings: EngineConfig) -> str:
+    if isinstance(settings.auth, HeaderAuth):
+        return f"sessions belong to the principal that a proxy names in {settings.auth.header}"
+    if isinstance(settings.auth, JwtAuth):
+        claim, issuer = settings.auth.tenant_claim, settings.auth.issuer
+        return f"sessions belong to the principal in the claim {claim} of tokens from {issuer}"
+    if settings.client_ids == "strong":
+        return "no principals: a client that has the id of a session has the session"
+    return "no principals: a client that has, or guesses, the id of a session has the session"
 
 
 def _requests(config: Config) -> list[str]:

@@ -83,8 +83,8 @@ class HeaderNames:
 
     @property
     def grpc_inputs(self) -> frozenset[str]:
-        """Name the inputs that TorchServe's own clients may send beside the JSON (lower case)."""
-        return frozenset({"rpc", *self.starts, *self.ends})
+        """Name the inputs that clients may send beside the JSON: a token, and those of TorchServe's clients (lower case)."""
+        return frozenset({"authorization", "rpc", *self.starts, *self.ends})
 
     def of_answer(self, event: Event) -> dict[str, str]:
         """Return the session headers of an event; its ids were validated in the request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -26,7 +26,12 @@ from ts_stateful.language.persistence.entries import (
     session_logs,
     without_text,
 )
-from ts_stateful.language.persistence.image_records import image_tensors, load_image, save_image
+from ts_stateful.language.persistence.image_records import (
+    image_folder,
+    image_tensors,
+    load_image,
+    save_image,
+)
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.errors import SessionExpired, SessionNotFound
 from ts_stateful.session_log.journal import LogPosition, Write, Written
@@ -145,11 +150,11 @@ class SessionRecords:
         if now >= session.deadline:
             raise SessionExpired("the session has expired")
         self._check_usable(opened, turns)
-        context.images += self._images(opened.images)
+        context.images += self._images(session_id, opened.images)
         for entry in turns:
             turn = _turn_of(entry)
             context.commit(turn.delta)
-            context.images += self._images(entry.images)
+            context.images += self._images(session_id, entry.images)
             session.turns.append(turn)
         return session
 
@@ -205,14 +210,16 @@ class SessionRecords:
         tensors = [[image_tensors(image) for image in images] for _, images in parts]
         ttl_s = self._ttl_s(session)
         creates_session = isinstance(parts[0][0], OpenedEntry)
-        make = partial(self._entries, parts, tensors, ttl_s)
+        folder = image_folder(session.session_id)
+        save = partial(save_image, self._store, folder, ttl_s=ttl_s)
+        make = partial(self._entries, parts, tensors, save)
         return Write(make, ttl_s, creates_session=creates_session)
 
     def _entries(
         self,
         parts: Sequence[_Part],
         tensors: Sequence[Sequence[Mapping[str, torch.Tensor]]],
-        ttl_s: float,
+        save: Callable[[Mapping[str, torch.Tensor]], str],
         position: int,
     ) -> Written:
         """Write the images, and return the entries with references to them. For a thread of the store."""
@@ -221,7 +228,7 @@ class SessionRecords:
         for (entry, images), made in zip(parts, tensors, strict=True):
             refs = tuple(
                 ImageRef(
-                    embeddings=save_image(self._store, of, ttl_s) if keeps_images else None,
+                    embeddings=save(of) if keeps_images else None,
                     key=image.key,
                     num_tokens=len(image.ids),
                 )
@@ -230,12 +237,11 @@ class SessionRecords:
             entries.append(structs.replace(entry, images=refs) if refs else entry)
         return Written(entries)
 
-    def _images(self, refs: Sequence[ImageRef]) -> list[ImageInput]:
-        images = []
+    def _images(self, session_id: str, refs: Sequence[ImageRef]) -> list[ImageInput]:
+        images, folder = [], image_folder(session_id)
         for ref in refs:
-            image = self._shared.get(
-                ref.key or "", partial(load_image, self._store, ref, self._model.device)
-            )
+            load = partial(load_image, self._store, folder, ref, self._model.device)
+            image = self._shared.get(ref.key or "", load)
             assert isinstance(image, ImageInput)
             images.append(image)
         return images

@@ -211,7 +211,7 @@ class Turns:
 
     def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
         assert self._reader is not None
-        tenant = sequence.session.metadata.get("tenant")
+        tenant = sequence.session.tenant
         self._images.load(
             images,
             files,

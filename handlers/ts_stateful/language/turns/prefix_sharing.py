@@ -44,7 +44,7 @@ class PrefixSharing:
         if context.kv.length or not 0 < length <= kept:
             return 0
         if context.prefix is None:
-            key = prefix_key(opening[:length], sequence.session.metadata.get("tenant"))
+            key = prefix_key(opening[:length], sequence.session.tenant)
             made = self._shared.get(key, lambda: Prefix(key, length))
             assert isinstance(made, Prefix)
             context.prefix = made

@@ -1,4 +1,4 @@
-"""The errors of gRPC calls that have ended."""
+"""The requests of gRPC calls, and the errors of those that have ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import pytest
 
 from ts_stateful.client import ServerRefused, ServerUnreachable
 from ts_stateful.client.errors import is_retryable
-from ts_stateful.client.transports.rpc_calls import error_of
+from ts_stateful.client.transports.rpc_calls import RequestBuilder, error_of
+from ts_stateful.client.transports.transport import TransportOptions
+from ts_stateful.protocol.requests import Hello
 
 
 class Ended(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
@@ -45,3 +47,17 @@ def test_an_unknown_error_of_the_server_is_final() -> None:
     error = error_of(Ended(grpc.StatusCode.UNKNOWN, "Application error"), 100)
     assert isinstance(error, ServerRefused)
     assert not is_retryable(error)
+
+
+def test_a_token_goes_in_the_message_too() -> None:
+    """TorchServe passes no metadata on to the model; other headers stay in the metadata."""
+    options = TransportOptions(headers={"Authorization": "Bearer x", "X-Other": "y"})
+    builder = RequestBuilder(options)
+    request = builder.request(Hello(), {"rpc": b"StreamPredictions"})
+    assert dict(request.input) == {
+        "data": b'{"type":"hello"}',
+        "authorization": b"Bearer x",
+        "rpc": b"StreamPredictions",
+    }
+    assert builder.metadata(None) == (("authorization", "Bearer x"), ("x-other", "y"))
+    assert set(RequestBuilder(TransportOptions()).request(Hello()).input) == {"data"}

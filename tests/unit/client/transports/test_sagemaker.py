@@ -16,6 +16,7 @@ from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from tests.support.sagemaker import ENDPOINT, endpoint_of, serving
 from ts_stateful.client import RequestTooLarge, Server, ServerRefused, ServerUnreachable, connect
 from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
+from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 
 
 @pytest.fixture
@@ -74,6 +75,22 @@ def test_the_service_gets_session_ids(fake: FakeSessions, time: FakeTime) -> Non
     first, second = session.session_id, fork.session_id
     assert routed == [None, "NEW_SESSION", first, second, second, first]
     assert fake.of_kind("open")[0]["session_id"] == first
+
+
+def test_principals_travel_in_the_custom_attributes(service: Service, url: str) -> None:
+    """The only header that the service passes on: a token is one attribute of it."""
+    name = CUSTOM_ATTRIBUTES
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"token": "x.y.z"}, "token=x.y.z"),
+        ({"headers": {name.upper(): "principal=alice"}}, "principal=alice"),
+        ({"headers": {name: "trace=1"}, "token": "x"}, "trace=1,token=x"),
+        ({}, None),
+    ]
+    for options, value in cases:
+        service.answer(400, {"message": "seen"}, "ValidationError")
+        with connect(url, **options) as server, pytest.raises(ServerRefused):
+            server.hello()
+        assert service.seen[-1][1].get(name.lower()) == value
 
 
 def test_steps_open_a_session(service: Service, server: Server) -> None:

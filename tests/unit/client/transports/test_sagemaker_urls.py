@@ -10,6 +10,7 @@ import pytest
 
 from ts_stateful.client import ClientError, connect
 from ts_stateful.client.transports.sagemaker import SageMakerAddress, parse_sagemaker_url
+from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 
 
 @pytest.mark.parametrize(
@@ -65,11 +66,25 @@ def test_what_is_no_endpoint_is_refused(url: str) -> None:
         connect(url)
 
 
-@pytest.mark.parametrize("options", [{"token": "a"}, {"headers": {"a": "b"}}, {"profile": "async"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"headers": {"a": "b"}},
+        {"headers": {CUSTOM_ATTRIBUTES: "a=b", "a": "b"}},
+        {"profile": "async"},
+    ],
+)
 def test_what_is_torchserves_is_refused(options: dict[str, Any]) -> None:
     """Options that only TorchServe has are not ignored silently."""
-    with pytest.raises(ValueError, match="not for SageMaker"):
+    with pytest.raises(ValueError, match="SageMaker passes no header on"):
         connect("sagemaker://demo", **options)
+
+
+def test_a_token_has_to_fit_the_custom_attributes() -> None:
+    """The service takes no longer ones."""
+    connect("sagemaker://demo?region=eu-west-1", token="x" * 1018).close()
+    with pytest.raises(ValueError, match="a shorter token"):
+        connect("sagemaker://demo?region=eu-west-1", token="x" * 1019)
 
 
 @pytest.mark.parametrize(

@@ -33,17 +33,17 @@ def image(**fields: object) -> ImageInput:
 
 
 def stored(store: MemoryStore, made: ImageInput) -> ImageRef:
-    return ImageRef(save_image(store, image_tensors(made), 60.0), made.key, len(made.ids))
+    return ImageRef(save_image(store, "blobs", image_tensors(made), 60.0), made.key, len(made.ids))
 
 
 def test_an_image_comes_back_as_it_was() -> None:
     """Before and after it was encoded, of every type, and where features share memory."""
     store = MemoryStore()
-    raw = load_image(store, stored(store, image()), CPU)
+    raw = load_image(store, "blobs", stored(store, image()), CPU)
     assert torch.equal(raw.tensors["pixel_values"], image().tensors["pixel_values"])
     assert (raw.key, raw.ids, raw.features) == ("k", [7, 7, 7], None)
     encoded = image(features=(FEATURES, FEATURES[1:], torch.zeros(0, 4)), tensors={})
-    found = load_image(store, stored(store, encoded), CPU)
+    found = load_image(store, "blobs", stored(store, encoded), CPU)
     assert found.features is not None
     assert encoded.features is not None
     for one, other in zip(found.features, encoded.features, strict=True):
@@ -70,11 +70,11 @@ def test_what_is_no_image_is_refused() -> None:
     """A value that is missing, or that is no file of tensors; an image that was kept out of the store is no defect."""
     store = MemoryStore()
     with pytest.raises(SessionNotFound, match="with its images"):
-        load_image(store, ImageRef(key="k", num_tokens=3), CPU)
+        load_image(store, "blobs", ImageRef(key="k", num_tokens=3), CPU)
     with pytest.raises(StoreCorrupt, match="missing"):
-        load_image(store, ImageRef("0" * 64), CPU)
+        load_image(store, "blobs", ImageRef("0" * 64), CPU)
     for data in (b"", b"\x80\x04.", b"\xff" * 8 + b"{}", b"\x02" + b"\x00" * 7 + b"{}"):
         digest = hashlib.sha256(data).hexdigest()
         store.create(f"blobs/{digest}", data)
         with pytest.raises(StoreCorrupt, match="cannot be read"):
-            load_image(store, ImageRef(digest), CPU)
+            load_image(store, "blobs", ImageRef(digest), CPU)

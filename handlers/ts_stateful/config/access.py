@@ -1,0 +1,61 @@
+"""The settings of access to a server: principals, ids that clients choose, and the audit log."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+__all__ = ["AccessConfig", "HeaderAuth", "JwtAuth"]
+
+_HeaderName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
+_Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class HeaderAuth(
+    Struct, frozen=True, rename="camel", forbid_unknown_fields=True, tag="header", tag_field="mode"
+):
+    """`handler.auth` with `mode: header`: a proxy authenticates clients and sets a header."""
+
+    header: _HeaderName
+    """The HTTP header that names the principal. The proxy has to replace a client's own."""
+
+
+class JwtAuth(
+    Struct,
+    frozen=True,
+    rename="camel",
+    forbid_unknown_fields=True,
+    tag="jwt",
+    tag_field="mode",
+    kw_only=True,
+):
+    """`handler.auth` with `mode: jwt`: clients send signed tokens."""
+
+    issuer: _Text
+    """The `iss` of accepted tokens."""
+    audience: _Text
+    """An `aud` of accepted tokens."""
+    jwks: _Text
+    """The issuer's key set: an https URL, or a file, relative to the archive."""
+    tenant_claim: _Text = "sub"
+    """The claim that names the principal."""
+    header: _HeaderName = "Authorization"
+    """The HTTP header with the token, `Bearer <token>` or the token alone."""
+    leeway_sec: Annotated[float, Meta(ge=0, le=600)] = 30.0
+    """Seconds by which the clocks of issuer and server may differ."""
+    jwks_refresh_sec: Annotated[float, Meta(ge=10)] = 300.0
+    """Seconds after which the key set is read again."""
+    jwks_timeout_sec: Annotated[float, Meta(gt=0, le=60)] = 5.0
+    """Seconds for one reading of the key set."""
+
+
+class AccessConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """`handler` of any model: who may use which sessions."""
+
+    auth: Literal["none"] | HeaderAuth | JwtAuth = "none"
+    """The source of principals. `none`: an id is all that a session needs."""
+    client_ids: Literal["any", "strong"] = "any"
+    """With `auth: none`, `strong` refuses new ids of clients that look easier to guess than 128 random bits."""
+    audit: Literal["none", "text", "json"] = "none"
+    """The form of the audit log: a line for each open, close, fork, adoption and refusal."""

@@ -1,0 +1,63 @@
+"""The admission of requests: their principal, and the ids under which engines get them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ts_stateful.frontend.audit import AuditLog
+from ts_stateful.principals.authenticator import Authenticator, Call, NoAuthenticator
+from ts_stateful.principals.namespace import Namespace
+from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.requests import Fork, Open, Step
+from ts_stateful.protocol.session_ids import check_strength
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """The rules for clients of one server: how they are known, and which ids they may choose."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator | None = None,
+        client_ids: Literal["any", "strong"] = "any",
+        audit: AuditLog | None = None,
+    ) -> None:
+        self._authenticator = authenticator or NoAuthenticator()
+        self._client_ids = client_ids
+        self.audit = audit or AuditLog()
+
+    def namespace_of(
+        self, data: Mapping[str, Any], headers: Mapping[str, Any], *, is_http: bool
+    ) -> Namespace:
+        """Return the namespace of a request's principal.
+
+        Raises:
+            Unauthenticated, KeysUnavailable: see `Authenticator`.
+        """
+        pairs = tuple(_texts(headers if is_http else data))
+        return Namespace(self._authenticator.principal_of(Call(pairs, in_message=not is_http)))
+
+    def check(self, message: Submit) -> None:
+        """Check the id that a request may open a session under. Ids of principals need no strength.
+
+        Raises:
+            InvalidRequest: others could guess it.
+        """
+        command = message.command
+        if self._client_ids == "any" or message.principal is not None:
+            return
+        if isinstance(command, Fork) and command.new_session_id is not None:
+            check_strength(command.new_session_id, "new_session_id")
+        elif isinstance(command, Open | Step) and command.session_id is not None:
+            check_strength(command.session_id)
+
+
+def _texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the pairs whose values are text. TorchServe's other headers describe parts of the body."""
+    return [
+        (name.lower(), value if isinstance(value, str) else bytes(value).decode("utf-8", "replace"))
+        for name, value in values.items()
+        if isinstance(value, str | bytes | bytearray)
+    ]

@@ -1,0 +1,97 @@
+"""The principal of a call: the tenant that sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ts_stateful.config.access import HeaderAuth
+from ts_stateful.protocol.errors import InvalidRequest, Unauthenticated
+from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
+from ts_stateful.protocol.tenants import check_principal
+
+__all__ = ["Authenticator", "Call", "NoAuthenticator", "ProxyHeader", "single"]
+
+# The only header of clients that SageMaker passes on; it holds `name=value` pairs, separated by commas.
+_ATTRIBUTES: Final = CUSTOM_ATTRIBUTES.lower()
+
+
+@dataclass(frozen=True)
+class Call:
+    """The names and values of a call beside its document.
+
+    `pairs` are names in lower case with their values: HTTP headers or gRPC metadata. With `in_message` they are inputs of a
+    gRPC message, which no proxy reads or writes.
+    """
+
+    pairs: tuple[tuple[str, str], ...] = ()
+    in_message: bool = False
+
+    def values(self, name: str, attribute: str) -> list[str]:
+        """Return the values of a header, or those of an attribute if the header is SageMaker's custom attributes."""
+        name = name.lower()
+        values = [value.strip(" \t") for other, value in self.pairs if other == name]
+        if name != _ATTRIBUTES:
+            return values
+        return list(_attributes(values, attribute))
+
+
+def _attributes(values: Iterable[str], attribute: str) -> Iterable[str]:
+    for pair in ",".join(values).split(","):
+        name, equals, value = pair.partition("=")
+        if equals and name.strip() == attribute:
+            yield value.strip()
+
+
+def single(values: list[str], name: str) -> str:
+    """Return the only value.
+
+    Raises:
+        Unauthenticated: there is none, or there are several, of which a client may have added one.
+    """
+    if len(values) != 1 or not values[0]:
+        reason = "comes twice; send it once" if len(values) > 1 else "is missing; send it"
+        raise Unauthenticated(f"the header {name} {reason} with every request", field=name)
+    return values[0]
+
+
+class Authenticator(Protocol):
+    """The rule by which principals are found. Called for every request, so it never waits."""
+
+    def principal_of(self, call: Call) -> str | None:
+        """Return the principal of a call; None if sessions have no principals.
+
+        Raises:
+            Unauthenticated: the call names none that is accepted.
+            KeysUnavailable: that cannot be decided yet.
+        """
+        ...
+
+
+class NoAuthenticator:
+    """`handler.auth: none`."""
+
+    def principal_of(self, call: Call) -> str | None:
+        """See `Authenticator`."""
+        return None
+
+
+class ProxyHeader:
+    """`mode: header`: the principal is the value of a header that a proxy has set."""
+
+    def __init__(self, settings: HeaderAuth) -> None:
+        self._header = settings.header
+
+    def principal_of(self, call: Call) -> str:
+        """See `Authenticator`. A gRPC message is refused: its inputs are the client's own."""
+        if call.in_message:
+            raise Unauthenticated(
+                "with `handler.auth.mode: header` this server takes requests over HTTP only: TorchServe passes no gRPC"
+                " metadata on; use HTTP, or `mode: jwt`"
+            )
+        name = single(call.values(self._header, "principal"), self._header)
+        try:
+            return check_principal(name)
+        except InvalidRequest as error:
+            raise Unauthenticated(error.message, field=self._header) from None

@@ -1,0 +1,80 @@
+"""The admission of requests: credentials and ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ts_stateful.config.access import HeaderAuth
+from ts_stateful.frontend.admission import Admission
+from ts_stateful.principals.authenticator import Call, ProxyHeader
+from ts_stateful.protocol.errors import InvalidRequest, Unauthenticated
+from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.requests import Close, Fork, Open, Prompt, Step
+
+_STRONG = "5f0c6c1a2b3d4e5f60718293a4b5c6d7"
+
+
+class Recorded:
+    """An authenticator that keeps the calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def principal_of(self, call: Call) -> str:
+        """See `Authenticator`."""
+        self.calls.append(call)
+        return "alice"
+
+
+def test_the_credentials_of_http_are_headers_and_those_of_grpc_inputs() -> None:
+    """TorchServe puts a mapping under the name of each part of a form: that is no header."""
+    seen = Recorded()
+    headers: dict[str, Any] = {"X-A": "1", "x-part": {"content-type": "text/plain"}}
+    data: dict[str, Any] = {"data": b"{}", "Authorization": b"Bearer \xff", "n": {"a": 1}}
+    assert Admission(seen).namespace_of(data, headers, is_http=True).principal == "alice"
+    Admission(seen).namespace_of(data, headers, is_http=False)
+    http, grpc = seen.calls
+    assert http == Call((("x-a", "1"),))
+    assert grpc == Call((("data", "{}"), ("authorization", "Bearer \ufffd")), in_message=True)
+
+
+def test_a_part_of_a_form_is_no_proxys_header() -> None:
+    """Nor are two headers in different cases one."""
+    admission = Admission(ProxyHeader(HeaderAuth(header="X-A")))
+    for headers in ({"X-A": {"content-type": ""}}, {"X-A": "alice", "x-a": "bob"}):
+        with pytest.raises(Unauthenticated):
+            admission.namespace_of({"X-A": b"alice"}, headers, is_http=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        (Open(session_id="s"), "session_id"),
+        (Step(session_id="seq_0"), "session_id"),
+        (Fork(session_id=_STRONG, new_session_id="f"), "new_session_id"),
+    ],
+)
+def test_strong_ids_are_asked_of_what_opens_sessions(command: Any, field: str) -> None:
+    """By default any id will do; a principal's own ids need no strength."""
+    message = Submit("r", command)
+    Admission().check(message)
+    Admission(client_ids="strong").check(Submit("r", command, principal="alice"))
+    with pytest.raises(InvalidRequest) as refusal:
+        Admission(client_ids="strong").check(message)
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Open(session_id=_STRONG),
+        Fork(session_id="s", new_session_id=_STRONG),
+        Prompt(session_id="s", prompt="x"),
+        Close(session_id="s"),
+    ],
+)
+def test_strong_ids_and_open_sessions_are_taken(command: Any) -> None:
+    """An old session may have a weak id."""
+    Admission(client_ids="strong").check(Submit("r", command))
