@@ -123,6 +123,26 @@ def test_a_session_belongs_to_the_principal_of_its_token(
         late.open()
 
 
+@pytest.mark.parametrize("profile", [Profile.SEQUENCE, Profile.ASYNC])
+def test_tokens_reach_the_model_over_grpc_in_every_profile(
+    tmp_path: Path, issuer: Issuer, profile: Profile
+) -> None:
+    """In streams too."""
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(issuer.key_set)
+    handler = {"auth": {**_JWT, "jwks": str(keys)}}
+    with (
+        profile_server(profile, tmp_path, name=f"jwt-{profile.value}", handler=handler) as server,
+        connected(server.grpc_url, issuer.token("alice")) as alice,
+        connected(server.grpc_url, issuer.token("bob")) as bob,
+    ):
+        session = alice.open(session_id="s", images=[SCENE])
+        assert "".join(session.prompt(_QUESTION)) == "red"
+        with pytest.raises(SessionNotFound):
+            bob.attach("s")
+        session.close()
+
+
 def test_what_is_refused_is_refused_alike(server: TorchServe, issuer: Issuer, speak: Speak) -> None:
     """Another's id and an unknown one have the same bytes; without a token there is only `hello`."""
     speaker = speak(server)

@@ -44,6 +44,7 @@ class KeySet:
         self._clock = clock
         self._wanted = threading.Event()
         self._keys = _Keys({})
+        self._closed = False
 
     @property
     def version(self) -> int:
@@ -86,12 +87,18 @@ class KeySet:
             raise Unauthenticated("the token's key is not one of the issuer's; get a new token")
         return keys[key_id]
 
+    def close(self) -> None:
+        """Read the keys no more."""
+        self._closed = True
+        self._wanted.set()
+
     def _run(self) -> None:
-        while True:
+        while not self._closed:
             self._wanted.wait(self._refresh_s if self._keys.by_id else _PAUSE_S)
             self._wanted.clear()
-            self.refresh()
-            self._clock.sleep(_PAUSE_S)
+            if not self._closed:
+                self.refresh()
+                self._clock.sleep(_PAUSE_S)
 
 
 def read_keys(data: bytes) -> dict[str | None, jwt.PyJWK]:

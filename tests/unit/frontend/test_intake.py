@@ -49,6 +49,14 @@ def test_bodies_are_freed_as_soon_as_they_are_parsed(document: Any) -> None:
     assert pending.num_bytes > 3
 
 
+def test_a_token_in_a_grpc_message_is_no_unknown_input() -> None:
+    """A client may send one to a server that asks for none."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    data = {"data": b'{"type": "hello"}', "authorization": b"Bearer x"}
+    dispatcher.intake(Profile.CONTINUOUS).take("r", data, {})
+    assert dispatcher.submitted["r"].principal is None
+
+
 def test_a_pulled_prompt_and_an_opening_one_are_marked() -> None:
     """Over gRPC, in the continuous profile."""
     dispatcher = ScriptedDispatcher(Inbox())

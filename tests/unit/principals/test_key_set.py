@@ -109,3 +109,4 @@ def test_an_unknown_key_lets_the_thread_read_once_more() -> None:
             keys.find("3")
     assert source.read_twice.wait(30)
     assert source.num_reads == 2
+    keys.close()

@@ -11,6 +11,7 @@ from ts_stateful.config.access import HeaderAuth, JwtAuth
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.principals.authenticator import Call
 from ts_stateful.principals.make import make_authenticator
+from ts_stateful.principals.tokens import Tokens
 from ts_stateful.protocol.errors import KeysUnavailable
 
 
@@ -25,7 +26,10 @@ def test_each_mode_has_its_own(tmp_path: Path) -> None:
     call = Call((("x-principal", "alice"), ("authorization", issuer.token("bob"))))
     assert make_authenticator("none", tmp_path).principal_of(call) is None
     assert make_authenticator(HeaderAuth("X-Principal"), tmp_path).principal_of(call) == "alice"
-    assert make_authenticator(_jwt("keys.json"), tmp_path).principal_of(call) == "bob"
+    tokens = make_authenticator(_jwt("keys.json"), tmp_path)
+    assert isinstance(tokens, Tokens)
+    assert tokens.principal_of(call) == "bob"
+    tokens.close()
 
 
 def test_a_file_without_keys_stops_the_start(tmp_path: Path) -> None:
@@ -36,6 +40,8 @@ def test_a_file_without_keys_stops_the_start(tmp_path: Path) -> None:
 
 def test_an_issuer_may_be_down_at_the_start(tmp_path: Path) -> None:
     """Requests are refused until its keys were read."""
-    authenticator = make_authenticator(_jwt("http://127.0.0.1:1/keys"), tmp_path)
+    tokens = make_authenticator(_jwt("http://127.0.0.1:1/keys"), tmp_path)
+    assert isinstance(tokens, Tokens)
+    tokens.close()
     with pytest.raises(KeysUnavailable):
-        authenticator.principal_of(Call((("authorization", Issuer().token("alice")),)))
+        tokens.principal_of(Call((("authorization", Issuer().token("alice")),)))

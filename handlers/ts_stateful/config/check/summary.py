@@ -16,8 +16,8 @@ def summary(config: Config, model: TransformerSize | None = None) -> list[str]:
     """Return a sentence for each limit."""
     return [
         _sessions(config),
-        *_requests(config),
         _principals(config.engine),
+        *_requests(config),
         *(_states(config, config.state) if config.state else _tokens(config, model)),
     ]
 
