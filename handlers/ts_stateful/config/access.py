@@ -51,7 +51,7 @@ class JwtAuth(
 
 
 class AccessConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """`handler` of any model: who may use which sessions."""
+    """`handler` of any model: the right to use sessions, and its log."""
 
     auth: Literal["none"] | HeaderAuth | JwtAuth = "none"
     """The source of principals. `none`: an id is all that a session needs."""

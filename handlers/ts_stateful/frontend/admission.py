@@ -14,9 +14,11 @@ from ts_stateful.protocol.session_ids import check_strength
 
 __all__ = ["Admission"]
 
+_MAX_CREDENTIAL = 16_384  # bytes; a longer input of a message is a document or a tensor
+
 
 class Admission:
-    """The rules for clients of one server: how they are known, and which ids they may choose."""
+    """The rules for clients of one server: their principals, and the ids that they may choose."""
 
     def __init__(
         self,
@@ -59,5 +61,5 @@ def _texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (name.lower(), value if isinstance(value, str) else bytes(value).decode("utf-8", "replace"))
         for name, value in values.items()
-        if isinstance(value, str | bytes | bytearray)
+        if isinstance(value, str | bytes | bytearray) and len(value) <= _MAX_CREDENTIAL
     ]

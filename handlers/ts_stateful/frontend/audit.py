@@ -1,4 +1,4 @@
-"""The audit log: which principal opened, closed, forked or woke which session, and who was refused. Never content."""
+"""The audit log: the principal of each open, close, fork, adoption and refusal. Never content."""
 
 from __future__ import annotations
 

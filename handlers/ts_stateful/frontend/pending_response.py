@@ -168,7 +168,7 @@ class PendingResponse:
         if retry_after_s is not None:
             headers["Retry-After"] = str(retry_after_s)
         if last.status == Unauthenticated.status:
-            headers["WWW-Authenticate"] = "Bearer"  # RFC 9110 wants a scheme with every 401
+            headers["WWW-Authenticate"] = "Bearer"  # required with every 401 by RFC 9110
         whole = self.responder.whole(last)
         return Response(whole.body, None, whole.status, whole.content_type, headers)
 

@@ -32,7 +32,12 @@ def test_the_credentials_of_http_are_headers_and_those_of_grpc_inputs() -> None:
     """TorchServe puts a mapping under the name of each part of a form: that is no header."""
     seen = Recorded()
     headers: dict[str, Any] = {"X-A": "1", "x-part": {"content-type": "text/plain"}}
-    data: dict[str, Any] = {"data": b"{}", "Authorization": b"Bearer \xff", "n": {"a": 1}}
+    data: dict[str, Any] = {
+        "data": b"{}",
+        "Authorization": b"Bearer \xff",
+        "n": {"a": 1},
+        "big": b" " * 16_385,
+    }
     assert Admission(seen).namespace_of(data, headers, is_http=True).principal == "alice"
     Admission(seen).namespace_of(data, headers, is_http=False)
     http, grpc = seen.calls
