@@ -1,4 +1,4 @@
-"""The compiled library of CPU kernels: its build, its cache, and the structures that it reads.
+"""The compiled library of CPU kernels: its build, and the structures that it reads.
 
 Threads are torch's: both use the process's one OpenMP runtime.
 """
@@ -12,13 +12,13 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import nn
 
+from ts_stateful.language.kernels.cpu.cache import load_or_compile
 from ts_stateful.language.kv.spans import Table
 
 __all__ = [
@@ -42,7 +42,6 @@ _FLAGS: Final = (
     *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-exceptions"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
 )
-_COMPILE_S: Final = 120
 _SHARE: Final = 256  # minimum tokens of a split
 
 
@@ -87,25 +86,17 @@ def cache_folder() -> Path:
 
 
 def load_library(cache: Path) -> ctypes.CDLL | None:
-    """Return the library, built into the folder `cache` if it is missing; None if no compiler can build it."""
+    """Return the library, built into the folder `cache` if it is missing or untrusted; None if no compiler can build it."""
     names = (os.environ.get("CXX", "c++"), "g++", "clang++")
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         return None
     sources = [_SOURCE.with_name(name).read_bytes() for name in (_SOURCE.name, *_HEADERS)]
     parts = [*sources, " ".join(_FLAGS).encode(), compiler.encode(), _processor()]
-    key = hashlib.sha256(b"\0".join(parts))
-    library = cache / f"cpu_kernels-{key.hexdigest()[:16]}.so"
+    key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    command = [str(Path(compiler).absolute()), *_FLAGS, str(_SOURCE.absolute())]
     try:
-        if not library.exists():
-            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.TemporaryDirectory(dir=cache) as folder:
-                built = Path(folder, library.name)
-                command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(built)]
-                logger.info("compiling CPU kernels")
-                subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_S)
-                built.replace(library)
-        return ctypes.CDLL(str(library))
+        return load_or_compile(cache, f"cpu_kernels-{key}.so", command)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("compiled CPU kernels are not available: %s", error)
         return None
