@@ -21,7 +21,7 @@ def check(path: Path, model_name: str | None) -> bool:
     """
     terminal = Terminal(sys.stdout)
     model = find_model(model_name) if model_name is not None else None
-    findings = check_file(path, model)
+    findings = check_file(path, model, None if model_name is None else Path(model_name))
     for finding in findings:
         terminal.line(f"{finding.severity}: {finding.key}: {finding.message}")
         terminal.line(f"  cure: {finding.cure}")

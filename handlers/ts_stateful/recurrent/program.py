@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
@@ -91,6 +92,8 @@ def load_program(
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # which a program may mean by "cuda"
         module = _load(file, class_name, settings, model_dir, device)
+    except ConfigError:
+        raise
     except Exception as error:  # whatever a user's file raises
         raise ConfigError(f"handler.model {settings.model!r} cannot be loaded: {error}") from error
     count = sum(weight.numel() for weight in module.parameters())
@@ -103,7 +106,7 @@ def _load(
     if class_name:
         module: nn.Module = _class_of(file, class_name)(**settings.arguments)
         if settings.weights is not None:
-            module.load_state_dict(load_file(model_dir / settings.weights))
+            module.load_state_dict(_load_weights(model_dir / settings.weights))
         return module.to(device).eval()
     if file.suffix == ".pt2":
         # Tensors that it makes as well are on the device that is written in the file.
@@ -114,6 +117,17 @@ def _load(
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted: nn.Module = torch.jit.load(file, map_location=device)
     return scripted.eval()
+
+
+def _load_weights(file: Path) -> dict[str, Tensor]:
+    """Read a file of safetensors. A pickle can run code, and is refused."""
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise ConfigError(
+            f"handler.weights: {file.name} is not a file of safetensors ({error}); write it with"
+            " safetensors.torch.save_file(module.state_dict(), 'weights.safetensors')"
+        ) from error
 
 
 def _class_of(file: Path, name: str) -> type[nn.Module]:

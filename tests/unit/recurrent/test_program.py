@@ -129,6 +129,10 @@ def test_an_exported_program_can_be_moved(tmp_path: Path) -> None:
         ({"model": "net.py:torch"}, "defines no torch.nn.Module torch"),
         ({"model": "net.py:Sum", "arguments": {"size": 1}}, "size"),
         ({"model": "net.py:Sum", "weights": "none.safetensors"}, "none.safetensors"),
+        (
+            {"model": "net.py:Sum", "weights": "pickle.bin"},
+            r"handler.weights: pickle.bin .*save_file",
+        ),
         ({"model": "bad.pt"}, "cannot be loaded"),
         ({"model": "bad.pt", "weights": "w"}, "only `file.py:Class`"),
     ],
@@ -139,6 +143,7 @@ def test_what_cannot_be_loaded_is_refused(
     """With the reason."""
     (tmp_path / "net.py").write_text(SOURCE)
     (tmp_path / "bad.pt").write_text("no archive")
+    torch.save({"weight": torch.ones(3)}, tmp_path / "pickle.bin")
     with pytest.raises(ConfigError, match=says):
         load_program(settings_of(**fields), tmp_path, CPU, "sum")
 

@@ -12,7 +12,7 @@ from ts_stateful.config.check.budgets import check_budgets, check_model
 from ts_stateful.config.check.finding import Finding, error
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.check.places import check_places
-from ts_stateful.config.check.safety import check_safety
+from ts_stateful.config.check.safety import check_safety, check_weights
 from ts_stateful.config.check.states import check_states
 from ts_stateful.config.check.timing import check_timing
 from ts_stateful.config.schema import Config, ConfigError, load_config
@@ -37,13 +37,24 @@ def check_config(config: Config, model: TransformerSize | None = None) -> list[F
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
 
-def check_file(path: Path, model: TransformerSize | None = None) -> list[Finding]:
-    """Apply all rules to a `model-config.yaml`; a file that cannot be read or parsed is a finding too."""
+def check_file(
+    path: Path, model: TransformerSize | None = None, model_folder: Path | None = None
+) -> list[Finding]:
+    """Apply all rules to a `model-config.yaml`; a file that cannot be read or parsed is a finding too.
+
+    The model's folder is `model_folder`, or that of `handler.model` if it is on this machine.
+    """
     document = read_document(path)
     if isinstance(document, Finding):
         return [document]
     try:
-        return check_config(load_config(document), model)
+        config = load_config(document)
+        findings = check_config(config, model)
+        if config.state is None:
+            folders = (path.parent / config.handler.model, Path(config.handler.model).expanduser())
+            found = model_folder or next(filter(Path.is_dir, folders), None)
+            findings = [*(check_weights(found) if found is not None else ()), *findings]
+        return findings
     except ConfigError as reason:
         return [error(str(path), str(reason), "see docs/configuration.md")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.config.weights import HOW_TO_CONVERT, pickled_weights, weights_cure
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import find_fused
@@ -88,7 +90,7 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
     """Load weights, tokenizer and processor.
 
     Raises:
-        ConfigError: the model cannot be found or loaded, or would not be served exactly.
+        ConfigError: the model cannot be found or loaded, has pickled weights, or would not be served exactly.
     """
     name = resolve_model(settings.model, model_dir)
     options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
@@ -103,7 +105,7 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
             config.get_text_config(decoder=True).dtype or config.dtype,
             bfloat16=has_bfloat16(torch.cpu.get_capabilities()),
         )
-        network = auto.from_pretrained(name, dtype=dtype, **options)
+        network = _load_weights(auto, name, dtype=dtype, **options)
         owner_type = AutoProcessor if has_vision else AutoTokenizer
         owner = owner_type.from_pretrained(name, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -114,6 +116,26 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
     model = build_model(Path(name).name, network, owner, settings.context_length)
     accelerate(model, settings)
     return model
+
+
+def _load_weights(auto: Any, name: str, **options: Any) -> PreTrainedModel:
+    """Load safetensors. A pickle can run code, and a pull request on the hub is not the revision that was configured."""
+    folder = Path(name)
+    if (pickle := pickled_weights(folder)) is not None:
+        raise ConfigError(
+            f"handler.model: {folder} has its weights in {pickle}, and only safetensors are read; {weights_cure(folder)}"
+        )
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
+    try:
+        network: PreTrainedModel = auto.from_pretrained(name, use_safetensors=True, **options)
+    except OSError as error:
+        if folder.is_dir():
+            raise
+        raise ConfigError(
+            f"cannot load the weights of handler.model {name!r} from the hub: {error} Only safetensors are read;"
+            f" {HOW_TO_CONVERT}"
+        ) from error
+    return network
 
 
 def accelerate(model: Model, settings: HandlerConfig) -> None:

@@ -199,3 +199,23 @@ def test_an_empty_file_chooses_no_mode(tmp_path: Path) -> None:
     path = tmp_path / "model-config.yaml"
     path.write_text("")
     assert check_file(path)[0].key == "continuousBatching"
+
+
+@pytest.mark.parametrize("named", ["in the configuration", "as a model"])
+def test_pickled_weights_are_found_before_the_server_starts(tmp_path: Path, named: str) -> None:
+    """In the folder that `handler.model` names, beside the file or anywhere, or in one that is given."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "model" / "config.json").write_text('{"vision_config": {}}')
+    path = tmp_path / "model-config.yaml"
+    model = "model" if named == "in the configuration" else "owner/name"
+    path.write_text(
+        f"minWorkers: 1\nmaxWorkers: 1\ncontinuousBatching: true\nhandler:\n  model: {model}\n"
+    )
+    given = None if model == "model" else tmp_path / "model"
+    [finding] = [one for one in check_file(path, model_folder=given) if one.severity == "error"]
+    assert finding.key == "handler.model"
+    assert "pytorch_model.bin" in finding.message
+    assert "AutoModelForImageTextToText" in finding.cure
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    assert not [one for one in check_file(path, model_folder=given) if one.severity == "error"]

@@ -1,0 +1,62 @@
+"""Weights are loaded from safetensors alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.tiny.small import save
+from tests.support.tiny.text import llama
+from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.language.network.load import load_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pickled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose only weights are a pickle."""
+    folder = save(llama(), tmp_path_factory.mktemp("pickled"))
+    weights = folder / "model.safetensors"
+    torch.save(load_file(weights), folder / "pytorch_model.bin")
+    weights.unlink()
+    return folder
+
+
+def test_a_pickle_is_refused_and_can_be_converted(pickled: Path) -> None:
+    """The error has the command that converts it; the model then loads, with the same weights."""
+    settings = HandlerConfig(model=str(pickled))
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin") as refused:
+        load_model(settings, pickled, CPU)
+    command = re.search(r'python -c "(.*)"', str(refused.value))
+    assert command is not None
+    subprocess.run([sys.executable, "-c", command[1]], check=True, capture_output=True)
+    model = load_model(settings, pickled, CPU)
+    expected = torch.load(pickled / "pytorch_model.bin", weights_only=True)
+    for name, weight in load_file(pickled / "model.safetensors").items():
+        assert torch.equal(weight, expected[name])
+    assert model.num_parameters > 0
+
+
+def test_a_model_of_the_hub_without_safetensors_is_refused(
+    pickled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the hub's cache, without a network; the error names the remedy, and no other revision is looked for."""
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("0" * 40)
+    for path in pickled.iterdir():
+        if path.suffix != ".safetensors":
+            (snapshot / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"weights of handler\.model 'owner/name'.*docs/serve.md"):
+        load_model(HandlerConfig(model="owner/name"), pickled, CPU)
