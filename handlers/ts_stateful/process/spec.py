@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+
+from ts_stateful.process.private import make_private
 
 __all__ = ["EngineSpec", "forget_groups", "group_file", "runtime_folder"]
 
@@ -66,7 +67,7 @@ def runtime_folder(frontend_pid: int, *identity: object) -> Path:
         RuntimeError: the folder belongs to another user, or its path is too long for a socket.
     """
     folder = _home() / f"{frontend_pid}-{_digest(identity)}"
-    _make_private(folder)
+    make_private(folder)
     if len(str(folder / "engine-00.sock")) > _MAX_SOCKET_PATH:
         raise RuntimeError(
             f"{folder} is too long for a socket; set TS_STATEFUL_RUNTIME_DIR to a shorter path"
@@ -88,16 +89,8 @@ def forget_groups(folder: Path, frontend_pid: int) -> None:
 def _home() -> Path:
     base = os.environ.get("TS_STATEFUL_RUNTIME_DIR") or tempfile.gettempdir()
     home = Path(base) / f"ts-stateful-{os.getuid()}"
-    _make_private(home)
+    make_private(home)
     return home
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
-        raise RuntimeError(f"{folder} is not a folder of this user; remove it")
-    folder.chmod(0o700)
 
 
 def _digest(identity: object) -> str:

@@ -1,5 +1,7 @@
 """`python -m ts_stateful.torchserve.entrypoint COMMAND`: the first process of a container, which starts TorchServe.
 
+The command gets a private temporary folder. TorchServe has its sockets and unpacked models there.
+
 On SIGTERM or SIGINT, engines finish their requests with all connections open, and TorchServe stops after them. The entrypoint
 waits for the last engine, because all processes of a container are killed with the first one.
 """
@@ -12,13 +14,16 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
 from ts_stateful.process.drain import descendants, drain, is_engine, is_torchserve, wait_ended
+from ts_stateful.process.private import is_private, make_private
 
 __all__ = ["main"]
 
@@ -33,7 +38,7 @@ class _Entrypoint:
     def __init__(self, command: Sequence[str]) -> None:
         self.was_stopped = False
         self._name = uuid.uuid4().hex
-        self._process = subprocess.Popen(command, env={**os.environ, _VARIABLE: self._name})
+        self._process = subprocess.Popen(command, env={**_environment(), _VARIABLE: self._name})
         # Methods of `Popen` might take the exit status, which `wait` needs.
         self._first = psutil.Process(self._process.pid)
 
@@ -63,6 +68,15 @@ class _Entrypoint:
         return [one for one in descendants(_VARIABLE, self._name) if is_engine(one)]
 
 
+def _environment() -> dict[str, str]:
+    """Return the environment with a temporary folder of this user alone: the same at every start, as the store may be in it."""
+    temporary = Path(tempfile.gettempdir())
+    if not is_private(temporary):
+        temporary = make_private(temporary / f"ts-stateful-{os.geteuid()}-tmp")
+    # Python and the shell read the one, TorchServe's Java gets the other.
+    return {**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary)}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of the arguments; return its exit status, or 0 if a signal stopped it."""
     command = list(sys.argv[1:] if arguments is None else arguments)
@@ -72,7 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signals: _Signals = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.put(number))
-    entrypoint = _Entrypoint(command)
+    try:
+        entrypoint = _Entrypoint(command)
+    except RuntimeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     threading.Thread(target=entrypoint.stop_at, args=(signals,), daemon=True).start()
     status = entrypoint.wait()
     return 0 if entrypoint.was_stopped else status

@@ -180,7 +180,7 @@ class TorchServe:
         archive = settings.archive.resolve()
         properties.write_text(f"{settings.config.read_text()}\n{self.ports.as_properties()}")
         temporary = self._home / "tmp"
-        temporary.mkdir()
+        temporary.mkdir(mode=0o700)
         command = [sys.executable, "-m", "ts.model_server"]
         command += ["--start", "--foreground", "--no-config-snapshots"]
         command += ["--model-store", str(archive.parent)]

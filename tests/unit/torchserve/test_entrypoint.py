@@ -62,11 +62,11 @@ def run(tmp_path: Path, log: Path) -> Iterator[Run]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
-    def run(*command: str) -> subprocess.Popen[bytes]:
+    def run(*command: str, **environ: str) -> subprocess.Popen[bytes]:
         server = (sys.executable, str(program), str(log), TORCHSERVE)
         process = subprocess.Popen(
             [sys.executable, "-m", "ts_stateful.torchserve.entrypoint", *(command or server)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environ},
             start_new_session=True,
         )
         stack.enter_context(process)
@@ -122,3 +122,29 @@ def test_the_status_of_a_command_is_passed_on(run: Run) -> None:
     """A killed command has the status that a shell gives it."""
     assert run("sh", "-c", "exit 5").wait() == 5
     assert run("sh", "-c", "kill -9 $$").wait() == 128 + 9
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
+def test_the_temporary_folder_is_private(run: Run, log: Path, tmp_path: Path, mode: int) -> None:
+    """An open one gets a folder below it, the same at the next start; a private one is used itself."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    temporary.chmod(mode)
+    for _ in range(2):
+        command = f'stat -c %a "$TMPDIR" >>{log} && echo "$TMPDIR" "$TEMP" >>{log}'
+        assert run("sh", "-c", command, TMPDIR=str(temporary)).wait() == 0
+    used = temporary if mode == 0o700 else temporary / f"ts-stateful-{os.geteuid()}-tmp"
+    assert noted(log) == ["700", f"{used} {used}"] * 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_temporary_folder_that_another_user_made_is_refused(
+    run: Run, log: Path, tmp_path: Path
+) -> None:
+    """Nothing is started."""
+    (tmp_path / "tmp").mkdir()
+    planted = tmp_path / "tmp" / f"ts-stateful-{os.geteuid()}-tmp"
+    planted.mkdir()
+    os.chown(planted, 54321, 54321)
+    assert run("sh", "-c", f"echo up >{log}", TMPDIR=str(tmp_path / "tmp")).wait() == 2
+    assert noted(log) == []
