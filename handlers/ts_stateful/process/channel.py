@@ -9,7 +9,10 @@ import socket
 import threading
 from typing import Any, Protocol
 
-from ts_stateful.process.messages import receive, send
+from ts_stateful.process.messages import MessageTooLong, receive, send
+from ts_stateful.protocol.answers import encode
+from ts_stateful.protocol.errors import InternalError, InvalidRequest, StatefulError
+from ts_stateful.protocol.events import Event, EventKind, Submit
 
 __all__ = ["Channel", "ChannelOwner"]
 
@@ -17,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class ChannelOwner(Protocol):
-    """The object that handles a channel's messages, in the channel's reading thread."""
+    """The object that handles a channel's messages, in the channel's threads."""
 
     def on_message(self, channel: Channel, message: Any) -> None:
-        """Handle a message."""
+        """Handle a message from the peer, or the answer to one that is too long to be sent."""
 
     def on_close(self, channel: Channel) -> None:
         """Handle the end of the connection; called once."""
@@ -66,6 +69,8 @@ class Channel:
         try:
             while (message := receive(self._connection, at_engine=self._at_engine)) is not None:
                 self._owner.on_message(self, message)
+        except MessageTooLong as error:
+            logger.error("closing the connection: %s", error)
         except OSError as error:
             logger.debug("connection lost: %s", error)
         except Exception:  # the boundary of the reading thread
@@ -81,7 +86,7 @@ class Channel:
                 if isinstance(message, threading.Event):
                     message.set()
                 else:
-                    send(self._connection, message)
+                    self._send(message)
         except OSError as error:
             logger.debug("connection lost: %s", error)
         except Exception:  # the boundary of the writing thread
@@ -90,3 +95,20 @@ class Channel:
             self.close()
             self._threads[0].join()
             self._connection.close()
+
+    def _send(self, message: Any) -> None:
+        """Write a message. One that is too long costs its request, and no other: the connection stays."""
+        try:
+            send(self._connection, message)
+        except MessageTooLong as error:
+            logger.error("not sent: %s", error)
+            if isinstance(message, Submit):
+                refusal = InvalidRequest(f"the request cannot be sent to its engine: {error}")
+                self._owner.on_message(self, _failed(message.request_id, refusal))
+            elif isinstance(message, Event):
+                failure = InternalError(f"the answer cannot be sent: {error}")
+                send(self._connection, _failed(message.request_id, failure))
+
+
+def _failed(request_id: str, error: StatefulError) -> Event:
+    return Event(request_id, EventKind.LAST, encode(error.to_body()), error.status)

@@ -1,6 +1,6 @@
 """Messages between worker and engine over their Unix socket: a length, then a msgpack document.
 
-The socket is private to the user (mode 0600), so both sides trust the form. `protocol` has validated what clients sent.
+Both ends belong to one user, so both trust the form. `protocol` has validated what clients sent.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.stats import Stats
 
 __all__ = [
+    "MAX_MESSAGE_BYTES",
     "Draining",
     "Drop",
     "EngineHello",
+    "MessageTooLong",
     "Ping",
     "Pong",
     "SessionPlaced",
@@ -94,11 +96,27 @@ _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _LENGTH = struct.Struct("!I")
+MAX_MESSAGE_BYTES = 1 << 28  # eight bodies of TorchServe's `max_request_size` in config.properties
+
+
+class MessageTooLong(OSError):
+    """A message is longer than `MAX_MESSAGE_BYTES`."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(
+            f"a message of {num_bytes} bytes, but at most {MAX_MESSAGE_BYTES} can be sent"
+        )
 
 
 def send(connection: socket.socket, message: ToEngine | ToWorker) -> None:
-    """Write one message. Raises OSError if the other side has closed the connection."""
+    """Write one message. Raises OSError if the other side has closed the connection.
+
+    Raises:
+        MessageTooLong: nothing was written.
+    """
     payload = _encoder.encode(message)
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise MessageTooLong(len(payload))
     connection.sendall(_LENGTH.pack(len(payload)) + payload)
 
 
@@ -106,11 +124,17 @@ def receive(connection: socket.socket, *, at_engine: bool) -> Any | None:
     """Read the next message; return None if the other side has closed the connection.
 
     `at_engine` is True on the engine's side. Raises OSError if the connection breaks.
+
+    Raises:
+        MessageTooLong: the other side announces more bytes; none of them is read.
     """
     head = _read(connection, _LENGTH.size)
     if head is None:
         return None
-    payload = _read(connection, _LENGTH.unpack(head)[0])
+    (num_bytes,) = _LENGTH.unpack(head)
+    if num_bytes > MAX_MESSAGE_BYTES:
+        raise MessageTooLong(num_bytes)
+    payload = _read(connection, num_bytes)
     if payload is None:
         return None
     return (_to_engine if at_engine else _to_worker).decode(payload)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from tests.support.worker import WAIT_S
 from ts_stateful.process.channel import Channel
-from ts_stateful.protocol.events import Submit
-from ts_stateful.protocol.requests import Open
+from ts_stateful.process.messages import MAX_MESSAGE_BYTES, MessageTooLong, Ping, receive, send
+from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.requests import Open, Prompt
 
 
 class Owner:
-    """An owner that waits for the end of its connection."""
+    """An owner that keeps messages, and waits for the end of its connection."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()
+        self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def on_message(self, channel: Channel, message: Any) -> None:
-        """Ignore a message."""
+        """Keep a message."""
+        self.messages.put(message)
 
     def on_close(self, channel: Channel) -> None:
         """Note the end."""
@@ -35,3 +43,92 @@ def test_a_connection_that_cannot_send_is_closed() -> None:
     Channel(receiver, owners[1], at_engine=True).start()
     channel.send(Submit("r", Open(session_id="s", metadata={"n": 2**64})))
     assert all(owner.closed.wait(WAIT_S) for owner in owners)
+
+
+class Pair:
+    """A worker and an engine that are connected."""
+
+    def __init__(self) -> None:
+        worker, engine = socket.socketpair()
+        self.at_worker, self.at_engine = Owner(), Owner()
+        self.worker = Channel(worker, self.at_worker, at_engine=False)
+        self.engine = Channel(engine, self.at_engine, at_engine=True)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    made.worker.start()
+    made.engine.start()
+    yield made
+    made.worker.close()
+    assert made.at_worker.closed.wait(WAIT_S)
+    assert made.at_engine.closed.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("at_engine", [True, False])
+def test_a_length_beyond_the_limit_closes_the_connection(
+    at_engine: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is read or allocated for it, in both directions; the log names both lengths."""
+    peer, connection = socket.socketpair()
+    owner = Owner()
+    with caplog.at_level(logging.ERROR), peer:
+        Channel(connection, owner, at_engine=at_engine).start()
+        peer.sendall((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
+        assert owner.closed.wait(WAIT_S)
+        assert peer.recv(1) == b""
+    assert owner.messages.empty()
+    assert f"{MAX_MESSAGE_BYTES + 1} bytes, but at most {MAX_MESSAGE_BYTES}" in caplog.text
+
+
+def test_the_longest_message_is_received() -> None:
+    """One byte more is refused before anything is written."""
+    prompt = Prompt(session_id="s", prompt="")
+    frame = len(memory_of(Submit("r", prompt, attachments=(bytes(1 << 16),)))) - (1 << 16)
+    # A longer attachment takes two more bytes for its length.
+    longest = bytes(MAX_MESSAGE_BYTES - frame)
+    left, right = socket.socketpair()
+    with left, right:
+        received: list[Any] = []
+        reader = threading.Thread(target=lambda: received.append(receive(right, at_engine=True)))
+        reader.start()
+        send(left, Submit("r", prompt, attachments=(longest,)))
+        reader.join(WAIT_S)
+        assert len(received[0].attachments[0]) == len(longest)
+        with pytest.raises(MessageTooLong):
+            send(left, Submit("r", prompt, attachments=(longest + b"x",)))
+        right.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            right.recv(1)
+
+
+def memory_of(message: Submit) -> bytes:
+    """Return a message as it is sent, without its length."""
+    left, right = socket.socketpair()
+    with left, right:
+        writer = threading.Thread(target=send, args=(left, message))
+        writer.start()
+        length = int.from_bytes(right.recv(4, socket.MSG_WAITALL), "big")
+        data = right.recv(length, socket.MSG_WAITALL)
+        writer.join(WAIT_S)
+    return data
+
+
+def test_a_request_that_is_too_long_is_refused_alone(pair: Pair) -> None:
+    """The worker's side answers for the engine, and later messages are sent."""
+    attachments = (bytes(MAX_MESSAGE_BYTES),)
+    pair.worker.send(Submit("r", Prompt(session_id="s", prompt=""), attachments=attachments))
+    pair.worker.send(Ping())
+    event = pair.at_worker.messages.get(timeout=WAIT_S)
+    assert (event.request_id, event.kind, event.status) == ("r", EventKind.LAST, 400)
+    assert str(MAX_MESSAGE_BYTES) in event.body.decode()
+    assert isinstance(pair.at_engine.messages.get(timeout=WAIT_S), Ping)
+
+
+def test_an_answer_that_is_too_long_becomes_an_error(pair: Pair) -> None:
+    """Its request gets it, and later events are sent."""
+    pair.engine.send(Event("r", EventKind.LAST, bytes(MAX_MESSAGE_BYTES)))
+    pair.engine.send(Event("q", EventKind.LAST, b"{}"))
+    events = [pair.at_worker.messages.get(timeout=WAIT_S) for _ in range(2)]
+    assert [(event.request_id, event.status) for event in events] == [("r", 500), ("q", 200)]

@@ -40,6 +40,7 @@ from ts_stateful.process.messages import (
     WorkerHello,
 )
 from ts_stateful.process.names import ENGINE, take_name
+from ts_stateful.process.sockets import accept, listen
 from ts_stateful.process.spec import EngineSpec, forget_groups
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.store.access import store_of
@@ -91,12 +92,7 @@ class EngineProcess:
 
     def serve(self) -> None:
         """Listen, and run the engine until it is time to end."""
-        path = self._spec.path("sock")
-        path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen()
+        listener = listen(self._spec.path("sock"))
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         logger.info("engine %d serves on %s", self._spec.index, self._spec.device)
         while not self.lifespan.is_over(self._is_busy):
@@ -138,12 +134,13 @@ class EngineProcess:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = listener.accept()
+                connection = accept(listener)
             except OSError as error:  # of files there may be too many for now
                 logger.error("a connection could not be taken: %s", error)
                 time.sleep(_RETRY_S)
             else:
-                self._open_channel(connection)
+                if connection is not None:
+                    self._open_channel(connection)
 
     def _open_channel(self, connection: socket.socket) -> None:
         Channel(connection, self, at_engine=True).start()

@@ -11,6 +11,7 @@ import socket
 import threading
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
+from ts_stateful.process.sockets import connect
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.fork_server import ForkedEngine, ForkServer, has_ended
 
@@ -102,13 +103,7 @@ class Supervisor:
 
     def find(self) -> socket.socket | None:
         """Connect to the engine if it runs already; return None if it does not."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.connect(str(self._spec.path("sock")))
-        except OSError:
-            connection.close()
-            return None
-        return connection
+        return connect(self._spec.path("sock"))
 
     def prepare(self) -> None:
         """Import what an engine needs, so that a successor of a running engine starts quickly."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,14 +20,16 @@ class Over(BaseException):
 class Listener:
     """A socket with too many open files at first, and then a connection."""
 
-    def __init__(self) -> None:
-        self._outcomes: Iterator[Any] = iter([OSError(errno.EMFILE, "Too many open files"), "c"])
+    def __init__(self, connection: socket.socket) -> None:
+        failure = OSError(errno.EMFILE, "Too many open files")
+        self._outcomes: Iterator[Any] = iter([failure, connection])
 
-    def accept(self) -> tuple[str, str]:
+    def accept(self) -> tuple[socket.socket, str]:
         """Accept as a socket does."""
         outcome = next(self._outcomes, Over())
         if isinstance(outcome, BaseException):
             raise outcome
+        assert isinstance(outcome, socket.socket)
         return outcome, "address"
 
 
@@ -38,6 +41,8 @@ def test_the_engine_accepts_again_after_a_failure(
     process: Any = object.__new__(EngineProcess)
     process._open_channel = opened.append
     monkeypatch.setattr(engine_main, "_RETRY_S", 0.0)
-    with pytest.raises(Over):
-        process._accept(Listener())
-    assert opened == ["c"]
+    connection, peer = socket.socketpair()
+    with connection, peer:
+        with pytest.raises(Over):
+            process._accept(Listener(connection))
+        assert opened == [connection]
