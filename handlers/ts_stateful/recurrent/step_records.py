@@ -151,7 +151,7 @@ class SequenceRecords:
         return ClosedEntry(self._clock.unix(), self.writer, reason)
 
     def find(
-        self, session_id: str, doubtful: tuple[int, Struct] | None, *, in_use: bool = False
+        self, session_id: str, doubtful: tuple[Known, Struct] | None, *, in_use: bool = False
     ) -> FoundSequence:
         """Adopt a sequence that goes on; without entries, there is none. For a thread of the store.
 

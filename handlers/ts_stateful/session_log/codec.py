@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from ts_stateful.store.base import StoreCorrupt
 
-__all__ = ["VERSION", "Codec", "EntryT"]
+__all__ = ["VERSION", "Codec", "EntryT", "Linked"]
 
-VERSION = 2
+VERSION = 3
+_UNLINKED = 2  # the last version without links
 
 EntryT = TypeVar("EntryT", bound=Struct)
 
@@ -25,14 +26,23 @@ class _JsonDocument(Struct, frozen=True):
     entry: Raw
 
 
+class Linked(NamedTuple, Generic[EntryT]):
+    """An entry, and the SHA-256 of the bytes before it in its log: empty at the beginning, None in versions without links."""
+
+    entry: EntryT
+    previous: bytes | None
+
+
 class Codec(Generic[EntryT]):
     """The entries of one kind of log: `entries` is a union of tagged structs.
 
-    At rest an entry is `[2, <SHA-256 of the entry>, <entry>]` in msgpack. The same entry always has the same bytes. Fields may
-    be added within a version if readers can do without them.
+    At rest an entry is `[3, <SHA-256 of previous and entry>, <entry>, <previous>]` in msgpack. `previous` is the SHA-256 of the
+    bytes of the entry before it, or empty. The same entry after the same one always has the same bytes. Fields may be added
+    within a version if readers can do without them.
 
-    Version 1 is still read. Entries of language models were JSON, `{"version":1,"sha256":"<hex>","entry":{...}}`. Those of
-    recurrent ones were msgpack as now, but always of the struct `untagged`, without its tag.
+    Version 2, which had no `previous`, and version 1 are still read. In version 1, entries of language models were JSON,
+    `{"version":1,"sha256":"<hex>","entry":{...}}`. Those of recurrent ones were msgpack as in version 2, but always of the
+    struct `untagged`, without its tag.
     """
 
     def __init__(self, entries: Any, untagged: type[EntryT] | None = None) -> None:
@@ -40,23 +50,30 @@ class Codec(Generic[EntryT]):
         self._json_decoder = msgspec.json.Decoder(entries)
         self._untagged = untagged
 
-    def encode(self, entry: Struct) -> bytes:
+    def encode(self, entry: Struct, previous: bytes = b"") -> bytes:
         """Return the entry at rest."""
         data = msgspec.msgpack.encode(entry)
-        return msgspec.msgpack.encode((VERSION, hashlib.sha256(data).digest(), data))
+        digest = hashlib.sha256(previous + data).digest()
+        return msgspec.msgpack.encode((VERSION, digest, data, previous))
 
     def decode(self, data: bytes) -> EntryT:
-        """Return the entry of these bytes.
+        """Return the entry of these bytes. Raises as `decode_linked` does."""
+        return self.decode_linked(data).entry
+
+    def decode_linked(self, data: bytes) -> Linked[EntryT]:
+        """Return the entry of these bytes, and its link.
 
         Raises:
             StoreCorrupt: they are cut short, changed, or of a newer version.
         """
         try:
-            return self._json(data) if data.startswith(b"{") else self._msgpack(data)
+            if data.startswith(b"{"):
+                return Linked(self._json(data), None)
+            return self._msgpack(data)
         except (msgspec.DecodeError, ValueError) as error:
             raise _damaged("it cannot be read") from error
 
-    def _msgpack(self, data: bytes) -> EntryT:
+    def _msgpack(self, data: bytes) -> Linked[EntryT]:
         head, *parts = msgspec.msgpack.decode(data, type=list[Raw])
         version = msgspec.msgpack.decode(head, type=int)
         if version > VERSION:
@@ -64,14 +81,18 @@ class Codec(Generic[EntryT]):
                 f"an entry in the store has version {version}, but this program reads versions up to {VERSION}",
                 "update this server to the version that wrote the entry",
             )
-        digest, entry = (msgspec.msgpack.decode(part, type=bytes) for part in parts)
+        digest, entry, *links = (msgspec.msgpack.decode(part, type=bytes) for part in parts)
+        _check(len(links) == (version > _UNLINKED))
+        if links:
+            previous = links[0]
+            _check(hashlib.sha256(previous + entry).digest() == digest)
+            return Linked(self._decoder.decode(entry), previous)
         _check(hashlib.sha256(entry).digest() == digest)
-        if version == VERSION:
-            found: EntryT = self._decoder.decode(entry)
-            return found
+        if version == _UNLINKED:
+            return Linked(self._decoder.decode(entry), None)
         if version != 1 or self._untagged is None:
             raise _damaged(f"its version is {version}")
-        return msgspec.msgpack.decode(entry, type=self._untagged)
+        return Linked(msgspec.msgpack.decode(entry, type=self._untagged), None)
 
     def _json(self, data: bytes) -> EntryT:
         document = msgspec.json.decode(data, type=_JsonDocument)

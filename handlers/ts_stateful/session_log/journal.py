@@ -51,7 +51,9 @@ class LogPosition:
     # Committed, but not in the store: first the rest of `unwritten`, then the `unmade` writes.
     unwritten: Written = field(default_factory=Written)
     unmade: list[Write] = field(default_factory=list)
-    doubtful: tuple[int, Struct] | None = None  # an entry that may have been written
+    doubtful: tuple[Known, Struct] | None = (
+        None  # an entry that may have been written, and those before it
+    )
     is_lost: bool = False  # nothing more is written: the session goes on elsewhere
     queue: CallQueue = field(default_factory=CallQueue)
 
@@ -136,7 +138,7 @@ class Journal(Generic[EntryT]):
                     position.unwritten = position.unmade[0].make(number)
                     del position.unmade[0]
                     continue
-                position.doubtful = number, unwritten.entries[0]
+                position.doubtful = position.known, unwritten.entries[0]
                 after = log.append(position.known, unwritten.entries[0], write.ttl_s)
                 if after is None:
                     position.is_lost = True

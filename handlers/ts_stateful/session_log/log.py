@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple
 
 from msgspec import Struct
 
-from ts_stateful.session_log.codec import Codec, EntryT
+from ts_stateful.session_log.codec import Codec, EntryT, Linked
 from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 
 __all__ = ["Known", "Log", "SessionLog"]
@@ -21,7 +21,7 @@ class Known(NamedTuple):
     """A log as far as one process has seen it."""
 
     num_entries: int = 0  # the next position; positions that were dropped count
-    last: bytes = b""  # the digest of the last entry; empty if there is none, or its write failed
+    last: bytes = b""  # the digest of the last entry; empty if there is none
 
 
 _NOTHING = Known()
@@ -41,7 +41,7 @@ class SessionLog(Generic[EntryT]):
     """Entries under `<prefix>/<position>`, with positions of 8 digits from 0.
 
     The creator of a position owns the session, so it cannot go on in two places. Every entry has a random `writer`: no two
-    processes write the same bytes.
+    processes write the same bytes. Every entry names the bytes before it, so none of an earlier session of this id fits.
     """
 
     store: Store
@@ -64,7 +64,7 @@ class SessionLog(Generic[EntryT]):
         Raises:
             StoreUnavailable: the entry may have been written. Call again with the same one.
         """
-        key, data = self.key(known.num_entries), self.codec.encode(entry)
+        key, data = self.key(known.num_entries), self.codec.encode(entry, known.last)
         if not self.store.create(key, data, ttl_s) and self.store.get(key) != data:
             return None
         if not self._has_last(known):
@@ -72,10 +72,11 @@ class SessionLog(Generic[EntryT]):
             return None
         return Known(known.num_entries + 1, _digest(data))
 
-    def take_back(self, position: int, entry: Struct) -> None:
-        """Remove an entry whose write failed, if the store has it all the same."""
-        if self.store.get(self.key(position)) == self.codec.encode(entry):
-            self.store.delete(self.key(position))
+    def take_back(self, known: Known, entry: Struct) -> None:
+        """Remove an entry whose write after the known ones failed, if the store has it all the same."""
+        key = self.key(known.num_entries)
+        if self.store.get(key) == self.codec.encode(entry, known.last):
+            self.store.delete(key)
 
     def has_more(self, known: Known) -> bool:
         """Return True if there is an entry after the known ones, or if these are not there any more."""
@@ -89,27 +90,31 @@ class SessionLog(Generic[EntryT]):
         none.
 
         Raises:
-            StoreCorrupt: an entry is missing, damaged or of a newer version.
+            StoreCorrupt: an entry is missing, damaged, of a newer version, or does not follow from the one before it.
             StoreUnavailable: see `Store`.
         """
-        was_removed = False
+        listed: Sequence[str] | None = None
+        has_changed = False
         # A listing may miss an entry that is added meanwhile, but have the one after it; a second listing has both.
         for _ in range(2):
             keys = self.store.list(self.prefix)
-            run = _last_run(self._positions(keys))
+            positions = self._positions(keys)
+            run = _last_run(positions)
             if not run or (stands_alone is None and self.key(0) not in keys):
                 return Log(keys=keys)
             found = self.store.get_many([self.key(position) for position in run])
             values = [data for data in found if data is not None]
-            was_removed = len(values) < len(run)
-            entries = None if was_removed else self._whole(run.start, values, stands_alone)
-            if entries is not None:
-                return Log(entries, Known(run.stop, _digest(values[-1])), keys)
-        if was_removed:
+            if len(values) == len(run):
+                entries = self._whole(run.start, values, stands_alone)
+                if entries is not None and not self._is_foreign(values[0], positions, run):
+                    return Log(entries, Known(run.stop, _digest(values[-1])), keys)
+            has_changed = len(values) < len(run) or listed not in (None, keys)
+            listed = keys
+        if has_changed:
             raise StoreUnavailable("a session changed while it was read", "read it again")
         raise StoreCorrupt(
-            "the log of a session has gaps",
-            "close the session or begin it again; check what else removes values from the store",
+            "the log of a session has gaps, or entries of an earlier session of its id",
+            "close the session or begin it again; check what else writes to the store",
         )
 
     def drop(self, keys: Iterable[str]) -> None:
@@ -134,15 +139,31 @@ class SessionLog(Generic[EntryT]):
     def _whole(
         self, start: int, values: Sequence[bytes], stands_alone: Callable[[EntryT], bool] | None
     ) -> list[EntryT] | None:
-        """Return the entries that count, or None if their beginning is missing."""
-        if stands_alone is None:
-            return [self.codec.decode(data) for data in values] if start == 0 else None
+        """Return the entries that count, or None if their beginning is missing or one does not follow from another."""
         entries: list[EntryT] = []
-        for data in reversed(values):
-            entries.insert(0, self.codec.decode(data))
-            if stands_alone(entries[0]):
-                return entries
-        return None
+        for index in reversed(range(len(values))):
+            linked = self.codec.decode_linked(values[index])
+            if not self._follows(linked, start + index, values[:index]):
+                return None
+            entries.append(linked.entry)
+            if stands_alone is not None and stands_alone(linked.entry):
+                return entries[::-1]
+        return entries[::-1] if stands_alone is None and start == 0 else None
+
+    def _is_foreign(self, first: bytes, positions: Sequence[int], run: range) -> bool:
+        """Return True if a run of entries has others before it, to which its first one should be linked."""
+        is_linked = self.codec.decode_linked(first).previous is not None
+        return is_linked and len(positions) > len(run)
+
+    def _follows(self, linked: Linked[EntryT], position: int, values: Sequence[bytes]) -> bool:
+        """Return True if an entry follows from the values before it, as far as they were not dropped."""
+        if linked.previous is None:  # of a version without links, as all before it must be
+            return not values or self.codec.decode_linked(values[-1]).previous is None
+        return (
+            linked.previous == _digest(values[-1])
+            if values
+            else bool(linked.previous) == bool(position)
+        )
 
 
 def _last_run(positions: Sequence[int]) -> range:

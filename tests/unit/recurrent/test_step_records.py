@@ -104,8 +104,9 @@ def test_what_was_taken_back_is_not_found(logs: SequenceRecords, store: MemorySt
     """The store may have an entry whose write failed."""
     position = logs.new_position()
     append(logs, position, entry(1, start=True), None)
+    doubtful = position.known, entry(2)
     append(logs, position, entry(2), None)
-    assert [one.number for one in find(logs, 3.0, doubtful=(1, entry(2))).entries] == [1]
+    assert [one.number for one in find(logs, 3.0, doubtful=doubtful).entries] == [1]
 
 
 @pytest.mark.parametrize(

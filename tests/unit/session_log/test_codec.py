@@ -24,7 +24,13 @@ STEP = StepEntry(2, Answered(("r",), b"{}"), 1.0, 9.0, 2.0, "w", inputs=(b"\x00\
 
 
 def at_rest(version: object, entry: bytes) -> bytes:
+    """Return an entry of a version without links."""
     return msgspec.msgpack.encode((version, hashlib.sha256(entry).digest(), entry))
+
+
+def linked(version: int, entry: bytes, previous: bytes) -> bytes:
+    digest = hashlib.sha256(previous + entry).digest()
+    return msgspec.msgpack.encode((version, digest, entry, previous))
 
 
 def old_json(raw: str, version: int = 1) -> bytes:
@@ -48,14 +54,23 @@ def test_any_text_and_ids_come_back(text: str, ids: list[int]) -> None:
 
 
 def test_the_form_at_rest_is_as_it_is_written_down() -> None:
-    """Msgpack of a version, a checksum and the entry, in that order."""
+    """Msgpack of a version, a checksum, the entry, and the digest of what is before it, in that order."""
     raw = msgspec.msgpack.encode({"kind": "closed", "at": 3.0})
-    assert CODEC.encode(CLOSED) == at_rest(2, raw)
+    assert CODEC.encode(CLOSED) == linked(3, raw, b"")
+    assert CODEC.encode(CLOSED, b"d" * 32) == linked(3, raw, b"d" * 32)
+    assert CODEC.decode_linked(CODEC.encode(CLOSED, b"d" * 32)) == (CLOSED, b"d" * 32)
 
 
-def test_every_flipped_bit_is_found() -> None:
+def test_version_2_is_read() -> None:
+    """It had no link."""
+    raw = msgspec.msgpack.encode({"kind": "closed", "at": 3.0})
+    assert CODEC.decode_linked(at_rest(2, raw)) == (CLOSED, None)
+
+
+@pytest.mark.parametrize("previous", [b"", b"d" * 32])
+def test_every_flipped_bit_is_found(previous: bytes) -> None:
     """No change of a bit passes for the entry, or for another one."""
-    data = CODEC.encode(turn(1))
+    data = CODEC.encode(turn(1), previous)
     for position in range(len(data)):
         for bit in range(8):
             changed = bytearray(data)
@@ -78,7 +93,8 @@ def test_every_truncation_is_found() -> None:
     "data",
     [
         *(b"\x80\x04.", b"null", b"[]", b"{}", b'{"version":true}', b"\xff", b"", b"\x90"),
-        *(at_rest(version, b"\x80") for version in (0, 1, True, None, "2")),
+        *(at_rest(version, b"\x80") for version in (0, 1, True, None, "2", 3)),
+        msgspec.msgpack.encode((3, b"", b"\x80", b"", b"")),
         old_json('{"kind":"closed","at":3.0}', version=2),
     ],
 )
@@ -91,14 +107,14 @@ def test_what_is_no_entry_is_refused(data: bytes) -> None:
 def test_a_newer_version_is_refused() -> None:
     """The error names both versions and what to do, whatever the form of the newer one."""
     for data in (at_rest(VERSION + 1, b"\x80"), msgspec.msgpack.encode((VERSION + 1, "other"))):
-        with pytest.raises(StoreCorrupt, match=r"has version 3, .* up to 2: update this server"):
+        with pytest.raises(StoreCorrupt, match=r"has version 4, .* up to 3: update this server"):
             CODEC.decode(data)
 
 
 def test_a_field_that_was_added_is_passed_over() -> None:
     """A later program of the same version may write more."""
     raw = msgspec.msgpack.encode({"kind": "closed", "at": 3.0, "later": "added"})
-    assert CODEC.decode(at_rest(VERSION, raw)) == CLOSED
+    assert CODEC.decode(linked(VERSION, raw, b"")) == CLOSED
 
 
 def test_json_of_version_1_is_read() -> None:

@@ -54,7 +54,7 @@ def test_a_write_that_failed_is_undone(logs: SessionLogs[Any], store: FailingSto
     store.fails = True
     assert isinstance(written(journal, position, entries(1)), StoreFailed)
     assert position.is_saved
-    assert position.doubtful == (1, Entry(1))
+    assert position.doubtful == (position.known, Entry(1))
     store.fails = False
     assert written(journal, position, entries(2)) is None
     assert numbers(logs) == [0, 2]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from tests.support.logs import write_log
 from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
@@ -12,6 +15,7 @@ from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, sessio
 from ts_stateful.session_log.log import Known, Log
 from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.store.backends.memory import MemoryStore
+from ts_stateful.store.backends.sealed import SealedStore
 from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 
 
@@ -133,7 +137,7 @@ def alone(entry: LogEntry) -> bool:
 
 
 def test_a_log_is_read_from_the_last_entry_that_stands_alone() -> None:
-    """Positions before it may have been dropped, and a gap before it does not matter."""
+    """Positions before it may have been dropped, the first ones first."""
     store = MemoryStore()
     entries = [step(1, alone=True), step(2), step(3, alone=True), step(4)]
     known = write_log(store, "a", entries)
@@ -141,7 +145,7 @@ def test_a_log_is_read_from_the_last_entry_that_stands_alone() -> None:
     keys = [log.key(position) for position in range(4)]
     store.create("sessions/a/other", b"")
     assert log.read(alone) == Log(entries[2:], known, [*keys, "sessions/a/other"])
-    for dropped in (keys[1:2], keys[:1]):
+    for dropped in (keys[:1], keys[1:2]):
         log.drop(dropped)
         assert log.read(alone).entries == entries[2:]
     assert append(store, known, step(5))
@@ -150,23 +154,95 @@ def test_a_log_is_read_from_the_last_entry_that_stands_alone() -> None:
         log.read(alone)
 
 
-def test_an_entry_may_follow_a_hole() -> None:
-    """Without a digest nothing is known of the entry before it; it counts if it stands alone."""
+def old(entry: LogEntry) -> bytes:
+    """Return an entry as version 2 wrote it."""
+    data = msgspec.msgpack.encode(entry)
+    return msgspec.msgpack.encode((2, hashlib.sha256(data).digest(), data))
+
+
+def test_an_entry_of_version_2_may_follow_a_hole() -> None:
+    """Earlier programs left one where a write had failed; the entry counts if it stands alone."""
     store = MemoryStore()
-    known = write_log(store, "a", [step(1, alone=True)])
-    after = append(store, Known(known.num_entries + 1), step(3, alone=True))
-    assert after is not None
-    assert session_logs(store).log("a").read(alone).entries == [step(3, alone=True)]
-    assert session_logs(store).log("a").read(alone).known == after
+    write_log(store, "a", [step(1, alone=True)])
+    store.create("sessions/a/00000002", old(step(3, alone=True)))
+    known = session_logs(store).log("a").read(alone).known
+    after = append(store, known, step(4))
+    entries = session_logs(store).log("a").read(alone)
+    assert (entries.entries, entries.known) == ([step(3, alone=True), step(4)], after)
+
+
+LIVES: list[list[LogEntry]] = [
+    [structs.replace(OPENED, origin=origin), *(turn(n, origin=origin) for n in (1, 2, 3))]
+    for origin in ("earlier", "later")
+]
+
+
+def remove(store: MemoryStore) -> list[tuple[str, bytes]]:
+    """Remove a session; return its entries at rest, as an attacker keeps them."""
+    keys = store.list("sessions/a")
+    kept = [(key, data) for key in keys if (data := store.get(key)) is not None]
+    store.delete("sessions/a")
+    return kept
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("position", [0, 1, 2, 3])
+def test_an_entry_of_an_earlier_life_is_refused(position: int, is_sealed: bool) -> None:
+    """An id was used again, and an old entry is put back at its old place: over a new one, or after the last one."""
+    inner = MemoryStore()
+    store: Store = SealedStore(inner, [bytes(32)]) if is_sealed else inner
+    write_log(store, "a", LIVES[0])
+    key, data = remove(inner)[position]
+    write_log(store, "a", LIVES[1][:3])
+    assert read(store)[0] == LIVES[1][:3]
+    inner.delete(key)
+    inner.create(key, data)
+    with pytest.raises(StoreCorrupt, match="entries of an earlier session"):
+        read(store)
+
+
+def test_a_run_of_an_earlier_life_is_refused_after_a_gap() -> None:
+    """It stands alone, but the entries of the new life are there too."""
+    store = MemoryStore()
+    write_log(store, "a", [step(n, alone=n in (1, 3)) for n in range(1, 6)])
+    kept = remove(store)
+    write_log(store, "a", [step(6, alone=True)])
+    for key, data in kept[2:]:
+        store.create(key, data)
+    with pytest.raises(StoreCorrupt, match="entries of an earlier session"):
+        session_logs(store).log("a").read(alone)
+
+
+def test_an_entry_without_a_link_is_refused_after_one_that_has_it() -> None:
+    """Else those of earlier programs could be put anywhere."""
+    store = MemoryStore()
+    write_log(store, "a", [OPENED])
+    store.create("sessions/a/00000001", old(turn(1)))
+    with pytest.raises(StoreCorrupt, match="entries of an earlier session"):
+        read(store)
+
+
+def test_a_log_of_version_2_goes_on() -> None:
+    """Its entries are read, and the next one is linked to the last of them."""
+    store = MemoryStore()
+    store.create("sessions/a/00000000", old(OPENED))
+    store.create("sessions/a/00000001", old(turn(1)))
+    known = write_log(store, "a", [turn(2)], read(store)[1])
+    assert read(store) == ([OPENED, turn(1), turn(2)], known)
+    store.delete("sessions/a/00000001")
+    store.create("sessions/a/00000001", old(turn(1, writer="earlier")))
+    with pytest.raises(StoreCorrupt, match="entries of an earlier session"):
+        read(store)
 
 
 def test_a_write_that_failed_is_taken_back() -> None:
     """If the store has it all the same; an entry of another process stays."""
     store = MemoryStore()
-    write_log(store, "a", [OPENED, turn(1, writer="one")])
+    known = write_log(store, "a", [OPENED])
+    write_log(store, "a", [turn(1, writer="one")], known)
     log = session_logs(store).log("a")
-    log.take_back(1, turn(1, writer="other"))
+    log.take_back(known, turn(1, writer="other"))
     assert read(store)[0] == [OPENED, turn(1, writer="one")]
-    log.take_back(1, turn(1, writer="one"))
-    log.take_back(1, turn(1, writer="one"))
+    log.take_back(known, turn(1, writer="one"))
+    log.take_back(known, turn(1, writer="one"))
     assert read(store)[0] == [OPENED]
