@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,23 @@ def test_the_client_holds_a_conversation(server: TorchServe, transport: str, str
             assert reply.usage is not None
             assert reply.usage.prompt_tokens_details.cached_tokens >= known
             known = reply.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_a_session_is_erased(server: TorchServe, transport: str) -> None:
+    """While it is open, and once more after that; the server's own store has nothing of it."""
+    url = server.grpc_url if transport == "grpc" else server.http_url
+    environ = server.engines()[0].environ()
+    [store] = Path(environ["TMPDIR"]).glob("ts-stateful-*/store")
+    with connect(url) as connection:
+        session = connection.open(images=[SCENE])
+        assert session.ask("What color is the circle?") == "red"
+        found = list((store / "sessions" / session.session_id).iterdir())
+        assert [len(path.name) for path in found].count(len("@") + 64) == 1
+        for _ in range(2):
+            connection.erase(session.session_id)
+            left = {path.parent.name for path in store.rglob(f"{session.session_id}*")}
+            assert left == {"ended"}
 
 
 def test_plain_http_streams_and_answers(speaker: Speaker) -> None:

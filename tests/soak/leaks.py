@@ -92,7 +92,6 @@ class Snapshot:
             zombies=tuple(str(process) for process in other if _is_zombie(process)),
             sessions=tuple(sorted(entry.name for entry in _entries(store / "sessions"))),
             files={
-                "store, embeddings": _num_files(store / "blobs"),
                 "store, ended sessions": _num_files(store / "ended"),
                 "store, unfinished writes": _num_files(store / "~"),
                 "runtime and temporary folder": _num_files(temporary_folder(server)),

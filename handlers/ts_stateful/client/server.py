@@ -21,10 +21,10 @@ from ts_stateful.client.transports.rest import HttpTransport
 from ts_stateful.client.transports.rpc import GrpcTransport
 from ts_stateful.client.transports.transport import Transport, TransportOptions
 from ts_stateful.client.uploads import fits
-from ts_stateful.protocol.answers import HelloAnswer, Opened, Usage
+from ts_stateful.protocol.answers import Closed, HelloAnswer, Opened, Usage
 from ts_stateful.protocol.errors import SessionExists, SessionNotFound
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import Hello, Image, Open
+from ts_stateful.protocol.requests import Close, Hello, Image, Open
 from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 from ts_stateful.protocol.session_ids import check_session_id, new_session_id
 
@@ -185,6 +185,15 @@ class Server:
         session = Session(OpenSession(self._calls, check_session_id(session_id)))
         session.info(timeout_s)
         return session
+
+    def erase(self, session_id: str, timeout_s: float | None = None) -> None:
+        """Close a session, and return after the store has nothing of it. It may have ended already, or be unknown.
+
+        Raises:
+            StatefulError, ClientError: the store may still have something; call again.
+        """
+        command = Close(session_id=check_session_id(session_id), erase=True)
+        self._calls.call(command, Closed, timeout_s)
 
     def steps(self, session_id: str | None = None, *, resume: bool = False) -> Steps:
         """Return a sequence of a model with recurrent state. Its first step begins it: nothing is sent yet.

@@ -123,7 +123,7 @@ class SessionEngine(Generic[StateT]):
 
     def _admit(self, request: PendingRequest) -> None:
         message = request.message
-        if request.error is not None:
+        if request.error is not None and not message.erases:  # damaged sessions can be erased, too
             self._refuse(message, request.error)
             return
         try:
@@ -158,9 +158,8 @@ class SessionEngine(Generic[StateT]):
                 return True
             if session_id in request.missing:
                 return False
-            if self._can_search(session_id, request) and self.kind.searches_first(
-                message, session_id
-            ):
+            can_search = self._can_search(session_id, request) and not message.erases
+            if can_search and self.kind.searches_first(message, session_id):
                 self._search(session_id, request)
                 return True
         return False

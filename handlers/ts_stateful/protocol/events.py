@@ -7,7 +7,7 @@ import enum
 from msgspec import Struct
 
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import AnyRequest, Fork, Prompt
+from ts_stateful.protocol.requests import AnyRequest, Close, Fork, Prompt
 
 __all__ = ["Event", "EventKind", "Submit"]
 
@@ -53,6 +53,11 @@ class Submit(Struct, frozen=True, tag="submit"):
         if isinstance(command, Fork):
             ids.append(command.new_session_id)
         return tuple(session_id for session_id in ids if session_id is not None)
+
+    @property
+    def erases(self) -> bool:
+        """Return True if the store must have nothing of the session afterwards, whatever it has."""
+        return isinstance(self.command, Close) and self.command.erase
 
     @property
     def streams(self) -> bool:

@@ -173,7 +173,12 @@ class Cancel(Command, frozen=True, tag="cancel"):
 
 
 class Close(Command, frozen=True, tag="close"):
-    """A request to end the session."""
+    """A request to end the session.
+
+    With `erase` it is answered after the store has nothing of the session, which may have ended or be unknown.
+    """
+
+    erase: bool = False
 
 
 class Info(Command, frozen=True, tag="info"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lru import LRU
 from msgspec import Struct, structs
@@ -63,13 +63,21 @@ class NoStepPersistence:
         then(None)
 
     def removed(
-        self, session: _Session, then: Callable[[], None] = lambda: None, *, expired: bool = False
+        self,
+        session: _Session,
+        then: Callable[[Any], None] = lambda outcome: None,
+        *,
+        expired: bool = False,
     ) -> None:
-        """Remove a sequence that ended from the store; requests for its id wait until that is done or has failed.
+        """Remove a sequence that ended from the store; `then` gets None or the exception of the store.
 
-        One that `expired` here stays in the store if another engine uses it.
+        Requests for its id wait meanwhile. One that `expired` here stays in the store if another engine uses it.
         """
-        then()
+        then(None)
+
+    def erase(self, session_id: str, then: Callable[[Any], None]) -> None:
+        """Remove all that the store has of a sequence that is not here; `then` as in `removed`."""
+        then(None)
 
     def when_written(self, session: _Session, then: Callable[[], None]) -> bool:
         """Call `then` after the writes of a sequence that are under way; return False if there are none."""
@@ -146,23 +154,35 @@ class StepPersistence(NoStepPersistence):
     def removed(
         self,
         session: _Session,
-        then: Callable[[], None] = lambda: None,
+        then: Callable[[Any], None] = lambda outcome: None,
         *,
         expired: bool = False,
     ) -> None:
         """See `NoStepPersistence`."""
-        session_id, position = session.session_id, session.state.log_position
+        position = session.state.log_position
         assert position is not None
+        self._end(session.session_id, position, "expired" if expired else "closed", then)
 
+    def erase(self, session_id: str, then: Callable[[Any], None]) -> None:
+        """See `NoStepPersistence`."""
+        self._doubtful.pop(session_id, None)
+        self._end(session_id, self._records.new_position(), "closed", then)
+
+    def _end(
+        self,
+        session_id: str,
+        position: SequencePosition,
+        reason: Literal["closed", "expired"],
+        then: Callable[[Any], None],
+    ) -> None:
         def done(outcome: Any) -> None:
             if isinstance(outcome, Exception):
                 logger.warning("a sequence could not be removed from the store: %s", outcome)
-            then()
+            then(outcome)
             self._core.waiting.release(session_id)
 
         self._core.waiting.block(session_id)
-        closed = self._records.closed("expired" if expired else "closed")
-        self._journal.end(session_id, position, closed, done)
+        self._journal.end(session_id, position, self._records.closed(reason), done)
 
     def when_written(self, session: _Session, then: Callable[[], None]) -> bool:
         """See `NoStepPersistence`."""

@@ -6,6 +6,7 @@ Owns the rules of step numbers and queues, and how sequences are opened, forked 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.waiting import PendingRequest
@@ -29,6 +30,7 @@ from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import Answered
 from ts_stateful.sessions.session import Session
+from ts_stateful.store.ordered_calls import not_erased
 
 __all__ = ["RecurrentRequests"]
 
@@ -65,7 +67,7 @@ class RecurrentRequests:
         elif isinstance(command, Open):
             self._open(request, command)
         elif isinstance(command, Close):
-            self._close(message, command.session_id)
+            self._close(message, command)
         elif isinstance(command, Info):
             self._info(message.request_id, self._sequences.get(command.session_id))
         elif isinstance(command, Fork):
@@ -157,7 +159,18 @@ class RecurrentRequests:
         else:
             self._persistence.write(session, answered, written)
 
-    def _close(self, message: Submit, session_id: str | None) -> None:
+    def _close(self, message: Submit, command: Close) -> None:
+        session_id = command.session_id
+
+        def answer(outcome: Any) -> None:
+            if command.erase and isinstance(outcome, Exception):
+                self._outbox.refuse(message.request_id, not_erased(), session_id)
+            else:
+                self._closed(message.request_id, session_id)
+
+        if command.erase and session_id is not None and session_id not in self._table:
+            self._persistence.erase(session_id, answer)
+            return
         try:
             session = self._sequences.get(session_id)
         except SessionNotFound:
@@ -167,7 +180,7 @@ class RecurrentRequests:
             return
         self._steps.refuse_all(session, SessionClosed("the session was closed"))
         self._table.close(session)
-        self._persistence.removed(session, partial(self._closed, message.request_id, session_id))
+        self._persistence.removed(session, answer)
 
     def _closed(self, request_id: str, session_id: str | None) -> None:
         answer = Closed(session_id or "")

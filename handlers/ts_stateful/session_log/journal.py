@@ -32,11 +32,11 @@ class Written(NamedTuple):
 class Write(NamedTuple):
     """Entries that are written together, and that the store keeps for `ttl_s` seconds.
 
-    `make` writes the values that they name, on a thread of the store; it gets the position of the first entry. If they
-    `stand_alone`, no earlier entry of the session is needed any more.
+    `make` writes the values that they name, on a thread of the store; it gets the position of the first entry. It returns None
+    if another engine has that position. If they `stand_alone`, no earlier entry of the session is needed any more.
     """
 
-    make: Callable[[int], Written]
+    make: Callable[[int], Written | None]
     ttl_s: float
     creates_session: bool = False  # it begins the log
     stand_alone: bool = False
@@ -135,7 +135,11 @@ class Journal(Generic[EntryT]):
             while position.unwritten.entries or position.unmade:
                 number, unwritten = position.known.num_entries, position.unwritten
                 if not unwritten.entries:
-                    position.unwritten = position.unmade[0].make(number)
+                    made = position.unmade[0].make(number)
+                    if made is None:
+                        position.is_lost = True
+                        return False
+                    position.unwritten = made
                     del position.unmade[0]
                     continue
                 position.doubtful = position.known, unwritten.entries[0]

@@ -40,6 +40,7 @@ class Ownership(Generic[EntryT]):
     log: SessionLog[EntryT]
     adopted: str  # prefix of the marks
     ended: str | None = None
+    cached: str | None = None  # prefix of what can be computed again
 
     def adopt(
         self,
@@ -68,7 +69,8 @@ class Ownership(Generic[EntryT]):
     def end(self, closed: ClosedEntry, known: Known, keys: Sequence[str]) -> None:
         """Remove a session that ended. One that expired after the `known` entries stays if another engine uses it.
 
-        Of one that expired only these keys and the last entry go, because the id may begin again meanwhile.
+        Of one that expired only these keys and the last entry go, because the id may begin again meanwhile. Of one that was
+        closed everything goes, the log and the values in it last and at once: if it is interrupted, the session is still open.
         """
         expired = closed.reason == "expired"
         if expired and not self._take_last(closed, known):
@@ -82,8 +84,10 @@ class Ownership(Generic[EntryT]):
         store.delete(self.adopted)
         if expired:
             self.log.drop([*keys, self.log.key(known.num_entries)])
-        else:
-            self.log.remove()
+            return
+        if self.cached is not None:
+            store.delete(self.cached)
+        self.log.remove()
 
     def check_open(self, log: Log[EntryT]) -> None:
         """Raise a `SessionError` if there is no session or it ended; its kind is what became of the session."""
@@ -113,13 +117,14 @@ class Ownership(Generic[EntryT]):
 
 @dataclass(frozen=True)
 class SessionLogs(Generic[EntryT]):
-    """The logs of one kind of session: their codec, and the prefixes of logs, marks and ends."""
+    """The logs of one kind of session: their codec, and the prefixes of logs, marks, ends and caches."""
 
     store: Store
     codec: Codec[EntryT]
     prefix: str
     adopted: str
     ended: str | None = None
+    cached: str | None = None
 
     def log(self, session_id: str) -> SessionLog[EntryT]:
         """Return the log of a session."""
@@ -127,8 +132,11 @@ class SessionLogs(Generic[EntryT]):
 
     def ownership(self, session_id: str) -> Ownership[EntryT]:
         """Return the claims on a session."""
-        ended = None if self.ended is None else f"{self.ended}/{session_id}"
-        return Ownership(self.log(session_id), f"{self.adopted}/{session_id}", ended)
+        ended, cached = (
+            None if prefix is None else f"{prefix}/{session_id}"
+            for prefix in (self.ended, self.cached)
+        )
+        return Ownership(self.log(session_id), f"{self.adopted}/{session_id}", ended, cached)
 
 
 def _error(ended: Struct) -> SessionError:

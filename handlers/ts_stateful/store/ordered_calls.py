@@ -14,7 +14,7 @@ from ts_stateful.protocol.errors import SessionMoved, StatefulError, StoreFailed
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import StoreError
 
-__all__ = ["CallQueue", "ResultQueue", "StoreCalls"]
+__all__ = ["CallQueue", "ResultQueue", "StoreCalls", "not_erased"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,3 +98,11 @@ class StoreCalls:
             self._next(queue)
 
         self.run(job, done)
+
+
+def not_erased() -> StoreFailed:
+    """Return the error for a session that has ended, but that the store may still have."""
+    return StoreFailed(
+        "the session was closed, but the store may still have it; send the same `close` again",
+        retry_after_s=1.0,
+    )

@@ -103,7 +103,7 @@ class History(NamedTuple):
 
 def session_logs(store: Store) -> SessionLogs[LogEntry]:
     """Return the logs of sessions in a store."""
-    return SessionLogs(store, _CODEC, "sessions", "adopted", "ended")
+    return SessionLogs(store, _CODEC, "sessions", "adopted", "ended", "kv")
 
 
 def without_text(entry: LogEntry) -> LogEntry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -11,19 +12,14 @@ from safetensors.torch import load, save
 from ts_stateful.language.persistence.entries import ImageRef
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.errors import SessionNotFound
-from ts_stateful.protocol.tenants import tenant_of
 from ts_stateful.session_log.blobs import get_blob, put_blob
-from ts_stateful.store.base import Store, StoreCorrupt
+from ts_stateful.session_log.log import SessionLog
+from ts_stateful.store.base import StoreCorrupt
 
-__all__ = ["image_folder", "image_tensors", "load_image", "save_image"]
+__all__ = ["image_tensors", "load_image", "save_image"]
 
+_SHARED = "blobs"  # where earlier programs wrote images, for all sessions that show them
 _FEATURE, _INPUT = "feature.", "input."
-
-
-def image_folder(session_id: str) -> str:
-    """Return the folder with the images of a session, which only sessions of the same tenant use."""
-    tenant = tenant_of(session_id)
-    return "blobs" if tenant is None else f"blobs-{tenant}"
 
 
 def image_tensors(image: ImageInput) -> dict[str, torch.Tensor]:
@@ -37,18 +33,23 @@ def image_tensors(image: ImageInput) -> dict[str, torch.Tensor]:
     return tensors | {f"{_FEATURE}{index:02}": feature for index, feature in features}
 
 
-def save_image(store: Store, folder: str, tensors: Mapping[str, torch.Tensor], ttl_s: float) -> str:
-    """Write what `image_tensors` returned; return the digest. Waits for the device and the store."""
+def save_image(
+    log: SessionLog[Any], tensors: Mapping[str, torch.Tensor], origin: str, ttl_s: float
+) -> str:
+    """Write what `image_tensors` returned below a session's log; return the digest. Waits for the device and the store.
+
+    With `origin`, the request that opened the session, no two sessions of one id have the same file.
+    """
     # The format refuses tensors that share memory.
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    return put_blob(store, folder, save(copies), ttl_s)
+    return put_blob(log.store, log.prefix, save(copies, {"origin": origin}), ttl_s)
 
 
-def load_image(store: Store, folder: str, ref: ImageRef, device: torch.device) -> ImageInput:
-    """Return the image of that reference, its embeddings on `device`.
+def load_image(log: SessionLog[Any], ref: ImageRef, device: torch.device) -> ImageInput:
+    """Return the image of that reference in a session's log, its embeddings on `device`.
 
     Raises:
         SessionNotFound: it was never written.
@@ -60,7 +61,9 @@ def load_image(store: Store, folder: str, ref: ImageRef, device: torch.device) -
             " open a session again, with its images",
             field="session_id",
         )
-    data = get_blob(store, folder, ref.embeddings)
+    data = get_blob(log.store, log.prefix, ref.embeddings)
+    if data is None:
+        data = get_blob(log.store, _SHARED, ref.embeddings)
     if data is None:
         raise StoreCorrupt(
             "an image of the session is missing in the store",

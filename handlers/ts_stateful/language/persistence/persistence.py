@@ -14,7 +14,7 @@ from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import LogEntry
 from ts_stateful.language.persistence.kv_offload import KvOffload
 from ts_stateful.language.persistence.session_records import RecordSettings, SessionRecords
-from ts_stateful.session_log.journal import Done, Journal
+from ts_stateful.session_log.journal import Done, Journal, LogPosition
 from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["NoPersistence", "TurnPersistence", "make_persistence"]
@@ -47,10 +47,17 @@ class NoPersistence:
         self,
         session: Session[Context],
         reason: Literal["closed", "expired"],
-        then: Callable[[], None] = lambda: None,
+        then: Callable[[Any], None] = lambda outcome: None,
     ) -> None:
-        """Remove a session. Without an answer of the store it ends all the same; the store forgets it later."""
-        then()
+        """Remove a session; `then` gets None or the exception of the store.
+
+        Without an answer of the store it ends all the same; the store forgets it later.
+        """
+        then(None)
+
+    def erase(self, session_id: str, then: Callable[[Any], None]) -> None:
+        """Remove all that the store has of a session that is not here; `then` as in `ended`."""
+        then(None)
 
     def look_after(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
         """Look if another server continued a session that is here; return False if there is no store."""
@@ -121,19 +128,23 @@ class TurnPersistence(NoPersistence):
         self,
         session: Session[Context],
         reason: Literal["closed", "expired"],
-        then: Callable[[], None] = lambda: None,
+        then: Callable[[Any], None] = lambda outcome: None,
     ) -> None:
         """See `NoPersistence`."""
 
         def removed(outcome: Any) -> None:
             if isinstance(outcome, Exception):
                 logger.warning("an ended session could not be removed from the store: %s", outcome)
-            then()
+            then(outcome)
             if self.offload is not None:
                 self.offload.ended(session)
 
         position, closed = session.state.log_position, self._records.closed(reason)
         self._journal.end(session.session_id, position, closed, removed)
+
+    def erase(self, session_id: str, then: Callable[[Any], None]) -> None:
+        """See `NoPersistence`."""
+        self._journal.end(session_id, LogPosition(), self._records.closed("closed"), then)
 
     def look_after(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
         """See `NoPersistence`."""

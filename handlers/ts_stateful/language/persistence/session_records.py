@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -27,7 +27,6 @@ from ts_stateful.language.persistence.entries import (
     without_text,
 )
 from ts_stateful.language.persistence.image_records import (
-    image_folder,
     image_tensors,
     load_image,
     save_image,
@@ -210,38 +209,39 @@ class SessionRecords:
         tensors = [[image_tensors(image) for image in images] for _, images in parts]
         ttl_s = self._ttl_s(session)
         creates_session = isinstance(parts[0][0], OpenedEntry)
-        folder = image_folder(session.session_id)
-        save = partial(save_image, self._store, folder, ttl_s=ttl_s)
-        make = partial(self._entries, parts, tensors, save)
+        make = partial(self._entries, session, parts, tensors, ttl_s)
         return Write(make, ttl_s, creates_session=creates_session)
 
     def _entries(
         self,
+        session: Session[Context],
         parts: Sequence[_Part],
         tensors: Sequence[Sequence[Mapping[str, torch.Tensor]]],
-        save: Callable[[Mapping[str, torch.Tensor]], str],
+        ttl_s: float,
         position: int,
-    ) -> Written:
+    ) -> Written | None:
         """Write the images, and return the entries with references to them. For a thread of the store."""
-        keeps_images = self._content == "all"
+        log, keys = self.logs.log(session.session_id), []
+        writes_images = self._content == "all" and any(tensors)
+        # The images of a session that is being removed would go with it.
+        if writes_images and position == 0 and self._store.get(log.key(0)) is not None:
+            return None
         entries = []
         for (entry, images), made in zip(parts, tensors, strict=True):
-            refs = tuple(
-                ImageRef(
-                    embeddings=save(of) if keeps_images else None,
-                    key=image.key,
-                    num_tokens=len(image.ids),
-                )
-                for image, of in zip(images, made, strict=True)
-            )
-            entries.append(structs.replace(entry, images=refs) if refs else entry)
-        return Written(entries)
+            refs = []
+            for image, of in zip(images, made, strict=True):
+                digest = save_image(log, of, session.origin, ttl_s) if writes_images else None
+                keys += [f"{log.prefix}/{digest}"] if digest else []
+                refs.append(ImageRef(embeddings=digest, key=image.key, num_tokens=len(image.ids)))
+            entries.append(structs.replace(entry, images=tuple(refs)) if refs else entry)
+        return Written(entries, keys)
 
     def _images(self, session_id: str, refs: Sequence[ImageRef]) -> list[ImageInput]:
-        images, folder = [], image_folder(session_id)
+        log, images = self.logs.log(session_id), []
         for ref in refs:
-            load = partial(load_image, self._store, folder, ref, self._model.device)
-            image = self._shared.get(ref.key or "", load)
+            image = self._shared.get(
+                ref.key or "", partial(load_image, log, ref, self._model.device)
+            )
             assert isinstance(image, ImageInput)
             images.append(image)
         return images

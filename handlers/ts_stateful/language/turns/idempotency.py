@@ -51,7 +51,8 @@ class Idempotency:
     def closed_before(self, request: PendingRequest) -> bool:
         """Answer a `close` whose session the store knows as closed."""
         message, name = request.message, request.message.command.session_id
-        if not (message.is_retry and isinstance(message.command, Close) and name is not None):
+        is_close = isinstance(message.command, Close) and not message.command.erase
+        if not (message.is_retry and is_close and name is not None):
             return False
         missing = request.missing.get(name)
         closed = missing is not None and isinstance(missing.error, SessionClosed)

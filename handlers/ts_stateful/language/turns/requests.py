@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.reports import server_hello
@@ -35,6 +35,7 @@ from ts_stateful.protocol.requests import (
     Upload,
 )
 from ts_stateful.sessions.session import Session
+from ts_stateful.store.ordered_calls import not_erased
 
 __all__ = ["LanguageRequests"]
 
@@ -99,7 +100,7 @@ class LanguageRequests:
         elif isinstance(command, Cancel):
             self._cancel(request_id, self._session(command.session_id))
         elif isinstance(command, Close):
-            self._close(message, self._session(command.session_id))
+            self._close(message, command)
         elif isinstance(command, Fork):
             if not (message.is_retry and self._branches.forked_before(request_id, command)):
                 self._branches.fork(request_id, self._session(command.session_id), command)
@@ -211,12 +212,21 @@ class LanguageRequests:
         answer = Cancelled(session.session_id, cancels, number if cancels else None)
         self._outbox.answer(request_id, answer, session_id=session.session_id)
 
-    def _close(self, message: Submit, session: Session[Context]) -> None:
-        if not self._turns.stop(session, message):
+    def _close(self, message: Submit, command: Close) -> None:
+        name = command.session_id
+
+        def answer(outcome: Any) -> None:
+            if command.erase and isinstance(outcome, Exception):
+                self._outbox.refuse(message.request_id, not_erased(), name)
+            else:
+                self._outbox.answer(
+                    message.request_id, Closed(name or ""), session_id=name, closed=True
+                )
+
+        if name is not None and command.erase and name not in self._table:
+            self._persistence.erase(name, answer)
             return
-        self._table.close(session)
-        name = session.session_id
-        answer = partial(
-            self._outbox.answer, message.request_id, Closed(name), session_id=name, closed=True
-        )
-        self._persistence.ended(session, "closed", answer)
+        session = self._session(name)
+        if self._turns.stop(session, message):
+            self._table.close(session)
+            self._persistence.ended(session, "closed", answer)
