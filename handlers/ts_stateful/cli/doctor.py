@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from ts_stateful.cli.diagnosis import diagnose, in_words
-from ts_stateful.cli.evidence import ExaminedModel, gather
 from ts_stateful.cli.numbers import positive
-from ts_stateful.cli.repair import repaired
 from ts_stateful.cli.terminal import Terminal
-from ts_stateful.cli.watch import Watch
 from ts_stateful.client.addresses import parse_address
 from ts_stateful.client.management import Management
 from ts_stateful.client.transports.rest import HttpTransport
 from ts_stateful.client.transports.transport import TransportOptions
 from ts_stateful.clock import SYSTEM_CLOCK
+from ts_stateful.doctor.diagnosis import diagnose, in_words
+from ts_stateful.doctor.evidence import ExaminedModel, gather
+from ts_stateful.doctor.repair import repaired
+from ts_stateful.doctor.watch import Watch, WholeExaminer
 
 __all__ = ["EPILOG", "add_options", "attend", "examine"]
 
@@ -114,7 +114,7 @@ def examine(options: argparse.Namespace) -> bool:
     with _examined(options) as model:
         if options.watch is None:
             return attend(model, Terminal(sys.stdout), repair=options.repair)
-        watch = Watch(model, _DatedTerminal(sys.stdout), repair=options.repair)
+        watch = Watch(WholeExaminer(model), _DatedTerminal(sys.stdout), repair=options.repair)
         while True:
             watch.look_again()
             SYSTEM_CLOCK.sleep(options.watch)

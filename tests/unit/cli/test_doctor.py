@@ -12,9 +12,9 @@ from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions, Fault
 from ts_stateful.cli import main
 from ts_stateful.cli.doctor import attend
-from ts_stateful.cli.evidence import PROBE_SESSION, ExaminedModel
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client.errors import ClientError, DeadlineExceeded, ProtocolError, ServerRefused
+from ts_stateful.doctor.evidence import PROBE_SESSION, ExaminedModel
 from ts_stateful.protocol.errors import (
     EngineUnavailable,
     InternalError,

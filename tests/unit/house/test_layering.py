@@ -31,8 +31,9 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "frontend": {"protocol", "config", "principals", "process"},
     "client": {"pb", "protocol"},
     "plan": {"protocol", "config"},
-    "torchserve": {"protocol", "process"},
-    "cli": {"pb", "protocol", "config", "client", "plan"},
+    "torchserve": {"protocol", "process", "client", "doctor"},
+    "doctor": {"protocol", "config", "client"},
+    "cli": {"pb", "protocol", "config", "client", "plan", "doctor"},
 }
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
 _WITHOUT_TORCH = {"safetensors"}  # does not load torch; blobs have its format

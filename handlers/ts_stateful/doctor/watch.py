@@ -1,21 +1,51 @@
-"""Repeated examination of a model, for `ts-stateful doctor --watch`."""
+"""Repeated examination of a model, which repairs it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from ts_stateful.cli.diagnosis import Repair, diagnose, in_words
-from ts_stateful.cli.evidence import Evidence, ExaminedModel, gather
-from ts_stateful.cli.repair import repaired
-from ts_stateful.cli.terminal import Terminal
-from ts_stateful.client.management import Description
+from ts_stateful.client.management import Description, Management
+from ts_stateful.doctor.diagnosis import Diagnosis, Repair, diagnose, in_words
+from ts_stateful.doctor.evidence import Evidence, ExaminedModel, gather
+from ts_stateful.doctor.repair import Output, repaired
 
-__all__ = ["Watch"]
+__all__ = ["Examiner", "Watch", "WholeExaminer"]
 
 # Looks in a row that must find the same before a repair. A repair breaks requests, and a busy server is slow to answer, too.
 _SURE = 2
 _MAY_PASS = 6
 _MOST_PATIENCE = 32
+
+
+class Examiner(Protocol):
+    """The way to examine one model."""
+
+    @property
+    def management(self) -> Management:
+        """The management API of its TorchServe."""
+        ...
+
+    def examine(self, before: Evidence | None) -> tuple[Evidence, Diagnosis]:
+        """Examine the model; `before` is the evidence of the last look."""
+        ...
+
+
+@dataclass(frozen=True)
+class WholeExaminer:
+    """The examination from TorchServe down to the store. An `Examiner`."""
+
+    model: ExaminedModel
+
+    @property
+    def management(self) -> Management:
+        """See `Examiner`."""
+        return self.model.management
+
+    def examine(self, before: Evidence | None) -> tuple[Evidence, Diagnosis]:
+        """See `Examiner`."""
+        evidence = gather(self.model, before)
+        return evidence, diagnose(evidence)
 
 
 class Watch:
@@ -24,9 +54,9 @@ class Watch:
     After a repair that does not help, it waits for twice as many looks, up to 32 times as many.
     """
 
-    def __init__(self, model: ExaminedModel, terminal: Terminal, *, repair: bool) -> None:
-        self._model = model
-        self._terminal = terminal
+    def __init__(self, examiner: Examiner, output: Output, *, repair: bool) -> None:
+        self._examiner = examiner
+        self._output = output
         self._repairs = repair
         self._before: Evidence | None = None
         self._printed: object = None
@@ -35,15 +65,20 @@ class Watch:
         # From before a repair. A repair that fails may leave the model unregistered.
         self._repaired: Description | None = None
 
+    @property
+    def is_repairing(self) -> bool:
+        """Return True if a repair may have stopped halfway, with the model unregistered."""
+        return self._repaired is not None
+
     def look_again(self) -> None:
         """Look once, print changes, and repair if it is time."""
-        self._before = evidence = gather(self._model, self._before)
-        diagnosis = diagnose(evidence)
+        evidence, diagnosis = self._examiner.examine(self._before)
+        self._before = evidence
         found = [(finding.severity, finding.key) for finding in diagnosis.findings]
         if found != self._printed:
             self._printed = found
             for line in in_words(evidence, diagnosis):
-                self._terminal.line(line)
+                self._output.line(line)
         if diagnosis.is_healthy:
             self._patience, self._repaired = 1, None
         wanted = diagnosis.repair
@@ -58,7 +93,7 @@ class Watch:
     def _repair(self, evidence: Evidence) -> None:
         assert isinstance(evidence.description, Description)
         self._repaired = evidence.description
-        repaired(self._model.management, evidence, self._wanted, self._terminal)
+        repaired(self._examiner.management, evidence, self._wanted, self._output)
         self._in_a_row = 0
         self._patience = min(2 * self._patience, _MOST_PATIENCE)
         self._printed = self._before = None  # the next look prints the outcome

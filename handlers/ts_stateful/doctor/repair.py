@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Protocol
 
-from ts_stateful.cli.diagnosis import RESTART, Repair
-from ts_stateful.cli.evidence import Evidence
-from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client.errors import (
     ClientError,
     DeadlineExceeded,
@@ -15,42 +13,50 @@ from ts_stateful.client.errors import (
 )
 from ts_stateful.client.management import Description, Management
 from ts_stateful.clock import SYSTEM_CLOCK
+from ts_stateful.doctor.diagnosis import RESTART, Repair
+from ts_stateful.doctor.evidence import Evidence
 
-__all__ = ["repaired"]
+__all__ = ["Output", "repaired"]
 
 _STARTS_S = 10.0  # for the start of a worker, in addition to its model's load time
 _NOT_FOUND, _METHOD_NOT_ALLOWED = 404, 405
 
 
-def repaired(
-    management: Management, evidence: Evidence, repair: Repair, terminal: Terminal
-) -> bool:
+class Output(Protocol):
+    """Lines for operators, as on a terminal."""
+
+    def line(self, text: str = "") -> None:
+        """Print a line."""
+        ...
+
+
+def repaired(management: Management, evidence: Evidence, repair: Repair, output: Output) -> bool:
     """Repair the model and print each step. Return True if TorchServe did everything."""
     description, began = evidence.description, SYSTEM_CLOCK.monotonic()
     if repair is Repair.NONE or not isinstance(description, Description):
-        terminal.line("not repaired: TorchServe's management API cannot repair this")
+        output.line("not repaired: TorchServe's management API cannot repair this")
         return False
     try:
-        if repair is not Repair.REGISTER or not _registered(management, description, terminal):
+        if repair is not Repair.REGISTER or not _registered(management, description, output):
             if evidence.new_ids:  # scaling would also break the sessions that work now
-                terminal.line("not repaired: scaling the model would not help")
+                output.line("not repaired: scaling the model would not help")
                 return False
-            _scale(management, description, terminal)
+            _scale(management, description, output)
     except ClientError as error:
-        terminal.line(f"error: management API: {error.message}")
-        terminal.line(f"  cure: see TorchServe's log, or {RESTART}")
+        output.line(f"error: management API: {error.message}")
+        output.line(f"  cure: see TorchServe's log, or {RESTART}")
         return False
-    terminal.line(f"repair: done, in {SYSTEM_CLOCK.monotonic() - began:.1f} s")
+    output.line(f"repair: done, in {SYSTEM_CLOCK.monotonic() - began:.1f} s")
     return True
 
 
-def _registered(management: Management, description: Description, terminal: Terminal) -> bool:
+def _registered(management: Management, description: Description, output: Output) -> bool:
     model, url = description.model_name, description.model_url
     try:
         management.unregister(model)
     except ServerRefused as error:
         if error.status == _METHOD_NOT_ALLOWED:
-            terminal.line(
+            output.line(
                 "repair: enable_model_api is not set, so the model cannot be registered again"
             )
             return False
@@ -58,13 +64,13 @@ def _registered(management: Management, description: Description, terminal: Term
             raise
     except (DeadlineExceeded, ServerUnreachable):
         pass  # TorchServe may still unregister it, so it must be registered
-    terminal.line(f"repair: unregister {model}, and register it again from {url}")
+    output.line(f"repair: unregister {model}, and register it again from {url}")
     management.register(model, url, description.startup_timeout + _STARTS_S)
     return True
 
 
-def _scale(management: Management, description: Description, terminal: Terminal) -> None:
-    terminal.line(f"repair: scale {description.model_name} to no worker, and back to one")
+def _scale(management: Management, description: Description, output: Output) -> None:
+    output.line(f"repair: scale {description.model_name} to no worker, and back to one")
     try:
         with contextlib.suppress(DeadlineExceeded):  # TorchServe continues with it
             management.scale(description.model_name, 0, _STARTS_S)

@@ -6,13 +6,13 @@ import enum
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ts_stateful.cli.evidence import Evidence, Failure
 from ts_stateful.client.errors import DeadlineExceeded, ServerRefused, ServerUnreachable
 from ts_stateful.client.management import Description
 from ts_stateful.config.check import Finding
 from ts_stateful.config.check.finding import error, warning
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.schema import FrontendConfig
+from ts_stateful.doctor.evidence import Evidence, Failure
 from ts_stateful.protocol.answers import HelloAnswer
 from ts_stateful.protocol.errors import (
     EngineUnavailable,
@@ -22,7 +22,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "in_words"]
+__all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "diagnose_workers", "in_words"]
 
 _DOCTOR = "run `ts-stateful doctor --repair`"
 RESTART = "restart TorchServe; sessions in a store continue afterwards"
@@ -74,13 +74,31 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return Diagnosis(findings, repair, may_pass=_may_pass(evidence))
 
 
+def diagnose_workers(evidence: Evidence) -> Diagnosis:
+    """Explain evidence that was gathered without a request: only `has_exited`, and a model that a repair left unregistered."""
+    description = evidence.description
+    if evidence.is_unregistered:
+        message = f"TorchServe has no model {evidence.model}: its repair stopped halfway"
+        return Diagnosis([error("model", message, "none is needed: the server repeats the repair")])
+    if not isinstance(description, Description) or not evidence.has_exited:
+        return Diagnosis([])
+    message = f"the process of {evidence.model} exited, and TorchServe starts no other that works"
+    finding = error(
+        "worker", message, "none is needed: the server repairs it, and sessions continue"
+    )
+    return Diagnosis([finding], Repair.REGISTER if description.stateful else Repair.SCALE)
+
+
 def _may_pass(evidence: Evidence) -> bool:
     """Return True if the model may be busy, or if TorchServe will start another worker (`continuous` profile)."""
     description = evidence.description
     if evidence.worker is None or not isinstance(description, Description):
         return False
     if evidence.has_exited:
-        return description.continuous_batching and not description.stateful
+        # If it is READY without a process, the thread that would start another worker has ended.
+        return description.continuous_batching and not (
+            description.stateful or description.is_ready
+        )
     return description.is_ready and bool(description.workers)
 
 

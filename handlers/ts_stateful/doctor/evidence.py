@@ -21,7 +21,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.requests import Close, Command, Continue, Hello, Info, Open
 
-__all__ = ["PROBE_SESSION", "Evidence", "ExaminedModel", "gather"]
+__all__ = ["PROBE_SESSION", "Evidence", "ExaminedModel", "Failure", "gather", "tried"]
 
 # In the sequence profile TorchServe keeps a place for every id, so all probes use this one, also deploy/kubernetes/hello.py.
 # An id from before a worker's death hangs for ever, as the sessions of that time do.
@@ -87,7 +87,7 @@ def gather(model: ExaminedModel, before: Evidence | None = None) -> Evidence:
 def _from_outside(model: ExaminedModel, worker: Failure | None) -> Evidence:
     """Read TorchServe's description of the model, and look for its workers' processes on this machine."""
     management = model.management
-    description = _tried(lambda: management.describe(model.name))
+    description = tried(lambda: management.describe(model.name))
     models: tuple[str, ...] = ()
     if isinstance(description, ClientError):
         with contextlib.suppress(ClientError):
@@ -122,7 +122,7 @@ class _Probe:
         self._timeout_s = timeout_s
 
     def ask(self, command: Command, answer: type[_Answer]) -> _Answer | Failure:
-        return _tried(lambda: parse(self._transport.call(command, self._timeout_s), answer))
+        return tried(lambda: parse(self._transport.call(command, self._timeout_s), answer))
 
     def worker(self, session_id: str | None) -> Failure | None:
         # The worker itself refuses this command, so no engine takes part. Without a principal it refuses any.
@@ -146,7 +146,8 @@ class _Probe:
         return None if isinstance(info, SessionError) else info, None
 
 
-def _tried(ask: Callable[[], _Answer]) -> _Answer | Failure:
+def tried(ask: Callable[[], _Answer]) -> _Answer | Failure:
+    """Return the answer, or the error instead of it."""
     try:
         return ask()
     except (ClientError, StatefulError) as error:
