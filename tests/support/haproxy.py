@@ -59,10 +59,10 @@ def check(binary: str, config: Path, **environ: str) -> subprocess.CompletedProc
 
 
 @contextlib.contextmanager
-def haproxy(binary: str, nodes: Sequence[Ports], log: Path) -> Iterator[Proxy]:
+def haproxy(binary: str, nodes: Sequence[Ports], log: Path, **environ: str) -> Iterator[Proxy]:
     """In front of two nodes, listening."""
     mine = free_ports()
-    environ = {"TS_HTTP": f"{HOST}:{mine.http}", "TS_GRPC": f"{HOST}:{mine.grpc}"}
+    environ |= {"TS_HTTP": f"{HOST}:{mine.http}", "TS_GRPC": f"{HOST}:{mine.grpc}"}
     for number, ports in enumerate(nodes, start=1):
         environ[f"TS_NODE_{number}"] = f"{HOST}:{ports.http}"
         environ[f"TS_NODE_{number}_GRPC"] = f"{HOST}:{ports.grpc}"
