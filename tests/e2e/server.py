@@ -75,6 +75,7 @@ def profile_server(
     endless: bool = False,
     handler: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    watch: bool = True,
     **keys: Any,
 ) -> TorchServe:
     """A server for the shapes model on free ports, not started yet.
@@ -85,6 +86,7 @@ def profile_server(
         endless: whether sessions have room for `ENDLESS`.
         handler: settings under `handler` that differ from the repository's model-config.yaml.
         environ: variables for TorchServe on top of the tests' own.
+        watch: whether workers that TorchServe loses are replaced.
         keys: settings beside `handler` that differ.
     """
     document = yaml.safe_load((ROOT / "model-config.yaml").read_text())
@@ -107,6 +109,7 @@ def profile_server(
             log_file=log,
             environ=environ or {},
             start_timeout_s=START_TIMEOUT_S,
+            watch=watch,
         )
     )
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +105,6 @@ def has_other_worker(server: TorchServe, pid: int) -> bool:
     return False
 
 
-@contextmanager
-def attended(server: TorchServe, profile: Profile) -> Iterator[None]:
-    """Somebody registers the model anew where TorchServe does not get over the death of its worker."""
-    addresses = ["--url", server.http_url, "--management-url", server.management_url]
-    command = [sys.executable, "-m", "ts_stateful.cli", "doctor", "--repair", "--watch", "1"]
-    if profile is not Profile.SEQUENCE:
-        yield
-        return
-    with subprocess.Popen([*command, *addresses], stdout=subprocess.DEVNULL) as doctor:
-        try:
-            yield
-        finally:
-            doctor.terminate()
-
-
 def kill(server: TorchServe, *, worker: bool, while_it_loads: bool) -> None:
     """Kills the engine or the worker, and waits until the next one is there, or at least on its way."""
     victim = psutil.Process(worker_pid(server)) if worker else server.engines()[0]
@@ -147,7 +130,7 @@ def test_kills_are_not_noticed(
     calm = talk_all(sessions)
     calm_s = time.monotonic() - began
     rng = random.Random(5)
-    with ThreadPoolExecutor(1) as pool, attended(server, profile):
+    with ThreadPoolExecutor(1) as pool:
         killed = 0
         while killed < KILLS:
             talking = pool.submit(talk_all, sessions)

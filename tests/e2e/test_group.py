@@ -37,6 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
         endless=True,
         handler={"engineGroup": "chat"},
         environ={"TS_ENABLE_MODEL_API": "true"},
+        watch=False,  # the doctor is to find the fault
         batchSize=17,
         maxNumSequence=16,
     )

@@ -74,8 +74,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return Diagnosis(findings, repair, may_pass=_may_pass(evidence))
 
 
-def diagnose_workers(evidence: Evidence) -> Diagnosis:
-    """Explain evidence that was gathered without a request: only `has_exited`, and a model that a repair left unregistered."""
+def diagnose_workers(evidence: Evidence, *, was_replaced: bool) -> Diagnosis:
+    """Explain evidence that was gathered without a request: `has_exited`, and a model that a repair left unregistered.
+
+    `was_replaced`: the worker that exited had taken the place of such a one. A request in the queue may have ended both.
+    """
     description = evidence.description
     if evidence.is_unregistered:
         message = f"TorchServe has no model {evidence.model}: its repair stopped halfway"
@@ -86,7 +89,8 @@ def diagnose_workers(evidence: Evidence) -> Diagnosis:
     finding = error(
         "worker", message, "none is needed: the server repairs it, and sessions continue"
     )
-    return Diagnosis([finding], Repair.REGISTER if description.stateful else Repair.SCALE)
+    discards_queue = description.stateful or was_replaced
+    return Diagnosis([finding], Repair.REGISTER if discards_queue else Repair.SCALE)
 
 
 def _may_pass(evidence: Evidence) -> bool:

@@ -51,17 +51,24 @@ class WholeExaminer:
 class Watch:
     """A series of looks at one model. It prints changes, and repairs the model where `repair` is set.
 
-    After a repair that does not help, it waits for twice as many looks, up to 32 times as many.
+    After a repair that does not help, it waits for twice as many looks, up to `most_patience` times as many.
     """
 
-    def __init__(self, examiner: Examiner, output: Output, *, repair: bool) -> None:
+    def __init__(
+        self,
+        examiner: Examiner,
+        output: Output,
+        *,
+        repair: bool,
+        most_patience: int = _MOST_PATIENCE,
+    ) -> None:
         self._examiner = examiner
         self._output = output
         self._repairs = repair
         self._before: Evidence | None = None
         self._printed: object = None
         self._wanted, self._in_a_row = Repair.NONE, 0
-        self._patience = 1
+        self._patience, self._most_patience = 1, most_patience
         # From before a repair. A repair that fails may leave the model unregistered.
         self._repaired: Description | None = None
 
@@ -95,5 +102,5 @@ class Watch:
         self._repaired = evidence.description
         repaired(self._examiner.management, evidence, self._wanted, self._output)
         self._in_a_row = 0
-        self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        self._patience = min(2 * self._patience, self._most_patience)
         self._printed = self._before = None  # the next look prints the outcome

@@ -21,6 +21,7 @@ from ts_stateful.frontend.delivery.pull import ContinuousDelivery
 from ts_stateful.frontend.delivery.push import SequenceDelivery
 from ts_stateful.frontend.delivery.push_async import AsyncDelivery, AsyncMailbox
 from ts_stateful.frontend.dialects import Dialects
+from ts_stateful.frontend.hangup import HangUp
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Dispatching, Intake, Parser
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
@@ -77,6 +78,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         )
         intake = Intake(dispatcher, mailbox, parser, headers, admission)
         self._delivery = _delivery(profile, intake, mailbox, config)
+        self._hangup = HangUp()
         # The objects of a big body make collections frequent, which would visit every object of torch each time.
         gc.collect()
         gc.freeze()
@@ -95,6 +97,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
 
     def handle(self, data: Batch, context: Any) -> list[bytes] | Awaitable[list[bytes]]:
         """Answer a batch; in the async profile, return a coroutine."""
+        self._hangup.watch(getattr(context, "cl_socket", None))
         return self._delivery.handle(data, context)
 
 

@@ -2,8 +2,9 @@
 
 The command gets a private temporary folder. TorchServe has its sockets and unpacked models there.
 
-On SIGTERM or SIGINT, engines finish their requests with all connections open, and TorchServe stops after them. The entrypoint
-waits for the last engine, because all processes of a container are killed with the first one.
+If TorchServe loses the worker of a model, the entrypoint replaces it. On SIGTERM or SIGINT, engines finish their requests with
+all connections open, and TorchServe stops after them. The entrypoint waits for the last engine, because all processes of a
+container are killed with the first one.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ import psutil
 
 from ts_stateful.process.drain import descendants, drain, is_engine, is_torchserve, wait_ended
 from ts_stateful.process.private import is_private, make_private
+from ts_stateful.torchserve.guard import Guard, is_watched
+from ts_stateful.torchserve.properties import management_of
+from ts_stateful.torchserve.server_log import ServerLog
 
 __all__ = ["main"]
 
 _VARIABLE = "TS_STATEFUL_ENTRYPOINT"  # marks the processes of this container
+_FIND_S = 1.0  # between two looks for TorchServe, which starts
 # Its `put` may be interrupted by another `put`, unlike an event's `set`.
 _Signals = queue.SimpleQueue[int]
 
@@ -38,17 +43,35 @@ class _Entrypoint:
     def __init__(self, command: Sequence[str]) -> None:
         self.was_stopped = False
         self._name = uuid.uuid4().hex
+        self._stopping = threading.Event()
         self._process = subprocess.Popen(command, env={**_environment(), _VARIABLE: self._name})
         # Methods of `Popen` might take the exit status, which `wait` needs.
         self._first = psutil.Process(self._process.pid)
+
+    def watch(self) -> None:
+        """Wait for TorchServe, and watch its models until a signal to stop it."""
+        servers: list[psutil.Process] = []
+        while not servers and not self._stopping.wait(_FIND_S):
+            servers = self._find_servers()
+        log = ServerLog(echo=sys.stderr)
+        for server in servers:
+            try:
+                guard = Guard(management_of(server), log)
+            except (psutil.Error, ValueError) as error:  # it has exited, or has no HTTP address
+                log.line(f"error: no repairs: {error}")
+                continue
+            guard.start()
+            self._stopping.wait()
+            guard.stop()
 
     def stop_at(self, signals: _Signals) -> None:
         """Wait for a signal, drain the engines, and stop TorchServe."""
         signals.get()
         self.was_stopped = True
+        self._stopping.set()
         drain(self._find_engines())
-        servers = [one for one in descendants(_VARIABLE, self._name) if is_torchserve(one)]
-        for process in servers or [self._first]:  # the command may not have started it yet
+        # The command may not have started it yet.
+        for process in self._find_servers() or [self._first]:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
 
@@ -66,6 +89,9 @@ class _Entrypoint:
 
     def _find_engines(self) -> list[psutil.Process]:
         return [one for one in descendants(_VARIABLE, self._name) if is_engine(one)]
+
+    def _find_servers(self) -> list[psutil.Process]:
+        return [one for one in descendants(_VARIABLE, self._name) if is_torchserve(one)]
 
 
 def _environment() -> dict[str, str]:
@@ -92,6 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     threading.Thread(target=entrypoint.stop_at, args=(signals,), daemon=True).start()
+    if is_watched(os.environ):
+        threading.Thread(target=entrypoint.watch, daemon=True).start()
     status = entrypoint.wait()
     return 0 if entrypoint.was_stopped else status
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from ts_stateful.torchserve.guard import is_watched
 from ts_stateful.torchserve.java import JavaMissing
 from ts_stateful.torchserve.ports import Ports
 from ts_stateful.torchserve.server import ServerFailed, TorchServe, TorchServeSettings
@@ -17,7 +19,8 @@ __all__ = ["main"]
 
 _EPILOG = """\
 Prints the server's addresses, and the line `ready` when the model answers. The log goes to standard error.
-Ctrl-C or SIGTERM stops TorchServe, its workers and its engines.
+Ctrl-C or SIGTERM stops TorchServe, its workers and its engines. If TorchServe loses the worker of a model, which a gRPC
+client can cause, the server starts another one; TS_STATEFUL_WATCH=false turns that off.
 
 example:
   ./archive.sh --model examples/shapes/model
@@ -50,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         log_file=options.log_file,
         start_timeout_s=options.start_timeout,
+        watch=is_watched(os.environ),
     )
     try:
         with TorchServe(settings, echo=sys.stderr) as server:

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +23,13 @@ from typing import Any, TextIO
 
 import psutil
 
+from ts_stateful.client.management import Management
 from ts_stateful.process.drain import descendants, drain, is_engine
+from ts_stateful.torchserve.guard import Guard
 from ts_stateful.torchserve.java import java_environment
 from ts_stateful.torchserve.ports import HOST, Ports
+from ts_stateful.torchserve.properties import management_key
+from ts_stateful.torchserve.server_log import ServerLog
 
 __all__ = ["ServerFailed", "TorchServe", "TorchServeSettings"]
 
@@ -54,6 +57,7 @@ class TorchServeSettings:
     log_file: Path | None = None  # gets the output; without it, only the tail is kept, in memory
     environ: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
     start_timeout_s: float = 120.0
+    watch: bool = True  # replace workers that TorchServe has lost
 
 
 class TorchServe:
@@ -67,8 +71,8 @@ class TorchServe:
         self.ports = settings.ports.filled()
         self.log_file = settings.log_file
         self._settings = settings
-        self._echo = echo
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._log = ServerLog(settings.log_file, echo)
+        self._guard: Guard | None = None
         self._load_failed = False
         self._process: subprocess.Popen[str] | None = None
         self._pump: threading.Thread | None = None
@@ -117,6 +121,8 @@ class TorchServe:
         try:
             self._spawn()
             self._wait_ready()
+            if self._settings.watch:
+                self._watch()
         except BaseException:
             self.stop()
             raise
@@ -129,10 +135,15 @@ class TorchServe:
     def stop(self) -> None:
         """Drain the engines and stop all processes; idempotent, at any time."""
         process, self._process = self._process, None
+        if self._guard is not None:
+            self._guard.stop()
         try:
             if process is not None:
                 self._end(process)
         finally:
+            if self._guard is not None:
+                self._guard.join(timeout_s=5)
+                self._guard = None
             if self._pump is not None:
                 self._pump.join(timeout=5)
                 self._pump = None
@@ -142,7 +153,7 @@ class TorchServe:
 
     def log_tail(self) -> str:
         """Return the last lines of the server's output and of its engines' logs."""
-        parts = ["".join(self._tail)]
+        parts = [str(self._log)]
         for path in sorted(self._home.rglob("engine-*.log")) if self._home is not None else ():
             with contextlib.suppress(OSError):
                 lines = path.read_text(errors="replace").splitlines(keepends=True)
@@ -211,20 +222,16 @@ class TorchServe:
 
     def _copy_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        with process.stdout, contextlib.ExitStack() as stack:
-            file = None
-            if self.log_file is not None:
-                self.log_file.parent.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(self.log_file.open("a", encoding="utf-8"))
+        with process.stdout:
             for line in process.stdout:
-                self._tail.append(line)
                 self._load_failed = self._load_failed or any(text in line for text in _LOAD_FAILED)
-                for sink in (file, self._echo):
-                    # A full disk or a closed reader must not stop the server, which needs its output to be read.
-                    with contextlib.suppress(OSError):
-                        if sink is not None:
-                            sink.write(line)
-                            sink.flush()
+                self._log.write(line)
+
+    def _watch(self) -> None:
+        assert self._home is not None
+        management = Management(self.management_url, token=management_key(self._home))
+        self._guard = Guard(management, self._log)
+        self._guard.start()
 
     def _wait_ready(self) -> None:
         assert self._process is not None

@@ -66,7 +66,12 @@ def run(tmp_path: Path, log: Path) -> Iterator[Run]:
         server = (sys.executable, str(program), str(log), TORCHSERVE)
         process = subprocess.Popen(
             [sys.executable, "-m", "ts_stateful.torchserve.entrypoint", *(command or server)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environ},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "TS_STATEFUL_WATCH": "false",  # the program has no management API
+                **environ,
+            },
             start_new_session=True,
         )
         stack.enter_context(process)

@@ -1,0 +1,172 @@
+"""The watch over the models of a TorchServe on this machine, by the processes of their workers.
+
+One gRPC call that is half-closed can end TorchServe's thread for a worker, in every profile. The worker exits, and TorchServe
+0.12.0 starts no other one or, in the async profile, one that it loses. /ping stays Healthy meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+
+from ts_stateful.client.errors import ClientError, ServerRefused
+from ts_stateful.client.management import Description, Management, ModelWorker
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
+from ts_stateful.doctor.diagnosis import Diagnosis, diagnose_workers
+from ts_stateful.doctor.evidence import Evidence, tried
+from ts_stateful.doctor.repair import Output
+from ts_stateful.doctor.watch import Watch
+from ts_stateful.torchserve.worker_process import WorkerProcess
+
+__all__ = ["Guard", "ModelGuard", "is_watched"]
+
+_VARIABLE = "TS_STATEFUL_WATCH"
+_OFF = ("0", "false", "no", "off")
+_LOOK_S = 0.1  # at processes
+_DESCRIBE_S = 5.0  # between two descriptions while nothing happens
+_LIST_S = 1.0  # between two looks for new models
+_PATIENCE = 4  # 0.8 s: an attack may hit each new worker before it is seen
+
+
+def is_watched(environ: Mapping[str, str]) -> bool:
+    """Return True unless TS_STATEFUL_WATCH turns the watch off."""
+    return environ.get(_VARIABLE, "").strip().lower() not in _OFF
+
+
+class WorkerExaminer:
+    """The examination of one model by the processes of its workers. An `Examiner`. `is_unregistered` is of the last look.
+
+    It sends the model no request. So a model that is busy, loading or draining never looks like a stopped one.
+    """
+
+    def __init__(self, name: str, management: Management) -> None:
+        self.management = management
+        self._name = name
+        self._ready: dict[str, WorkerProcess] = {}  # by the number of the worker
+        self._lost: set[str] = (
+            set()
+        )  # numbers of workers, as long as no look has found one in order
+        self._is_settled = False
+        self.is_unregistered = False
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Return True if nothing was in progress at the last look, and all processes have been running since."""
+        return self._is_settled and all(process.is_running for process in self._ready.values())
+
+    def examine(self, _before: Evidence | None) -> tuple[Evidence, Diagnosis]:
+        """See `Examiner`."""
+        description = tried(lambda: self.management.describe(self._name))
+        has_exited, was_replaced = False, False
+        if isinstance(description, Description):
+            has_exited = self._have_exited(description)
+            numbers = {worker.id for worker in description.workers}
+            was_replaced = bool(self._lost - numbers)
+            self._lost = self._lost | numbers if has_exited else set()
+        self._is_settled = (
+            isinstance(description, Description) and description.is_ready and not has_exited
+        )
+        evidence = Evidence(self._name, description, worker=None, has_exited=has_exited)
+        self.is_unregistered = evidence.is_unregistered
+        return evidence, diagnose_workers(evidence, was_replaced=was_replaced)
+
+    def _have_exited(self, description: Description) -> bool:
+        """Return True if all workers have exited for good. A model with several workers is not one of this package."""
+        workers = description.workers if description.min_workers == 1 else ()
+        exited = [self._has_exited(worker, description.stateful) for worker in workers]
+        numbers = {worker.id for worker in workers}
+        self._ready = {number: one for number, one in self._ready.items() if number in numbers}
+        return bool(exited) and all(exited)
+
+    def _has_exited(self, worker: ModelWorker, stateful: bool) -> bool:
+        process, known = WorkerProcess.find(worker), self._ready.get(worker.id)
+        if worker.status == "READY" and process is not None:
+            self._ready[worker.id] = process
+            return False
+        if known is not None and known.is_async:
+            # It never becomes ready again, though TorchServe starts it, even after it was scaled away.
+            known.end_successors()
+            return True
+        if worker.status == "READY":
+            return process is None  # TorchServe's thread ended without a trace
+        # In the sequence profile the thread cannot start again. The number is -1 until a new worker has reported its process.
+        return stateful and process is None and worker.pid > 0
+
+
+class ModelGuard:
+    """The watch over one model, in a thread of its own: the repair of a model takes seconds."""
+
+    def __init__(
+        self, name: str, management: Management, output: Output, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._examiner = WorkerExaminer(name, management)
+        self._watch = Watch(self._examiner, output, repair=True, most_patience=_PATIENCE)
+        self._clock = clock
+        self._describe_at = -math.inf
+
+    def look(self) -> bool:
+        """Look once, and describe the model if a process has exited. Return False if the model was unregistered."""
+        now = self._clock.monotonic()
+        if now < self._describe_at and self._examiner.is_undisturbed:
+            return True
+        self._describe_at = now + _DESCRIBE_S
+        self._watch.look_again()
+        return not self._examiner.is_unregistered or self._watch.is_repairing
+
+    def run(self, stop: threading.Event) -> None:
+        """Look until `stop` is set or the model is unregistered."""
+        while not stop.wait(_LOOK_S) and self.look():
+            pass
+
+
+class Guard:
+    """The watch over all models of a TorchServe. It replaces workers that TorchServe has lost, and prints what it does.
+
+    It closes `management` when it has ended.
+    """
+
+    def __init__(self, management: Management, output: Output) -> None:
+        self._management = management
+        self._output = output
+        self._stop = threading.Event()
+        self._models: dict[str, threading.Thread] = {}
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Watch in threads of its own until `stop`."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no more repairs."""
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait, after `stop`, for the end of what is in progress."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        refusal = ""
+        while True:
+            try:
+                for name in self._management.models():
+                    if name not in self._models or not self._models[name].is_alive():
+                        self._models[name] = self._attend(name)
+            except ClientError as error:
+                # If none listens, TorchServe starts or stops. If it refuses, its management key has expired.
+                if isinstance(error, ServerRefused) and error.message != refusal:
+                    refusal = error.message
+                    self._output.line(f"error: no repairs, the management API refuses: {refusal}")
+            if self._stop.wait(_LIST_S):
+                break
+        for thread in self._models.values():
+            thread.join()
+        self._management.close()
+
+    def _attend(self, name: str) -> threading.Thread:
+        guard = ModelGuard(name, self._management, self._output)
+        thread = threading.Thread(
+            target=guard.run, args=(self._stop,), name=f"watch-{name}", daemon=True
+        )
+        thread.start()
+        return thread
