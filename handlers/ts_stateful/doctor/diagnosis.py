@@ -75,10 +75,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def diagnose_workers(evidence: Evidence, *, was_replaced: bool) -> Diagnosis:
-    """Explain evidence that was gathered without a request: `has_exited`, and a model that a repair left unregistered.
-
-    `was_replaced`: the worker that exited had taken the place of such a one. A request in the queue may have ended both.
-    """
+    """Explain evidence without a request. `was_replaced`: the worker before was lost, too, perhaps to the same queue."""
     description = evidence.description
     if evidence.is_unregistered:
         message = f"TorchServe has no model {evidence.model}: its repair stopped halfway"
