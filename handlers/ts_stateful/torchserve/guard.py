@@ -43,17 +43,17 @@ class WorkerExaminer:
     def __init__(self, name: str, management: Management) -> None:
         self.management = management
         self._name = name
-        self._ready: dict[str, WorkerProcess] = {}  # by the number of the worker
-        self._lost: set[str] = (
-            set()
-        )  # numbers of workers, as long as no look has found one in order
+        self._running: dict[str, WorkerProcess] = {}  # by the number of the worker
+        self._latest: WorkerProcess | None = None  # of any worker that ran
+        self._were_ready: set[str] = set()  # numbers of workers, as in the next one
+        self._lost: set[str] = set()  # numbers of workers since the last look that found one ready
         self._is_settled = False
         self.is_unregistered = False
 
     @property
     def is_undisturbed(self) -> bool:
         """Return True if nothing was in progress at the last look, and all processes have been running since."""
-        return self._is_settled and all(process.is_running for process in self._ready.values())
+        return self._is_settled and all(process.is_running for process in self._running.values())
 
     def examine(self, _before: Evidence | None) -> tuple[Evidence, Diagnosis]:
         """See `Examiner`."""
@@ -63,7 +63,10 @@ class WorkerExaminer:
             has_exited = self._have_exited(description)
             numbers = {worker.id for worker in description.workers}
             was_replaced = bool(self._lost - numbers)
-            self._lost = self._lost | numbers if has_exited else set()
+            if has_exited:
+                self._lost |= numbers
+            elif description.is_ready:
+                self._lost = set()
         self._is_settled = (
             isinstance(description, Description) and description.is_ready and not has_exited
         )
@@ -76,22 +79,30 @@ class WorkerExaminer:
         workers = description.workers if description.min_workers == 1 else ()
         exited = [self._has_exited(worker, description.stateful) for worker in workers]
         numbers = {worker.id for worker in workers}
-        self._ready = {number: one for number, one in self._ready.items() if number in numbers}
+        self._running = {key: one for key, one in self._running.items() if key in numbers}
+        self._were_ready &= numbers
         return bool(exited) and all(exited)
 
     def _has_exited(self, worker: ModelWorker, stateful: bool) -> bool:
-        process, known = WorkerProcess.find(worker), self._ready.get(worker.id)
-        if worker.status == "READY" and process is not None:
-            self._ready[worker.id] = process
-            return False
-        if known is not None and known.is_async:
-            # It never becomes ready again, though TorchServe starts it, even after it was scaled away.
-            known.end_successors()
-            return True
+        process = WorkerProcess.find(worker)
+        if process is not None:
+            self._running[worker.id] = self._latest = process
         if worker.status == "READY":
-            return process is None  # TorchServe's thread ended without a trace
-        # In the sequence profile the thread cannot start again. The number is -1 until a new worker has reported its process.
-        return stateful and process is None and worker.pid > 0
+            is_lost = process is None  # TorchServe's thread ended without a trace
+            self._were_ready.add(worker.id)
+        else:
+            # The number of a new worker's process is -1 until it is reported. In the sequence profile the thread cannot start
+            # again. In the async profile it can, but its worker never becomes ready.
+            has_died = process is None and worker.pid > 0
+            has_died = has_died or worker.id in self._lost | self._were_ready
+            is_lost = has_died and (stateful or self._is_async)
+        if is_lost and self._latest is not None and self._is_async and worker.id not in self._lost:
+            self._latest.end_successors(worker.id)
+        return is_lost
+
+    @property
+    def _is_async(self) -> bool:
+        return self._latest is not None and self._latest.is_async
 
 
 class ModelGuard:

@@ -301,6 +301,19 @@ def test_torchserve_loses_restarted_workers_of_the_async_profile(
     assert watched.look(2) == REPAIRS["async"]
 
 
+def test_a_worker_of_the_async_profile_that_no_look_has_seen_ready_is_replaced(
+    stack: ExitStack,
+) -> None:
+    """It took the place of another one, and was lost at once. TorchServe starts it again and again."""
+    watched = Watched(Machine(stack, "async"))
+    watched.machine.is_attacked = True
+    watched.machine.kill()
+    watched.look(2)
+    watched.machine.is_attacked = False
+    watched.machine.set_status("UNLOADING")
+    assert watched.look(8) == REPAIRS["async"] + REPAIRS["sequence"]
+
+
 def test_what_torchserve_starts_for_a_worker_that_was_replaced_is_ended(stack: ExitStack) -> None:
     """In the async profile it does so a second after the death of the worker; other workers stay."""
     watched = Watched(Machine(stack, "async"))
