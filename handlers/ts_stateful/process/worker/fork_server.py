@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -191,7 +191,8 @@ class _Forker:
         if on_cpu:
             from ts_stateful.process.engine.main import preload  # noqa: PLC0415 - not in a worker
 
-            preload(spec_path)
+            with _ending_with(self._control):
+                preload(spec_path)
             gc.freeze()  # collections would write to the shared memory
         return on_cpu
 
@@ -231,6 +232,31 @@ class _Forker:
         os.dup2(request.log, sys.stdout.fileno())
         os.dup2(request.log, sys.stderr.fileno())
         os.close(request.log)
+
+
+@contextlib.contextmanager
+def _ending_with(worker: socket.socket) -> Iterator[None]:
+    """Exit if the worker exits while the block imports for seconds, which would slow down the start of the next worker.
+
+    A thread does that. It has ended when the block is left, because only one thread survives a fork.
+    """
+    over, leaving = os.pipe()
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(worker, 0)  # its end is always reported
+        poll.register(over, 0)
+        if worker.fileno() in dict(poll.poll()):
+            os._exit(0)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(leaving)
+        thread.join()
+        os.close(over)
 
 
 def _report(reporting: int, number: int) -> None:

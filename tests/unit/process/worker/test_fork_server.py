@@ -182,3 +182,32 @@ def test_a_fork_server_ends_with_its_worker() -> None:
     with ours, theirs:
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
     assert process.wait() == 0
+
+
+# An import that never ends, in place of one that takes seconds.
+_IMPORTING = """
+import socket, sys, threading
+from ts_stateful.process.worker.fork_server import _ending_with
+
+with socket.socket(fileno=int(sys.argv[1])) as control:
+    with _ending_with(control):
+        pass
+    control.send(b"imported")
+    with _ending_with(control):
+        control.send(b"imports")
+        threading.Event().wait()
+"""
+
+
+def test_a_fork_server_ends_with_its_worker_while_it_imports() -> None:
+    """The next worker needs the processor; a message of the worker's changes nothing."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        command = [sys.executable, "-c", _IMPORTING, str(theirs.fileno())]
+        with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as server:
+            theirs.close()
+            assert [ours.recv(100), ours.recv(100)] == [b"imported", b"imports"]
+            ours.send(b"spec")
+            assert server.poll() is None
+            ours.close()
+            assert server.wait(60) == 0
