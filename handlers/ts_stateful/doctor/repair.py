@@ -16,13 +16,13 @@ from ts_stateful.clock import SYSTEM_CLOCK
 from ts_stateful.doctor.diagnosis import RESTART, Repair
 from ts_stateful.doctor.evidence import Evidence
 
-__all__ = ["Output", "repaired"]
+__all__ = ["RepairOutput", "repaired"]
 
 _STARTS_S = 10.0  # for the start of a worker, in addition to its model's load time
 _NOT_FOUND, _METHOD_NOT_ALLOWED = 404, 405
 
 
-class Output(Protocol):
+class RepairOutput(Protocol):
     """Lines for operators, as on a terminal."""
 
     def line(self, text: str = "") -> None:
@@ -30,7 +30,9 @@ class Output(Protocol):
         ...
 
 
-def repaired(management: Management, evidence: Evidence, repair: Repair, output: Output) -> bool:
+def repaired(
+    management: Management, evidence: Evidence, repair: Repair, output: RepairOutput
+) -> bool:
     """Repair the model and print each step. Return True if TorchServe did everything."""
     description, began = evidence.description, SYSTEM_CLOCK.monotonic()
     if repair is Repair.NONE or not isinstance(description, Description):
@@ -50,7 +52,7 @@ def repaired(management: Management, evidence: Evidence, repair: Repair, output:
     return True
 
 
-def _registered(management: Management, description: Description, output: Output) -> bool:
+def _registered(management: Management, description: Description, output: RepairOutput) -> bool:
     model, url = description.model_name, description.model_url
     try:
         management.unregister(model)
@@ -69,7 +71,7 @@ def _registered(management: Management, description: Description, output: Output
     return True
 
 
-def _scale(management: Management, description: Description, output: Output) -> None:
+def _scale(management: Management, description: Description, output: RepairOutput) -> None:
     output.line(f"repair: scale {description.model_name} to no worker, and back to one")
     try:
         with contextlib.suppress(DeadlineExceeded):  # TorchServe continues with it

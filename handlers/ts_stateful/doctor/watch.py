@@ -8,7 +8,7 @@ from typing import Protocol
 from ts_stateful.client.management import Description, Management
 from ts_stateful.doctor.diagnosis import Diagnosis, Repair, diagnose, in_words
 from ts_stateful.doctor.evidence import Evidence, ExaminedModel, gather
-from ts_stateful.doctor.repair import Output, repaired
+from ts_stateful.doctor.repair import RepairOutput, repaired
 
 __all__ = ["Examiner", "Watch", "WholeExaminer"]
 
@@ -57,7 +57,7 @@ class Watch:
     def __init__(
         self,
         examiner: Examiner,
-        output: Output,
+        output: RepairOutput,
         *,
         repair: bool,
         most_patience: int = _MOST_PATIENCE,

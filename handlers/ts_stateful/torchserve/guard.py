@@ -15,7 +15,7 @@ from ts_stateful.client.management import Description, Management, ModelWorker
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.doctor.diagnosis import Diagnosis, diagnose_workers
 from ts_stateful.doctor.evidence import Evidence, tried
-from ts_stateful.doctor.repair import Output
+from ts_stateful.doctor.repair import RepairOutput
 from ts_stateful.doctor.watch import Watch
 from ts_stateful.torchserve.worker_process import WorkerProcess
 
@@ -109,7 +109,7 @@ class ModelGuard:
     """The watch over one model, in a thread of its own: the repair of a model takes seconds."""
 
     def __init__(
-        self, name: str, management: Management, output: Output, clock: Clock = SYSTEM_CLOCK
+        self, name: str, management: Management, output: RepairOutput, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._examiner = WorkerExaminer(name, management)
         self._watch = Watch(self._examiner, output, repair=True, most_patience=_PATIENCE)
@@ -137,7 +137,7 @@ class Guard:
     It closes `management` when it has ended.
     """
 
-    def __init__(self, management: Management, output: Output) -> None:
+    def __init__(self, management: Management, output: RepairOutput) -> None:
         self._management = management
         self._output = output
         self._stop = threading.Event()
