@@ -15,7 +15,7 @@ _TAIL_LINES = 60
 
 
 class ServerLog:
-    """The last lines in memory; all of them in `file`, if one is given, and in `echo`. An `RepairOutput`; threads may share it."""
+    """The last lines in memory; all of them in `file`, if one is given, and in `echo`. A thread-safe `RepairOutput`."""
 
     def __init__(self, file: Path | None = None, echo: TextIO | None = None) -> None:
         self._file = file
