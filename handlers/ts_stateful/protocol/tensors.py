@@ -141,7 +141,7 @@ def _array(declared: Input, data: object, path: str) -> np.ndarray[Any, Any]:
     try:
         # An array of strings would have room for the longest one in every element.
         objects = np.array(data, dtype=object)
-        if not {bool, int, float}.issuperset(map(type, objects.flat)):
+        if not {bool, int, float}.issuperset(map(type, objects.ravel())):
             raise ValueError
         array = np.asarray(data)
         if array.size and array.dtype.kind not in _KINDS[dtype.kind]:

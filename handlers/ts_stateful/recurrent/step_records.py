@@ -196,7 +196,7 @@ def _states(log: SessionLog[SequenceEntry], known: Known, digest: str | None) ->
         raise StoreUnavailable("a sequence changed while it was read", "read it again")
     try:
         return [tensor for _, tensor in sorted(load_tensors(data or b"").items())]
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # KeyError: a type of elements that torch lacks
         raise StoreCorrupt(
             "the states of a sequence are missing or cannot be read",
             "begin the sequence again; check the disk, and what else writes to the store",

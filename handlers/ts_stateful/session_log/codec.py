@@ -70,7 +70,7 @@ class Codec(Generic[EntryT]):
             if data.startswith(b"{"):
                 return Linked(self._json(data), None)
             return self._msgpack(data)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise _damaged("it cannot be read") from error
 
     def _msgpack(self, data: bytes) -> Linked[EntryT]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any
 
@@ -61,6 +62,12 @@ def test_data_is_flat_or_nested_and_may_have_a_shape() -> None:
         ({"shape": [2]}, [[1, 2]], {"shape": (2, 1)}, "inputs[0].shape"),
         ({"shape": [2]}, [1, 2], {"shape": (3,)}, "inputs[0].data"),
         ({"shape": [2]}, [1, [2]], {}, "inputs[0].data"),
+        (
+            {"shape": [-1]},
+            functools.reduce(lambda inner, _: [inner], range(50), 1),
+            {},
+            "inputs[0].shape",
+        ),
         ({"shape": [2]}, ["1", "2"], {}, "inputs[0].data"),
         ({"shape": [2]}, [None, 1], {}, "inputs[0].data"),
         ({"shape": [2]}, [True, False], {}, "inputs[0].data"),

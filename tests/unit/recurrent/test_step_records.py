@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from tests.support.clock import FakeClock
 from tests.support.journals import make_journal, written
@@ -146,4 +148,16 @@ def test_states_that_are_missing_are_damage(logs: SequenceRecords, store: Memory
     append(logs, position, entry(1), STATES)
     store.delete(position.keys[0])
     with pytest.raises(StoreCorrupt, match="states of a sequence are missing"):
+        find(logs, 2.0)
+
+
+def test_elements_of_an_unknown_type_are_damage(logs: SequenceRecords, store: MemoryStore) -> None:
+    """The file is in order, but torch lacks the type."""
+    header = b'{"0000":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'
+    data = len(header).to_bytes(8, "little") + header + b"\0"
+    position: SequencePosition = logs.new_position()
+    named = structs.replace(entry(1), states=hashlib.sha256(data).hexdigest())
+    append(logs, position, named, None)
+    store.create(f"{logs.logs.log('a').prefix}/{named.states}", data)
+    with pytest.raises(StoreCorrupt, match="cannot be read"):
         find(logs, 2.0)

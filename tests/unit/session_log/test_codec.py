@@ -93,6 +93,7 @@ def test_every_truncation_is_found() -> None:
     "data",
     [
         *(b"\x80\x04.", b"null", b"[]", b"{}", b'{"version":true}', b"\xff", b"", b"\x90"),
+        *(b"\x91" * 100_000, b'{"a":' + b"[" * 100_000, at_rest(VERSION, b"\x91" * 100_000)),
         *(at_rest(version, b"\x80") for version in (0, 1, True, None, "2", 3)),
         msgspec.msgpack.encode((3, b"", b"\x80", b"", b"")),
         old_json('{"kind":"closed","at":3.0}', version=2),

@@ -71,8 +71,10 @@ def load_image(log: SessionLog[Any], ref: ImageRef, device: torch.device) -> Ima
         )
     try:
         tensors = load(data)
-        ids = tensors.pop("ids").tolist()
-    except (SafetensorError, KeyError) as error:
+        ids = tensors.pop("ids")
+        if ids.ndim != 1 or ids.is_floating_point():
+            raise ValueError
+    except (SafetensorError, KeyError, ValueError) as error:
         raise StoreCorrupt(
             "an image of the session cannot be read", "open a session again, with its images"
         ) from error
@@ -80,7 +82,7 @@ def load_image(log: SessionLog[Any], ref: ImageRef, device: torch.device) -> Ima
     features = [tensors.pop(name) for name in sorted(tensors) if name.startswith(_FEATURE)]
     return ImageInput(
         key=ref.key or "",
-        ids=ids,
+        ids=ids.tolist(),
         grid=grid,
         tensors={name.removeprefix(_INPUT): tensor for name, tensor in tensors.items()},
         features=tuple(feature.to(device) for feature in features) or None,

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 from ts_stateful.language.persistence.entries import ImageRef, LogEntry, session_logs
 from ts_stateful.language.persistence.image_records import image_tensors, load_image, save_image
@@ -81,7 +81,9 @@ def test_what_is_no_image_is_refused() -> None:
         load_image(log_of(store), ImageRef(key="k", num_tokens=3), CPU)
     with pytest.raises(StoreCorrupt, match="missing"):
         load_image(log_of(store), ImageRef("0" * 64), CPU)
-    for data in (b"", b"\x80\x04.", b"\xff" * 8 + b"{}", b"\x02" + b"\x00" * 7 + b"{}"):
+    strange = ([[1], [2]], 1, [0.5])
+    files = [save({"ids": torch.tensor(ids)}) for ids in strange]
+    for data in (*files, b"", b"\x80\x04.", b"\xff" * 8 + b"{}", b"\x02" + b"\x00" * 7 + b"{}"):
         digest = hashlib.sha256(data).hexdigest()
         store.create(f"sessions/a/{digest}", data)
         with pytest.raises(StoreCorrupt, match="cannot be read"):
