@@ -72,7 +72,7 @@ class EngineConfig(AccessConfig, frozen=True, kw_only=True):
 class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """`handler.store`: the place where sessions are written, and the reaction to failures.
 
-    Keys come from environment variables, credentials from the URL or from the backend's client.
+    Keys come from environment variables, credentials from these, from the URL or from the backend's client.
     """
 
     url: str | None = None
@@ -85,6 +85,8 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     """Files survive a loss of power, not only of the process."""
     timeout_sec: _Positive = 5.0
     """Seconds for one call of the store, attempts included."""
+    password_env: str | None = None
+    """The environment variable with the password of Redis. Unset: the URL has it, or there is none."""
     encryption_key_env: str | None = None
     """The environment variable with the keys. Unset: values are not encrypted."""
     kv_spill: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -17,6 +18,7 @@ __all__ = ["open_store", "redacted"]
 _KNOWN = (
     "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix, memory://"
 )
+_REDIS = ("redis", "rediss")
 
 
 def open_store(url: str, options: StoreConfig | None = None) -> Store:
@@ -47,13 +49,17 @@ def redacted(url: str) -> str:
 
 def _open(url: str, options: StoreConfig) -> Store:
     parts = _split(url)
+    if options.password_env is not None and parts.scheme not in _REDIS:
+        raise ConfigError(
+            f"handler.store.passwordEnv: {parts.scheme or 'no'}:// takes no password; only redis:// and rediss:// do"
+        )
     if parts.scheme == "file":
         return FileStore(_folder(url, parts), fsync=options.fsync)
-    if parts.scheme in ("redis", "rediss"):
+    if parts.scheme in _REDIS:
         with _extra("redis"):
             from ts_stateful.store.backends.redis import RedisStore  # noqa: PLC0415 - an extra
 
-        return RedisStore(url, timeout_s=options.timeout_sec)
+        return RedisStore(url, timeout_s=options.timeout_sec, password=_password(parts, options))
     if parts.scheme == "s3":
         with _extra("s3"):
             from ts_stateful.store.backends.s3 import S3Store  # noqa: PLC0415 - an extra
@@ -64,6 +70,20 @@ def _open(url: str, options: StoreConfig) -> Store:
     raise ConfigError(
         f"handler.store.url: unknown scheme {parts.scheme or 'no'}://; use one of {_KNOWN}"
     )
+
+
+def _password(parts: SplitResult, options: StoreConfig) -> str | None:
+    variable = options.password_env
+    if variable is None:
+        return None
+    if parts.password is not None:
+        raise ConfigError(
+            "handler.store.passwordEnv: handler.store.url has a password too; remove one"
+        )
+    password = os.environ.get(variable, "")
+    if not password:
+        raise ConfigError(f"handler.store.passwordEnv: {variable} is not set or empty; set it")
+    return password
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ end
 return made
 """
 _CURES: dict[type[exceptions.RedisError], str] = {
-    exceptions.AuthenticationError: "check user and password in handler.store.url",
+    exceptions.AuthenticationError: "check user and password (handler.store.url, handler.store.passwordEnv)",
     exceptions.NoPermissionError: "allow the user scripting, keyspace, string and hash commands",
     exceptions.OutOfMemoryError: "raise maxmemory of the server, or shorten the sessions' lifetime",
     exceptions.ReadOnlyError: "name the primary in handler.store.url, not a replica",
@@ -58,14 +58,14 @@ _CURES: dict[type[exceptions.RedisError], str] = {
 class RedisStore:
     """A database of a Redis server; `prefix=` in the URL begins the names of all keys (`ts-stateful:`).
 
-    Other parameters of the URL are those of redis-py, `ssl_ca_certs=` for instance. A session lives as long as the longest
-    life of its values.
+    Other parameters of the URL are those of redis-py, `ssl_ca_certs=` for instance. `password` is for a URL without one. A
+    session lives as long as the longest life of its values.
 
     Raises:
         ConfigError: the URL has another form.
     """
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
+    def __init__(self, url: str, *, timeout_s: float, password: str | None = None) -> None:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         self._prefix = options.pop("prefix", _PREFIX)
@@ -76,6 +76,7 @@ class RedisStore:
         try:
             self._client: Any = redis.Redis.from_url(
                 parts._replace(query=urlencode(options)).geturl(),
+                password=password,
                 socket_connect_timeout=timeout_s / _STEPS,
                 socket_timeout=timeout_s / _STEPS,
                 retry=Retry(NoBackoff(), 1),

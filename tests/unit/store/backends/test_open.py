@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
 from ts_stateful.config.schema import ConfigError, StoreConfig
 from ts_stateful.store.backends.file import FileStore
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.backends.open import open_store, redacted
 from ts_stateful.store.backends.redis import RedisStore
 from ts_stateful.store.backends.s3 import S3Store
-from ts_stateful.store.base import StoreCorrupt
+from ts_stateful.store.base import StoreCorrupt, StoreUnavailable
 
 
 def test_the_scheme_selects_the_store(tmp_path: Path) -> None:
@@ -85,3 +86,41 @@ def test_the_options_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert open_store(url).create("b", b"plain text")
     with pytest.raises(StoreCorrupt, match="not encrypted"):
         open_store(url, StoreConfig(encryption_key_env="THE_KEY")).get("b")
+
+
+def test_the_password_of_redis_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that requires it accepts the store, and refuses one with another password."""
+    binary = redis_binary()
+    if binary is None:
+        pytest.skip(NO_REDIS)
+    options = StoreConfig(password_env="TS_TEST_PASSWORD", timeout_sec=20)
+    with redis_server(binary, "--requirepass", "p@ss/word") as url:
+        monkeypatch.setenv("TS_TEST_PASSWORD", "p@ss/word")
+        store = open_store(url, options)
+        assert store.create("a", b"x")
+        assert store.get("a") == b"x"
+        store.close()
+        monkeypatch.setenv("TS_TEST_PASSWORD", "other")
+        store = open_store(url, options)
+        with pytest.raises(StoreUnavailable, match="passwordEnv"):
+            store.get("a")
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "value", "message"),
+    [
+        ("redis://127.0.0.1:1/0", "", "TS_TEST_PASSWORD is not set"),
+        ("redis://user:secret@127.0.0.1:1/0", "other", "remove one"),
+        ("memory://", "other", "takes no password"),
+    ],
+)
+def test_a_password_that_cannot_be_used_is_refused(
+    url: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No error shows a password."""
+    monkeypatch.setenv("TS_TEST_PASSWORD", value)
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_store(url, StoreConfig(password_env="TS_TEST_PASSWORD"))
+    assert "secret" not in str(caught.value)
+    assert "other" not in str(caught.value)
