@@ -59,8 +59,10 @@ def check(binary: str, config: Path, **environ: str) -> subprocess.CompletedProc
 
 
 @contextlib.contextmanager
-def haproxy(binary: str, nodes: Sequence[Ports], log: Path, **environ: str) -> Iterator[Proxy]:
-    """In front of two nodes, listening."""
+def haproxy(
+    binary: str, nodes: Sequence[Ports], log: Path, config: Path = CONFIG, **environ: str
+) -> Iterator[Proxy]:
+    """Start it in front of two nodes; with `TS_CERT` it speaks TLS. Yield it when it listens."""
     mine = free_ports()
     environ |= {"TS_HTTP": f"{HOST}:{mine.http}", "TS_GRPC": f"{HOST}:{mine.grpc}"}
     for number, ports in enumerate(nodes, start=1):
@@ -70,7 +72,7 @@ def haproxy(binary: str, nodes: Sequence[Ports], log: Path, **environ: str) -> I
     with (
         log.open("w") as output,
         subprocess.Popen(
-            [binary, "-db", "-f", str(CONFIG)],
+            [binary, "-db", "-f", str(config)],
             env={**os.environ, **environ},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -78,7 +80,8 @@ def haproxy(binary: str, nodes: Sequence[Ports], log: Path, **environ: str) -> I
     ):
         try:
             _wait_listening(process, mine.http)
-            yield Proxy(f"http://{HOST}:{mine.http}", f"grpc://{HOST}:{mine.grpc}", log)
+            tls = "s" if "TS_CERT" in environ else ""
+            yield Proxy(f"http{tls}://{HOST}:{mine.http}", f"grpc{tls}://{HOST}:{mine.grpc}", log)
         finally:
             process.kill()
 
