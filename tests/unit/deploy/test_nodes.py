@@ -10,19 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
 from tests.e2e.server import ROOT
 from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions
-from tests.support.haproxy import CONFIG, NO_HAPROXY, check, haproxy, haproxy_binary
-from tests.support.ports import free_ports
+from tests.support.haproxy import CONFIG, NO_HAPROXY, check, haproxy_binary
+from tests.support.manifests import KUBERNETES, container, manifests
 from ts_stateful.config.schema import EngineConfig
 from ts_stateful.protocol.sagemaker import SESSION_ID
 
-KUBERNETES = ROOT / "deploy" / "kubernetes"
+DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 HEADERS = ("ts_request_sequence_id", SESSION_ID)
 
 
@@ -42,27 +41,6 @@ def test_haproxy_takes_the_configuration(environ: dict[str, str]) -> None:
     done = check(binary, CONFIG, **environ)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stdout + done.stderr
-
-
-def test_haproxy_refuses_forms_without_a_file(tmp_path: Path) -> None:
-    """TorchServe would read millions of their fields. Everything else goes to a node, of which there is none here."""
-    binary = haproxy_binary()
-    if binary is None:
-        pytest.skip(NO_HAPROXY)
-    form = "application/x-www-form-urlencoded"
-    with (
-        haproxy(binary, [free_ports(), free_ports()], tmp_path / "log") as proxy,
-        httpx.Client(trust_env=False) as http,
-    ):
-        for content_type, status in (
-            (form, 400),
-            (f"{form.upper()}; charset=utf-8", 400),
-            ("application/json", 503),
-            ("multipart/form-data; boundary=x", 503),
-        ):
-            headers = {"Content-Type": content_type}
-            answer = http.post(f"{proxy.http_url}/predictions/chat", content=b"a=", headers=headers)
-            assert answer.status_code == status
 
 
 def test_checks_find_a_place_on_a_busy_node(served: dict[str, Any]) -> None:
@@ -91,20 +69,9 @@ def test_sessions_are_read_from_both_headers(header: str) -> None:
 @pytest.fixture(scope="module")
 def objects() -> dict[tuple[str, str], Any]:
     """Read the objects of the base, by kind and name."""
-    documents = [
-        document
-        for file in sorted((KUBERNETES / "base").glob("[!k]*.yaml"))
-        for document in yaml.safe_load_all(file.read_text())
-    ]
-    found = {(one["kind"], one["metadata"]["name"]): one for one in documents}
-    assert len(found) == len(documents) == 7
+    found = manifests()
+    assert len(found) == 14
     return found
-
-
-def container(workload: Any) -> dict[str, Any]:
-    """Return the only container of a workload's pods."""
-    (only,) = workload["spec"]["template"]["spec"]["containers"]
-    return dict(only)
 
 
 def environment(workload: Any) -> dict[str, str]:
@@ -116,7 +83,7 @@ def test_services_and_budgets_select_existing_pods_and_ports(
     objects: dict[tuple[str, str], Any],
 ) -> None:
     """They select by labels, and by names of ports."""
-    workloads = [one for one in objects.values() if "template" in one["spec"]]
+    workloads = [one for one in objects.values() if "template" in one.get("spec", {})]
     by_labels = {str(one["spec"]["selector"]["matchLabels"]): one for one in workloads}
     assert len(by_labels) == len(workloads) == 3
     for one in workloads:
@@ -151,7 +118,8 @@ def test_haproxy_finds_the_nodes(objects: dict[tuple[str, str], Any]) -> None:
     listens = [f":{port['containerPort']}" for port in container(haproxy)["ports"]]
     assert listens == [variables["TS_HTTP"], variables["TS_GRPC"]]
     assert all(
-        f"presetenv {name} " in text or name in ("POD_NAMESPACE", "TS_DNS") for name in variables
+        f"presetenv {name} " in text or name in ("POD_NAMESPACE", "TS_DNS", "TS_CERT")
+        for name in variables
     )
     assert variables["TS_MODEL"] == environment(objects["StatefulSet", "torchserve"])["MODEL"]
 
@@ -203,9 +171,17 @@ def test_kustomize_builds_it(folder: str) -> None:
         [command, "kustomize", KUBERNETES / folder], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    built = {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
+    documents = list(yaml.safe_load_all(done.stdout))
+    built = {one["kind"]: one for one in documents}
     config = built["ConfigMap"]
     assert config["data"] == {CONFIG.name: CONFIG.read_text()}
-    (volume,) = built["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    volume = built["Deployment"]["spec"]["template"]["spec"]["volumes"][0]
     assert volume["configMap"]["name"] == config["metadata"]["name"]
     assert ("nvidia.com/gpu: 1" in done.stdout) is (folder == "gpu")
+    namespace = built["Namespace"]["metadata"]["name"]
+    assert {one["metadata"].get("namespace", namespace) for one in documents} == {namespace}
+    images = {container(one)["image"] for one in documents if "template" in one.get("spec", {})}
+    mine = {image for image in images if image.startswith("registry.invalid/")}
+    assert len(mine) == 1
+    assert len(images - mine) == 2
+    assert all(DIGEST.search(image) for image in images - mine)
