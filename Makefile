@@ -33,9 +33,13 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 NAME := $(or $(EXAMPLE),chat)
 INSTALLED := $(VENV)/.stamp
+# What a node's image installs of setup.cfg; `make lock` after a change of that or of constraints.txt.
+NODE_EXTRAS := server java redis s3 encryption jwt
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock' -c constraints.txt
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve sagemaker-local test soak lint docs mar bench bench-gpu protos clean
+.PHONY: help setup demo serve sagemaker-local test soak lint docs mar bench bench-gpu protos lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -103,6 +107,15 @@ protos: $(INSTALLED) ## generate handlers/ts_stateful/pb from protos/
 	$(BIN)/python -m grpc_tools.protoc -I protos \
 		-I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 		--python_out=handlers --pyi_out=handlers --grpc_python_out=handlers $(PROTOS)
+
+lock: $(INSTALLED) ## write deploy/locks: what the images install, with hashes
+	$(LOCK) $(NODE_EXTRAS:%=--extra %) setup.cfg -o deploy/locks/node.txt
+	echo setuptools | $(LOCK) - -o deploy/locks/build.txt
+	echo sagemaker-pytorch-inference | $(LOCK) - -o deploy/locks/sagemaker.txt \
+		$$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' deploy/locks/node.txt | sort -u)
+
+sbom: $(INSTALLED) ## write the bill of materials and the licenses of what the images install into build
+	$(BIN)/python tools/sbom.py
 
 clean: ## remove what was built, and .venv
 	rm -rf build dist logs htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
