@@ -70,17 +70,7 @@ def write_sbom(image: str, folder: Path) -> Path:
         )
         project.flush()
         subprocess.run(
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-m",
-                "cyclonedx_py",
-                "requirements",
-                "-",
-                "--validate",
-            ]
-            + ["--pyproject", project.name, "--output-reproducible", "-o", str(path)],
+            [*_CYCLONEDX, "--pyproject", project.name, "-o", str(path)],
             input="\n".join(locked(IMAGES[image], PLATFORM).values()) + "\n",
             text=True,
             check=True,
@@ -89,7 +79,7 @@ def write_sbom(image: str, folder: Path) -> Path:
 
 
 def notices(entries: dict[str, str]) -> Iterator[str]:
-    """Yield a section for each package: name, version, license, page, and the files that its license asks to be kept."""
+    """Yield a section for each package: name, version, license, and the files that its license asks to be kept."""
     for name, entry in sorted(entries.items()):
         yield f"{_RULE}\n{name} {pinned(entry)}\n"
         try:
@@ -105,7 +95,7 @@ def notices(entries: dict[str, str]) -> Iterator[str]:
 
 def _license(installed: Distribution) -> str:
     fields = installed.metadata
-    given = fields.get("License-Expression") or fields.get("License") or ""
+    given = next((fields[key] for key in ("License-Expression", "License") if key in fields), "")
     classes = [
         value.rpartition(" :: ")[2]
         for value in fields.get_all("Classifier") or []

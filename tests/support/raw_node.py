@@ -30,6 +30,9 @@ class RawNode(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[Received] = []
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore clients that leave in the middle of a request."""
+
     @property
     def port(self) -> int:
         """Return the port that the system chose."""

@@ -234,8 +234,7 @@ def test_tls_offers_http_2_and_1(
     fake = FakeSessions("continuous")
     with http_server(fake) as http, grpc_server(fake) as port:
         nodes = [Ports(http=http, grpc=port)] * 2
-        environ = {"TS_CERT": str(certificate)}
-        with haproxy(binary, nodes, tmp_path / "log", **environ) as proxy:
+        with haproxy(binary, nodes, tmp_path / "log", TS_CERT=str(certificate)) as proxy:
             context = ssl_context(certificate)
             if offered:
                 context.set_alpn_protocols(offered)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -163,7 +164,10 @@ def test_the_probe_asks_the_model() -> None:
 
 @pytest.mark.parametrize("folder", ["base", "gpu"])
 def test_kustomize_builds_it(folder: str) -> None:
-    """The result has the repository's HAProxy configuration and, in `gpu`, a GPU for each node."""
+    """The result is valid, in a namespace of its own, with the repository's HAProxy configuration and images by digest.
+
+    In `gpu`, each node has a GPU.
+    """
     command = shutil.which("kubectl")
     if command is None:
         pytest.skip("needs kubectl")
@@ -180,6 +184,8 @@ def test_kustomize_builds_it(folder: str) -> None:
     assert ("nvidia.com/gpu: 1" in done.stdout) is (folder == "gpu")
     namespace = built["Namespace"]["metadata"]["name"]
     assert {one["metadata"].get("namespace", namespace) for one in documents} == {namespace}
+    for one in documents:
+        kubernetes_validate.validate(one, "1.37", strict=True)
     images = {container(one)["image"] for one in documents if "template" in one.get("spec", {})}
     mine = {image for image in images if image.startswith("registry.invalid/")}
     assert len(mine) == 1

@@ -35,7 +35,7 @@ def constrained(environment: dict[str, str]) -> dict[str, str]:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         requirement = Requirement(line) if line[:1].isalnum() else None
         if requirement and (requirement.marker is None or requirement.marker.evaluate(environment)):
-            found[canonicalize_name(requirement.name)] = str(requirement.specifier)
+            found[str(canonicalize_name(requirement.name))] = str(requirement.specifier)
     return found
 
 
