@@ -144,10 +144,12 @@ def test_no_protocol_is_changed(port: int, node: RawNode) -> None:
 
 
 def test_a_form_without_a_file_is_refused(port: int, node: RawNode) -> None:
-    """TorchServe bounds neither the number nor the cost of its fields."""
+    """TorchServe bounds neither the number nor the cost of its fields. A form with files goes to a node."""
     form = b"Content-Type: Application/x-www-form-urlencoded; a=b\r\nContent-Length: 3\r\n"
     assert status(exchange(port, HEAD + form + CLOSE + b"\r\na=b")) == 400
     assert node.requests == []
+    parts = b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 3\r\n"
+    assert status(exchange(port, HEAD + parts + CLOSE + b"\r\na=b")) == 200
 
 
 def test_a_body_that_is_too_large_is_refused_by_its_length(port: int, node: RawNode) -> None:
