@@ -70,10 +70,10 @@ def test_a_request_may_be_as_large_as_the_settings_of_the_repository_say(
     http: httpx.Client,
 ) -> None:
     """They hold in the container, which comes with settings of its own: there TorchServe's limit is 6.5 MB."""
-    body = b'{"type": "hello"}' + b" " * 7_000_000
-    answer = http.post("/invocations", content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["profile"] == "continuous"
+    body = {"type": "open", "images": [{"base64": "AAAA" * 1_750_000}]}
+    answer = http.post("/invocations", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == "media_invalid"
 
 
 def test_cloudwatch_finds_metrics_in_the_log(container: Container) -> None:
