@@ -64,7 +64,7 @@ def test_data_is_flat_or_nested_and_may_have_a_shape() -> None:
         ({"shape": [2]}, [1, [2]], {}, "inputs[0].data"),
         (
             {"shape": [-1]},
-            functools.reduce(lambda inner, _: [inner], range(50), 1),
+            functools.reduce(lambda inner, _: [inner], range(50), list[object]([1])),
             {},
             "inputs[0].shape",
         ),
