@@ -20,14 +20,16 @@ from ts_stateful.torchserve.server import TorchServe
 Speak = Callable[[TorchServe], Speaker]
 NUM_SESSIONS = 6
 PATIENCE_S = 5.0  # with one request
+ALL_PORTS = range(1, 65536)  # the server of images has any free one
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
-    """Two engines with three places each; images from http://127.0.0.1 alone."""
+    """Two engines with three places each; images from any port of http://127.0.0.1 alone."""
     media = {
         "allowedSchemes": ["http", "data"],
         "allowedHosts": ["127.0.0.1"],
+        "allowedPorts": list(ALL_PORTS),
         "allowPrivateAddresses": True,
         "timeoutSec": DEADLINE_S,
     }

@@ -17,7 +17,6 @@ from typing import Final
 import psutil
 
 from tests.e2e.speak import Speaker
-from tests.soak.talk import NUM_PICTURES
 from ts_stateful.process.names import FORK_SERVER, name_of
 from ts_stateful.torchserve.server import TorchServe
 
@@ -32,7 +31,6 @@ _ZERO: Final = ("SessionsOpen", "TurnsInProgress", "RequestsInFlight", "UploadBy
 # What is kept for the next session is all that there may be.
 _EQUAL: Final = ("DeviceBytes", "SharedBytes")
 _DECODER = "ts-decoder"
-_TENANTS = 3  # with the one that has no name
 _TEMPORARIES_OF_A_KILL = 4  # writes under way, one on each thread of the store
 
 
@@ -128,7 +126,6 @@ def leaks(
     swept_later = set(left) if num_kills else set()
     found += [f"a session's log: {name}" for name in after.sessions if name not in swept_later]
     bounds = {
-        "store, embeddings": NUM_PICTURES * _TENANTS,
         "store, unfinished writes": _TEMPORARIES_OF_A_KILL * num_kills,
         "runtime and temporary folder": before.files["runtime and temporary folder"] + num_kills,
     }
