@@ -18,7 +18,7 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from ts_stateful.config import access, schema
+from ts_stateful.config import access, quotas, schema
 from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.protocol.declarations import Input, Output, State
 
@@ -32,6 +32,8 @@ _TABLES: tuple[tuple[str, str, type[Struct]], ...] = (
     ("engine", "handler.", schema.EngineConfig),
     ("limits", "handler.limits.", LimitsConfig),
     ("access", "handler.", access.AccessConfig),
+    ("quotas", "handler.quotas.", quotas.QuotasConfig),
+    ("quota", "handler.quotas.", quotas.Quota),
     ("header", "handler.auth.", access.HeaderAuth),
     ("jwt", "handler.auth.", access.JwtAuth),
     ("language", "handler.", schema.HandlerConfig),

@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
         tmp_path_factory.mktemp("failures"),
         name="failures",
         endless=True,
-        handler={"reattachSec": 3},
+        handler={"reattachSec": 3, "onFull": "refuse"},
         maxNumSequence=16,
     ) as server:
         yield server

@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
         Profile.CONTINUOUS,
         tmp_path_factory.mktemp("settings"),
         name="settings",
-        handler={"engines": 2, "media": media},
+        handler={"engines": 2, "media": media, "onFull": "refuse"},
         maxNumSequence=NUM_SESSIONS,
     ) as server:
         yield server

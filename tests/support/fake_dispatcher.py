@@ -52,6 +52,7 @@ class ScriptedDispatcher:
         self.submitted: dict[str, Submit] = {}
         self.dropped: list[str] = []
         self.bytes_in_flight = 0
+        self.by_principal: dict[str | None, int] = {}
 
     def start(self) -> None:
         """Do nothing."""
@@ -62,6 +63,10 @@ class ScriptedDispatcher:
         self.submitted[message.request_id] = message
         for event in self.script(message):
             self.mailbox.post(event)
+
+    def bytes_of(self, principal: str | None) -> int:
+        """Return what a test has set."""
+        return self.by_principal.get(principal, 0)
 
     def describe(self, request_id: str) -> None:
         """Answer that it was asked."""

@@ -76,8 +76,9 @@ class FrontedEngine:
         authenticator: Authenticator | None = None,
         audit: AuditLog | None = None,
         clock: Clock | None = None,
+        config: dict[str, Any] | None = None,
     ) -> None:
-        self.harness = _Engine(model, store=store)
+        self.harness = _Engine(model, config, store=store)
         self.mailbox = self.harness.mailbox = Inbox()
         self.submitted: list[Submit] = []
         self.bytes_in_flight = 0
@@ -91,6 +92,10 @@ class FrontedEngine:
 
     def start(self) -> None:
         """Do nothing."""
+
+    def bytes_of(self, principal: str | None) -> int:
+        """Return 0: requests are answered one after the other."""
+        return 0
 
     def describe(self, request_id: str) -> None:
         """Do nothing."""

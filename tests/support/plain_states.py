@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.support.clock import FakeClock
+from ts_stateful.sessions.places import Limits, Owners
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.sessions.table import Limits, SessionTable
+from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["Picture", "State", "table"]
 
@@ -29,6 +30,7 @@ class State:
     residency: Residency = Residency.DEVICE
     cost: float = 1.0
     shared: Sequence[Picture] = field(default=())
+    released: bool = False
 
     @property
     def device_bytes(self) -> int:
@@ -50,7 +52,10 @@ class State:
 
 
 def table(
-    clock: FakeClock | None = None, shared: SharedCache[Picture] | None = None, **limits: object
+    clock: FakeClock | None = None,
+    shared: SharedCache[Picture] | None = None,
+    owners: Owners | None = None,
+    **limits: object,
 ) -> SessionTable[State]:
     made = Limits(**{"max_sessions": 4, "idle_s": 60.0, "lifetime_s": 600.0, **limits})  # type: ignore[arg-type]
     return SessionTable(
@@ -58,4 +63,5 @@ def table(
         SharedCache(0) if shared is None else shared,
         clock or FakeClock(),
         lambda state: state.cost,
+        owners,
     )

@@ -103,7 +103,7 @@ def settings(every: int, **handler: Any) -> Any:
 Start = Callable[..., StateHarness]
 
 
-def starter(store: Store, now: float = 1000.0) -> Start:
+def starter(store: Store | None, now: float = 1000.0) -> Start:
     """Return a function that starts engines with a common store, clock and request names."""
     shared: dict[str, Any] = {"store": store, "clock": FakeClock(now), "numbers": count(1)}
 

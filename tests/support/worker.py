@@ -47,7 +47,7 @@ class Worker:
             "maxNumSequence": max_sessions,
             "maxSequenceJobQueueSize": 4,
             "sequenceMaxIdleMSec": 600_000,
-            "handler": {"model": "model", "threads": 1, **handler},
+            "handler": {"model": "model", "threads": 1, "onFull": "refuse", **handler},
         }
         self.events: dict[str, list[Event]] = {}
         self._arrived = threading.Condition()

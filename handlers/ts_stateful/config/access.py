@@ -1,10 +1,12 @@
-"""The settings of access to a server: principals, ids that clients choose, and the audit log."""
+"""The settings of access to a server: principals, ids that clients choose, quotas and the audit log."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+
+from ts_stateful.config.quotas import QuotasConfig
 
 __all__ = ["AccessConfig", "HeaderAuth", "JwtAuth"]
 
@@ -59,3 +61,7 @@ class AccessConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
     """With `auth: none`, `strong` refuses new ids of clients that look easier to guess than 128 random bits."""
     audit: Literal["none", "text", "json"] = "none"
     """The form of the audit log: a line for each open, close, fork, adoption and refusal."""
+    on_full: Literal["park", "refuse"] = "park"
+    """A new session without a place. `park`: the same principal's idle session that was used longest ago leaves memory, if the
+    store has it, until it is used again. `refuse`: 429."""
+    quotas: QuotasConfig = QuotasConfig()

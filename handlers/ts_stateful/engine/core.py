@@ -6,11 +6,14 @@ from typing import Any, Generic
 
 from ts_stateful.config.schema import Config
 from ts_stateful.engine.outbox import Outbox
+from ts_stateful.engine.quotas import Quotas
 from ts_stateful.engine.services import Services
 from ts_stateful.engine.waiting import WaitingRequests
+from ts_stateful.sessions.eviction import EvictionCost
+from ts_stateful.sessions.places import Limits
 from ts_stateful.sessions.session import StateT
 from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.sessions.table import EvictionCost, Limits, SessionTable
+from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["EngineCore"]
 
@@ -31,6 +34,9 @@ class EngineCore(Generic[StateT]):
         self.queue = services.queue
         self.store = services.store
         self.shared = shared if shared is not None else SharedCache[Any](0)
-        self.table: SessionTable[StateT] = SessionTable(limits, self.shared, self.clock, cost)
+        self.quotas = Quotas(config, limits.max_sessions, self.clock)
+        self.table: SessionTable[StateT] = SessionTable(
+            limits, self.shared, self.clock, cost, self.quotas
+        )
         self.outbox = Outbox(services.events, self.clock)
         self.waiting = WaitingRequests()

@@ -98,7 +98,7 @@ class SessionEngine(Generic[StateT]):
         table = self.table
         return structs.replace(
             self.kind.stats(),
-            sessions_open=len(table),
+            sessions_open=table.num_kept,
             device_bytes=table.device_bytes,
             host_bytes=table.host_bytes,
             store_failures=self._store.num_failed if self._store else 0,
@@ -171,7 +171,8 @@ class SessionEngine(Generic[StateT]):
     def _search(self, session_id: str, request: PendingRequest) -> None:
         """Look for a session in the store; the request waits until that has ended."""
         assert self._store is not None
-        job = self.kind.search(session_id, in_use=request.message.is_retry)
+        in_use = request.message.is_retry or session_id in self.table.places.parked
+        job = self.kind.search(session_id, in_use=in_use)
         self._waiting.add(session_id, request)
         self._store.run(job, partial(self._searched, session_id))
 
@@ -198,7 +199,7 @@ class SessionEngine(Generic[StateT]):
                 raise StoreFailed("the store of sessions does not answer", retry_after_s=1.0)
             if isinstance(outcome, Exception):
                 raise defect(outcome, "reading a session from the store")
-            in_use = self._waiting.has_retry(session_id)
+            in_use = self._waiting.has_retry(session_id) or session_id in self.table.places.parked
             return self.kind.adopt(session_id, outcome, in_use=in_use)
         except (SessionNotFound, SessionClosed, SessionExpired) as error:
             return Missing(error)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ts_stateful.frontend.audit import AuditLog
+from ts_stateful.frontend.byte_quotas import ByteQuotas
 from ts_stateful.principals.authenticator import Authenticator, Call, NoAuthenticator
 from ts_stateful.principals.namespace import Namespace
 from ts_stateful.protocol.events import Submit
@@ -18,17 +19,19 @@ _MAX_CREDENTIAL = 16_384  # bytes; a longer input of a message is a document or 
 
 
 class Admission:
-    """The rules for clients of one server: their principals, and the ids that they may choose."""
+    """The rules for clients of one server: their principals, the ids that they may choose, and their bytes in flight."""
 
     def __init__(
         self,
         authenticator: Authenticator | None = None,
         client_ids: Literal["any", "strong"] = "any",
         audit: AuditLog | None = None,
+        quotas: ByteQuotas | None = None,
     ) -> None:
         self._authenticator = authenticator or NoAuthenticator()
         self._client_ids = client_ids
         self.audit = audit or AuditLog()
+        self._quotas = quotas
 
     def namespace_of(
         self, data: Mapping[str, Any], headers: Mapping[str, Any], *, is_http: bool
@@ -40,6 +43,15 @@ class Admission:
         """
         pairs = tuple(_texts(headers if is_http else data))
         return Namespace(self._authenticator.principal_of(Call(pairs, in_message=not is_http)))
+
+    def check_bytes(self, principal: str | None, num_bytes: int) -> None:
+        """Check the size of a request before it is parsed.
+
+        Raises:
+            QuotaExceeded: the principal has too many bytes in flight.
+        """
+        if self._quotas is not None:
+            self._quotas.check(principal, num_bytes)
 
     def check(self, message: Submit) -> None:
         """Check the id that a request may open a session under. Ids of principals need no strength.

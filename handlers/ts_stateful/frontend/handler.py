@@ -16,6 +16,7 @@ from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import Config, ConfigError, EngineConfig, load_config
 from ts_stateful.frontend.admission import Admission
 from ts_stateful.frontend.audit import AuditLog
+from ts_stateful.frontend.byte_quotas import ByteQuotas
 from ts_stateful.frontend.delivery.delivery import Batch, Delivery
 from ts_stateful.frontend.delivery.pull import ContinuousDelivery
 from ts_stateful.frontend.delivery.push import SequenceDelivery
@@ -32,6 +33,7 @@ from ts_stateful.frontend.parsing.origins import OriginGuard
 from ts_stateful.frontend.parsing.parts import bound_parts
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.frontend.parsing.steps import StepParser
+from ts_stateful.principals.authenticator import Authenticator
 from ts_stateful.principals.make import make_authenticator
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
 from ts_stateful.protocol.profile import Profile
@@ -61,7 +63,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         _check(config)
         check_header_names(profile, os.environ)
         model_folder = Path(context.system_properties["model_dir"])
-        admission = _admission(config.engine, model_folder)
+        authenticator = make_authenticator(config.engine.auth, model_folder)
         mailbox = AsyncMailbox() if profile is Profile.ASYNC else Inbox()
         dispatcher = self.dispatcher_factory(
             ServedModel(config, document, context.model_name, model_folder),
@@ -76,6 +78,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         parser = OriginGuard(
             _parser(config, names, context.model_name, limits), config.engine.allowed_origins
         )
+        admission = _admission(config.engine, authenticator, dispatcher)
         intake = Intake(dispatcher, mailbox, parser, headers, admission)
         self._delivery = _delivery(profile, intake, mailbox, config)
         self._hangup = HangUp()
@@ -131,9 +134,9 @@ def _parser(config: Config, names: HeaderNames, model_name: str, limits: BodyLim
     return RequestParser(profile, names, dialects, limits, keeps_sessions=keeps_sessions)
 
 
-def _admission(settings: EngineConfig, model_folder: Path) -> Admission:
-    authenticator = make_authenticator(settings.auth, model_folder)
-    return Admission(authenticator, settings.client_ids, AuditLog(settings.audit))
+def _admission(settings: EngineConfig, authenticator: Authenticator, held: HeldBytes) -> Admission:
+    audit, quotas = AuditLog(settings.audit), ByteQuotas(settings.quotas, held)
+    return Admission(authenticator, settings.client_ids, audit, quotas)
 
 
 def _delivery(

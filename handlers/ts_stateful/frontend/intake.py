@@ -14,7 +14,7 @@ from ts_stateful.frontend.admission import Admission
 from ts_stateful.frontend.audit import DISCONNECTED, Trace
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
-from ts_stateful.frontend.parsing.limits import num_bytes
+from ts_stateful.frontend.parsing.limits import HeldBytes, num_bytes
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 _MAX_HELLO_BYTES = 512  # of a body that is read before its sender is known
 
 
-class Dispatching(Protocol):
+class Dispatching(HeldBytes, Protocol):
     """The frontend's view of the dispatcher. `submit` never blocks; events go to the mailbox."""
 
     def start(self) -> None:
@@ -37,10 +37,6 @@ class Dispatching(Protocol):
 
     def submit(self, message: Submit) -> None:
         """Send a request to the engine of its session."""
-
-    @property
-    def bytes_in_flight(self) -> int:
-        """Return the bytes of all requests that are not answered to the end."""
 
     def describe(self, request_id: str) -> None:
         """Answer with the engines' stats."""
@@ -155,6 +151,7 @@ class Intake:
                 raise
             self._dispatcher.submit(greeting)
         else:
+            self._admission.check_bytes(pending.namespace.principal, pending.num_bytes)
             self._submit(pending, data, read)
 
     def _greeting(

@@ -110,6 +110,7 @@ class Decoding:
         assert reply is not None
         assert sequence.status is Status.RUNNING
         self.num_tokens += 1
+        self._core.quotas.spend(sequence.session.owner, 1)
         if sequence.first_token_at is None:
             sequence.first_token_at = self._core.clock.monotonic()
         if token in self._model.eos_ids and not command.ignore_eos:

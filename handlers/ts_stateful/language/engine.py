@@ -39,6 +39,8 @@ class LanguageKind:
     def __init__(self, core: EngineCore[Context], model: Model, images: ImageLoader) -> None:
         self.num_parameters = model.num_parameters
         self.persistence = make_persistence(core, model)
+        if core.config.engine.on_full == "park":
+            core.table.places.parking = self.persistence
         self.turns = Turns(core, model, self.persistence, images)
         self.requests = LanguageRequests(core, model, self.turns, self.persistence)
         self.decoding = Decoding(core, model, self.turns)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ts_stateful.protocol.errors import QueueFull
+from ts_stateful.protocol.errors import QuotaExceeded
 
 __all__ = ["FairSlots", "Ticket"]
 
@@ -52,14 +52,14 @@ class FairSlots:
         """Queue `count` tickets of a request.
 
         Raises:
-            QueueFull: the client would have more than `max_held`. It gets none.
+            QuotaExceeded: the client would have more than `max_held`. It gets none.
         """
         held = sum(ticket.client == client for ticket in (*self._waiting, *self._running))
         if count and self._max_held is not None and held + count > self._max_held:
-            raise QueueFull(
-                f"{held} images of this client are being fetched or wait for it, and {self._max_held} may be"
-                " (handler.media.queuedFetches); try again later",
-                field="images",
+            raise QuotaExceeded(
+                f"{held} images of this client are being fetched or wait for it, and {self._max_held} may be;"
+                " try again later",
+                field="handler.media.queuedFetches",
                 retry_after_s=1.0,
             )
         tickets = [Ticket(client, request) for _ in range(count)]

@@ -124,7 +124,7 @@ class MediaLoader:
 
         Raises, by the future:
             InvalidRequest: there are more than `max_images`; nothing was fetched.
-            QueueFull: too many images of the client wait to be fetched already; nothing was fetched.
+            QuotaExceeded: too many images of the client wait to be fetched already; nothing was fetched.
             MediaError: an image was refused; `field` names it: `images[0].url`, `images[0].base64`, `images[0].upload` or
                 `files[0]`.
         """

@@ -19,6 +19,7 @@ StatefulError
 ├── Overloaded
 │   ├── TooManySessions     too_many_sessions      429  (retryable)
 │   ├── QueueFull           queue_full             429  (retryable)
+│   ├── QuotaExceeded       quota_exceeded         429  (retryable)
 │   └── ServerBusy          server_busy            503  (retryable)
 ├── InternalError           internal               500
 ├── KeysUnavailable         keys_unavailable       503  (retryable)
@@ -46,6 +47,7 @@ __all__ = [
     "OutOfMemory",
     "Overloaded",
     "QueueFull",
+    "QuotaExceeded",
     "ServerBusy",
     "SessionClosed",
     "SessionError",
@@ -202,9 +204,15 @@ class TooManySessions(Overloaded):
 
 
 class QueueFull(Overloaded):
-    """`maxSequenceJobQueueSize` prompts of this session are waiting, or too many images of this client."""
+    """`maxSequenceJobQueueSize` prompts of this session are waiting."""
 
     code = "queue_full"
+
+
+class QuotaExceeded(Overloaded):
+    """The principal uses all of a quota, whose key `field` names."""
+
+    code = "quota_exceeded"
 
 
 class ServerBusy(Overloaded):

@@ -11,7 +11,7 @@ import re
 
 from ts_stateful.protocol.errors import InvalidRequest
 
-__all__ = ["check_principal", "internal_id", "tenant_of"]
+__all__ = ["check_principal", "internal_id", "tenant_digits", "tenant_of"]
 
 _MAX_CHARS = 256
 _TENANT_DIGITS = 32
@@ -33,9 +33,14 @@ def check_principal(name: str) -> str:
 
 def internal_id(principal: str, session_id: str) -> str:
     """Return the id under which everything after the frontend holds a principal's session."""
-    tenant = hashlib.sha256(b"tenant\0" + principal.encode()).hexdigest()[:_TENANT_DIGITS]
+    tenant = tenant_digits(principal)
     session = hashlib.sha256(f"{tenant}\0{principal}\0{session_id}".encode()).hexdigest()
     return f"{tenant}.{session}"
+
+
+def tenant_digits(principal: str) -> str:
+    """Return the tenant's part of a principal's internal ids."""
+    return hashlib.sha256(b"tenant\0" + principal.encode()).hexdigest()[:_TENANT_DIGITS]
 
 
 def tenant_of(session_id: str) -> str | None:

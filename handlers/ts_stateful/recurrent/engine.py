@@ -30,8 +30,8 @@ from ts_stateful.recurrent.slots import SlotPool, initial_states, slot_bytes
 from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import FoundSequence, scope_of
 from ts_stateful.recurrent.verify import verify_program
+from ts_stateful.sessions.places import Limits
 from ts_stateful.sessions.session import Session
-from ts_stateful.sessions.table import Limits
 
 __all__ = ["RecurrentKind", "build_engine", "load_engine"]
 
@@ -55,6 +55,8 @@ class RecurrentKind:
         self.persistence = NoStepPersistence()
         if core.store is not None:
             self.persistence = StepPersistence(core, core.store, pool, scope)
+        if core.config.engine.on_full == "park":
+            core.table.places.parking = self.persistence
         sequences = Sequences(core, settings, pool, self.persistence)
         self._steps = StepLifecycle(core, settings, sequences, outbox, self.persistence)
         self._requests = RecurrentRequests(core, sequences, self._steps, outbox, self.persistence)

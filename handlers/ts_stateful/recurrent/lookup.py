@@ -36,6 +36,7 @@ class Sequences:
         persistence: NoStepPersistence,
     ) -> None:
         self._settings = settings
+        self._quotas = core.quotas
         self._table = core.table
         self.pool = pool
         self._persistence = persistence
@@ -62,6 +63,7 @@ class Sequences:
         if command.turn not in (None, 1):
             raise gap(command.turn, 1)
         assert session_id is not None
+        self.check_quotas(request)
         return self.begin(session_id, request.missing.get(session_id)), True
 
     def begin(
@@ -71,15 +73,16 @@ class Sequences:
         *,
         ttl_s: float | None = None,
         metadata: dict[str, object] | None = None,
+        spared: _Session | None = None,
     ) -> _Session:
-        """Open a sequence without a step; `missing` is the result of the search for its id.
+        """Open a sequence without a step; `missing` is the result of the search for its id. `spared` is not parked for it.
 
         Raises:
             StatefulError: there is no room for it, or there is one of this id.
         """
         self.check_memory()
         session = self._table.open(
-            session_id, SequenceState(self.pool), ttl_s=ttl_s, metadata=metadata
+            session_id, SequenceState(self.pool), ttl_s=ttl_s, metadata=metadata, spared=spared
         )
         session.state.log_position = self._persistence.new_position(missing)
         return session
@@ -95,10 +98,17 @@ class Sequences:
             request.missing.get(name),
             ttl_s=command.ttl_s,
             metadata=dict(source.metadata if command.metadata is None else command.metadata),
+            spared=source,
         )
         position, session.state = session.state.log_position, source.state.fork()
         session.state.log_position = position
         return session
+
+    def check_quotas(self, request: PendingRequest) -> None:
+        """Raise `QuotaExceeded` if the principal may not begin another step."""
+        message = request.message
+        if not message.is_retry and message.command.session_id is not None:
+            self._quotas.check_turn(message.command.session_id, self._table)
 
     def check_memory(self) -> None:
         """Raise `OutOfMemory` if there is no room for the states of another sequence."""

@@ -83,6 +83,13 @@ class NoStepPersistence:
         """Call `then` after the writes of a sequence that are under way; return False if there are none."""
         return False
 
+    def can_park(self, session: _Session) -> bool:
+        """See `Parking`."""
+        return False
+
+    def parked(self, session: _Session) -> None:
+        """See `Parking`. The store has all there is."""
+
     def restored(self, session_id: str, found: FoundSequence) -> _Session | None:
         """Return the sequence that was found, with the steps to replay as its work; None if it ended."""
         return None
@@ -188,6 +195,11 @@ class StepPersistence(NoStepPersistence):
         """See `NoStepPersistence`."""
         position = session.state.log_position
         return position is not None and self._journal.when_written(position, then)
+
+    def can_park(self, session: _Session) -> bool:
+        """See `Parking`."""
+        position = session.state.log_position
+        return position is not None and position.can_leave
 
     def _entry(
         self,

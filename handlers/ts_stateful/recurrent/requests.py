@@ -92,6 +92,8 @@ class RecurrentRequests:
                 " wait for an answer first",
                 retry_after_s=0.1,
             )
+        if not creates_session:  # else that was checked before
+            self._sequences.check_quotas(request)
         row = InputRow(message.attachments, message.shapes, end=command.end)
         self._steps.add(
             PendingStep(session, command, row, (message.request_id,), message.raw, creates_session)

@@ -62,6 +62,12 @@ class LogPosition:
         """True if everything that was committed is in the store."""
         return self.known.num_entries > 0 and not (self.unwritten.entries or self.unmade)
 
+    @property
+    def can_leave(self) -> bool:
+        """True if the store has exactly what was committed, and no write is under way."""
+        is_exact = self.doubtful is None and not self.is_lost
+        return self.is_saved and is_exact and not self.queue.is_busy
+
 
 class Journal(Generic[EntryT]):
     """The writes of one engine; all methods are for the engine's thread.

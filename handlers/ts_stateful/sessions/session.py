@@ -129,6 +129,8 @@ class Session(Generic[StateT]):
     last_used: float
     metadata: Mapping[str, object] = field(default_factory=dict)
     origin: str = ""  # id of the request that opened it
+    ephemeral: bool = False  # it ends with the answer
+    owner: str | None = None  # the principal, as the table knows it
     turns: list[Turn] = field(default_factory=list)
     # What is not answered yet, in order; the first is in progress.
     work: deque[Any] = field(default_factory=deque)

@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic
 
 from lru import LRU
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.protocol.errors import (
-    SessionClosed,
-    SessionError,
-    SessionExists,
-    SessionExpired,
-    TooManySessions,
-)
+from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExists, SessionExpired
 from ts_stateful.sessions.ended import EndedSessions
+from ts_stateful.sessions.eviction import EvictionCost, by_cost
+from ts_stateful.sessions.places import Limits, OneOwner, Owners, Places
 from ts_stateful.sessions.session import Residency, Session, StateT
 from ts_stateful.sessions.shared import SharedCache
 
-__all__ = ["EvictionCost", "Limits", "SessionTable"]
-
-_StateT_contra = TypeVar("_StateT_contra", contravariant=True)
-
-
-class Limits(NamedTuple):
-    """`max_sessions` open at once; seconds of idleness and of life; bytes on the device and in host memory."""
-
-    max_sessions: int
-    idle_s: float
-    lifetime_s: float
-    device_bytes: int | None = None
-    host_bytes: int = 0
-
-
-class EvictionCost(Protocol[_StateT_contra]):
-    """The cost of having the tensors of a session again after they were dropped."""
-
-    def __call__(self, state: _StateT_contra, /) -> float:
-        """Return the cost for each byte, above 0, in any unit."""
-        ...
+__all__ = ["SessionTable"]
 
 
 class SessionTable(Generic[StateT]):
     """The open sessions of one engine; `shared` is what they have in common.
 
-    Without a `cost`, every byte costs the same.
+    Without a `cost`, every byte costs the same. `places` has the rules for another session.
     """
 
     def __init__(
@@ -54,13 +30,15 @@ class SessionTable(Generic[StateT]):
         shared: SharedCache[Any],
         clock: Clock = SYSTEM_CLOCK,
         cost: EvictionCost[StateT] | None = None,
+        owners: Owners | None = None,
     ) -> None:
         self._cost = cost
         self._expired: list[Session[StateT]] = []
         self._limits = limits
         self._shared = shared
         self._clock = clock
-        self._sessions: LRU[str, Session[StateT]] = LRU(limits.max_sessions)
+        self.places: Places[StateT] = Places(limits.max_sessions, owners or OneOwner(), clock)
+        self._sessions: LRU[str, Session[StateT]] = LRU(self.places.most)
         self._ended = EndedSessions(clock)
 
     def __len__(self) -> int:
@@ -81,17 +59,25 @@ class SessionTable(Generic[StateT]):
         ttl_s: float | None = None,
         metadata: dict[str, object] | None = None,
         origin: str = "",
+        ephemeral: bool = False,
+        spared: Session[StateT] | None = None,
     ) -> Session[StateT]:
         """Open a session; `ttl_s` shortens its lifetime, never prolongs it. `origin` is the id of the request.
 
+        If there is no place, an idle session of its owner is parked, but not the one `spared`.
+
         Raises:
             SessionExists: a session of that id is open.
-            TooManySessions: the table is full, expired sessions not counted.
+            QuotaExceeded, TooManySessions: there is no place, expired sessions not counted.
         """
         self.expire()
         if session_id in self._sessions:
             raise SessionExists("a session of this id is open already", field="session_id")
-        self._check_place()
+        owner = self.places.owners.owner_of(session_id)
+        if ephemeral:
+            self.places.check_ephemeral(self)
+        else:
+            self._make_place(owner, spared)
         now = self._clock.monotonic()
         lifetime_s = min(ttl_s or self._limits.lifetime_s, self._limits.lifetime_s)
         session = Session(
@@ -103,6 +89,8 @@ class SessionTable(Generic[StateT]):
             last_used=now,
             metadata=metadata or {},
             origin=origin,
+            ephemeral=ephemeral,
+            owner=owner,
         )
         self._sessions[session_id] = session
         self._ended.forget(session_id)
@@ -115,7 +103,7 @@ class SessionTable(Generic[StateT]):
 
         Raises:
             SessionExpired: its time is up.
-            TooManySessions: the table is full, expired sessions not counted.
+            QuotaExceeded, TooManySessions: there is no place, and none of its owner's sessions can be parked.
         """
         session.idle_s = self._limits.idle_s
         if in_use:
@@ -123,9 +111,16 @@ class SessionTable(Generic[StateT]):
         if self._clock.monotonic() >= session.deadline:
             raise SessionExpired("the session has expired")
         self.expire()
-        self._check_place()
+        session.owner = self.places.owners.owner_of(session.session_id)
+        self._make_place(session.owner)
         self._sessions[session.session_id] = session
         self._ended.forget(session.session_id)  # it ended here, but not where it comes from
+        self.places.parked.forget(session.session_id)
+
+    @property
+    def num_kept(self) -> int:
+        """The sessions that are kept between requests."""
+        return sum(not session.ephemeral for session in self)
 
     def get(self, session_id: str) -> Session[StateT]:
         """Return the open session of that id. This counts as a use for eviction, but does not postpone expiry.
@@ -241,7 +236,7 @@ class SessionTable(Generic[StateT]):
     def check_integrity(self) -> None:
         """Assert what must hold between any two calls."""
         self._shared.check_integrity()
-        assert len(self._sessions) <= self._limits.max_sessions
+        assert self.num_kept <= self._limits.max_sessions
         for session_id, session in self._sessions.items():
             assert session.session_id == session_id
             assert session_id not in self._ended
@@ -264,12 +259,7 @@ class SessionTable(Generic[StateT]):
 
     def _dropping(self, tier: Residency) -> list[Session[StateT]]:
         """Return the idle sessions of a tier, in the order in which they are dropped from it."""
-        # The least recently used first; one that costs twice as much for each byte may be unused for twice as long. Sorting is
-        # stable: equal ones stay in the order of the LRU.
-        idle, now, cost = self._idle(tier), self._clock.monotonic(), self._cost
-        if cost is None:
-            return idle
-        return sorted(idle, key=lambda s: (s.last_used - now) / cost(s.state))
+        return by_cost(self._idle(tier), self._clock.monotonic(), self._cost)
 
     def _host_room_for(self, num_bytes: int) -> bool:
         if num_bytes > self._limits.host_bytes:
@@ -291,10 +281,10 @@ class SessionTable(Generic[StateT]):
         if error is SessionExpired:
             self._expired.append(session)
 
-    def _check_place(self) -> None:
-        if len(self._sessions) >= self._limits.max_sessions:
-            deadline, now = self.next_deadline(), self._clock.monotonic()
-            raise TooManySessions(
-                f"{len(self._sessions)} sessions are open, the limit (maxNumSequence); close one, or try again later",
-                retry_after_s=1.0 if deadline is None else max(1.0, round(deadline - now, 1)),
-            )
+    def _make_place(self, owner: str | None, spared: Session[StateT] | None = None) -> None:
+        session = self.places.make(self, owner, spared)
+        if session is not None:
+            self.places.parked.add(session)
+            self.places.parking.parked(session)
+            self._shared.keep(session.state.shared)
+            self.forget(session)

@@ -83,7 +83,7 @@ def test_what_was_gone_back_behind_while_it_was_written_is_not_there(store: Late
         ask(harness, "s", text)
     assert context.is_stored
     context.stored = Stored()
-    harness.kind.persistence.parked()
+    harness.kind.persistence.became_idle()
     harness.executor.run()
     context.rewind(session.turns[:1])
     del session.turns[1:]

@@ -60,7 +60,9 @@ class Schedules(RuleBasedStateMachine):
     def start(self, budget: int | None, spills: bool) -> None:
         """A budget of so many tokens' KV states evicts idle sessions all the time, some of them to a store."""
         token_bytes = model().forward.layout.token_bytes
-        limit: dict[str, Any] = {"deviceCacheBytes": budget * token_bytes} if budget else {}
+        limit: dict[str, Any] = {"onFull": "refuse"}
+        if budget:
+            limit["deviceCacheBytes"] = budget * token_bytes
         if spills:
             limit["store"] = {"kvSpill": True, "kvSpillBytes": 300 * token_bytes}
         self.harness = Harness(

@@ -19,9 +19,9 @@ from ts_stateful.protocol.errors import SessionClosed, SessionExpired, SessionNo
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Info, Open
 from ts_stateful.protocol.stats import Stats
+from ts_stateful.sessions.places import Limits
 from ts_stateful.sessions.session import Residency, Session
 from ts_stateful.sessions.shared import Shareable
-from ts_stateful.sessions.table import Limits
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable

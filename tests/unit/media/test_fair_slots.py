@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from ts_stateful.media.fair_slots import FairSlots, Ticket
-from ts_stateful.protocol.errors import QueueFull
+from ts_stateful.protocol.errors import QuotaExceeded
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -78,10 +78,14 @@ def test_too_much_of_one_client_is_refused_as_a_whole() -> None:
     async def test() -> None:
         slots = FairSlots(2, 2, max_held=4)
         held = slots.enter("a", object(), 3)
-        with pytest.raises(QueueFull) as caught:
+        with pytest.raises(QuotaExceeded) as caught:
             slots.enter("a", object(), 2)
         error = caught.value
-        assert (error.status, error.field, error.retry_after_s) == (429, "images", 1.0)
+        assert (error.status, error.field, error.retry_after_s) == (
+            429,
+            "handler.media.queuedFetches",
+            1.0,
+        )
         assert slots.num_waiting == 1
         slots.enter("b", object(), 4)
         slots.leave(held[0])

@@ -22,7 +22,7 @@ from ts_stateful.protocol.errors import (
     MediaForbidden,
     MediaInvalid,
     MediaTooLarge,
-    QueueFull,
+    QuotaExceeded,
 )
 from ts_stateful.protocol.requests import Image
 
@@ -203,9 +203,9 @@ def test_too_many_fetches_of_a_client_are_refused(make: Make) -> None:
     loader = make(names, fetches=1, queued_fetches=8, timeout_sec=600)
     remote = [Image(url="https://example.com/")]
     dead = loader.load(remote * 8, [], DECODE, "a")
-    with pytest.raises(QueueFull, match="queuedFetches") as caught:
+    with pytest.raises(QuotaExceeded) as caught:
         loader.load([Image(url=url(1)), *remote], [], DECODE, "a").result()
-    assert (caught.value.status, caught.value.field) == (429, "images")
+    assert (caught.value.status, caught.value.field) == (429, "handler.media.queuedFetches")
     assert levels(loader.load([Image(url=url(1))], [], DECODE, "a").result()) == [1]
     other = loader.load(remote, [], DECODE, "b")
     answering.set()

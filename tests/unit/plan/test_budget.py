@@ -16,9 +16,10 @@ from tests.support.plans import GIB, LLAMA_8B, LLAVA_7B
 from ts_stateful.config.sizes import StatesSize, TransformerSize, parse_bytes, read_transformer
 from ts_stateful.plan.asked import Asked, PlanRefused
 from ts_stateful.plan.budget import Budget, Weight, find_budget, needed, weight
+from ts_stateful.sessions.places import Limits
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import SharedCache
-from ts_stateful.sessions.table import Limits, SessionTable
+from ts_stateful.sessions.table import SessionTable
 
 
 def _budget(asked: Asked) -> tuple[Weight, Budget]:

@@ -19,7 +19,7 @@ _OTHER_USES = frozenset(
 
 
 def check_access(config: Config) -> Iterator[Finding]:
-    """Find settings of `handler.auth` and `handler.clientIds` that protect less than they seem to."""
+    """Find settings of access that protect less than they seem to."""
     settings = config.engine
     if isinstance(settings.auth, HeaderAuth):
         yield from _check_header(settings.auth)
@@ -38,6 +38,7 @@ def check_access(config: Config) -> Iterator[Finding]:
             " wait for each other",
             "use `continuousBatching: true`",
         )
+    yield from _check_quotas(config)
     if settings.client_ids == "strong" and settings.auth != "none":
         yield warning(
             "handler.clientIds",
@@ -64,6 +65,23 @@ def _check_header(auth: HeaderAuth) -> Iterator[Finding]:
         f"a client that reaches TorchServe's port past the proxy can send {auth.header} itself, and be any principal",
         "let only the proxy reach the port, and let it replace the header in every request",
     )
+
+
+def _check_quotas(config: Config) -> Iterator[Finding]:
+    quotas = config.engine.quotas
+    if quotas.principals and config.engine.auth == "none":
+        yield warning(
+            "handler.quotas.principals",
+            "has no effect without principals",
+            "set handler.auth, or leave it out",
+        )
+    all_quotas = (quotas, *quotas.principals.values())
+    if config.state is not None and any(quota.tokens_per_minute for quota in all_quotas):
+        yield error(
+            "handler.quotas.tokensPerMinute",
+            "steps of a model with recurrent states have no tokens",
+            "use turnsInFlight",
+        )
 
 
 def _check_keys(auth: JwtAuth) -> Iterator[Finding]:

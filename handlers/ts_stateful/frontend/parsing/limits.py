@@ -38,6 +38,9 @@ class HeldBytes(Protocol):
     def bytes_in_flight(self) -> int:
         """Return the bytes of all requests that are not answered to the end."""
 
+    def bytes_of(self, principal: str | None) -> int:
+        """Return those of one principal; None stands for clients without one."""
+
 
 class BodyLimits:
     """The limits of one worker's requests, with up to `max_images` images in each.

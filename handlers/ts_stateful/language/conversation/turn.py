@@ -122,6 +122,11 @@ class Sequence:
         return max(0, self.num_given - self.context.kv.length)
 
     @property
+    def num_new(self) -> int:
+        """Ids that the prompt adds to the history that the turn continues."""
+        return self.num_prompt - (self.extension.keep if self.extension else 0)
+
+    @property
     def num_generated(self) -> int:
         """Ids generated so far."""
         return len(self.ids) - self.num_prompt

@@ -6,7 +6,7 @@ import torch
 
 from ts_stateful.config.schema import Config
 from ts_stateful.language.network.load import Model
-from ts_stateful.sessions.table import Limits
+from ts_stateful.sessions.places import Limits
 
 __all__ = ["is_out_of_memory", "limits_of"]
 

@@ -111,6 +111,11 @@ class KvOffload:
         remove = partial(self._stored.remove_ended, session.session_id)
         self._calls.in_order(self._line(session), remove, self._removed)
 
+    def parked(self, session: _Session) -> None:
+        """Remove the states of a session that leaves the table: nothing would count their bytes."""
+        remove = partial(self._stored.remove, session.session_id)
+        self._calls.in_order(self._line(session), remove, self._removed)
+
     def _next_read(self) -> None:
         if self._waiting and self._num_reading < _READERS:
             self._num_reading += 1

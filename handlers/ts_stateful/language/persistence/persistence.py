@@ -70,8 +70,15 @@ class NoPersistence:
     def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
         """Begin to read KV states of a session that has a request; they are `incoming` until `then`."""
 
-    def parked(self) -> None:
+    def became_idle(self) -> None:
         """Note that a session became idle, and may have to leave the device some time."""
+
+    def can_park(self, session: Session[Context]) -> bool:
+        """See `Parking`."""
+        return False
+
+    def parked(self, session: Session[Context]) -> None:
+        """See `Parking`."""
 
     def lend(self, source: Session[Context], fork: Session[Context]) -> None:
         """Let a fork without KV states read those of its source."""
@@ -160,10 +167,22 @@ class TurnPersistence(NoPersistence):
         if self.offload is not None:
             self.offload.recall(session, then)
 
-    def parked(self) -> None:
+    def became_idle(self) -> None:
         """See `NoPersistence`."""
         if self.offload is not None:
             self.offload.tidy()
+
+    def can_park(self, session: Session[Context]) -> bool:
+        """See `Parking`."""
+        context = session.state
+        return (
+            context.log_position.can_leave and self._records.keeps(session) and not context.incoming
+        )
+
+    def parked(self, session: Session[Context]) -> None:
+        """See `Parking`. Its KV states are computed again, because only those of sessions in the table are counted."""
+        if self.offload is not None:
+            self.offload.parked(session)
 
     def lend(self, source: Session[Context], fork: Session[Context]) -> None:
         """See `NoPersistence`."""

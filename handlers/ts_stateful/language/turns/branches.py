@@ -58,6 +58,7 @@ class Branches:
                 ttl_s=command.ttl_s,
                 metadata=dict(metadata),
                 origin=request_id,
+                spared=source,
             )
         except SessionExists as error:
             raise SessionExists(error.message, field="new_session_id") from None

@@ -80,7 +80,7 @@ class Turns:
             self._forget(session, error)
         elif sequence.creates_session and not session.turns:
             self._forget(session, SessionNotFound("the session could not be opened"))
-        self._persistence.parked()
+        self._persistence.became_idle()
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End the turn as it stands. It is committed, and its last event sent, when its record is in the store."""
@@ -189,7 +189,7 @@ class Turns:
         if sequence.ephemeral:
             self._core.shared.keep(context.shared)
             self._core.table.forget(sequence.session)
-        self._persistence.parked()
+        self._persistence.became_idle()
 
     def _turn(self, sequence: Sequence, reason: str) -> Turn:
         extension, reply = sequence.extension, sequence.reply
@@ -254,6 +254,7 @@ class Turns:
 
     def _start(self, sequence: Sequence) -> None:
         self._preparation.prepare(sequence)
+        self._core.quotas.spend(sequence.session.owner, sequence.num_new)
         sequence.status = Status.RUNNING
         stopped = resume_reply(sequence)
         self.waiters.started(sequence)

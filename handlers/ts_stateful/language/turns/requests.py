@@ -129,6 +129,7 @@ class LanguageRequests:
         self._check_images(command.images, message.attachments)
         self.uploads.find(None, command.images)
         check_length(command, self._model.context_tokens)
+        self._check_quotas(message, command.session_id)
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
         opening = self._model.text.begin(asked.system, num_images)
@@ -138,7 +139,12 @@ class LanguageRequests:
             ttl_s=asked.ttl_s,
             metadata=dict(asked.metadata),
             origin=message.request_id,
+            ephemeral=message.ephemeral,
         )
+
+    def _check_quotas(self, message: Submit, session_id: str) -> None:
+        if not message.is_retry:  # else the engine that died had admitted it
+            self._core.quotas.check_turn(session_id, self._table)
 
     def _prompt(self, message: Submit, command: Prompt) -> None:
         if message.is_retry and self._idempotency.answered_before(message):
@@ -159,6 +165,7 @@ class LanguageRequests:
                 " wait for an answer first",
                 retry_after_s=1.0,
             )
+        self._check_quotas(message, session.session_id)
         self._admit(session, command, message)
 
     def _check_images(self, images: tuple[Image, ...], files: tuple[bytes, ...]) -> None:

@@ -135,6 +135,10 @@ class Dispatcher:
         """See `HeldBytes`."""
         return sum(link.in_flight.num_bytes for link in self._links)
 
+    def bytes_of(self, principal: str | None) -> int:
+        """See `HeldBytes`."""
+        return sum(link.in_flight.bytes_of(principal) for link in self._links)
+
     def describe(self, request_id: str) -> None:
         """Answer with the stats of all engines together and of each, after all engines have reported them."""
         missing = iter(range(len(self._links) - 1, -1, -1))

@@ -106,6 +106,11 @@ class InFlightRequests:
     def __iter__(self) -> Iterator[InFlight]:
         return iter(list(self._requests.values()))
 
+    def bytes_of(self, principal: str | None) -> int:
+        """Return the bytes of a principal's requests."""
+        messages = (request.message for request in self)
+        return sum(one.num_bytes for one in messages if one.principal == principal)
+
     @property
     def stranded(self) -> list[InFlight]:
         """The requests that no engine has or will have."""

@@ -45,6 +45,16 @@ def _found(handler: dict[str, Any], **top: Any) -> list[tuple[str, str]]:
             [("error", "handler.auth.header"), ("warning", "handler.auth.header")],
         ),
         ({"clientIds": "strong"}, []),
+        ({"auth": _JWT, "quotas": {"principals": {"a": {"openSessions": 1}}}}, []),
+        (
+            {"quotas": {"principals": {"a": {"openSessions": 1}}}},
+            [("warning", "handler.quotas.principals")],
+        ),
+        ({"quotas": {"tokensPerMinute": 9}}, []),
+        (
+            {"quotas": {"tokensPerMinute": 9}, **_STATES},
+            [("error", "handler.quotas.tokensPerMinute")],
+        ),
         ({"clientIds": "strong", "auth": _JWT}, [("warning", "handler.clientIds")]),
         ({"clientIds": "strong", **_STATES}, [("warning", "handler.clientIds")]),
     ],

@@ -40,6 +40,9 @@ class Held:
     def __init__(self, bytes_in_flight: int) -> None:
         self.bytes_in_flight = bytes_in_flight
 
+    def bytes_of(self, principal: str | None) -> int:
+        return self.bytes_in_flight
+
 
 def refused(body: Any, limits: BodyLimits = SMALL) -> StatefulError:
     """Return the error of a JSON body."""

@@ -39,7 +39,7 @@ def test_what_was_read_is_what_was_there(name: str, store: LateStore) -> None:
     context = harness.engine.table.get("s").state
     unbounded = harness.engine.table._limits
     harness.engine.table._limits = unbounded._replace(device_bytes=context.device_bytes)
-    harness.kind.persistence.parked()
+    harness.kind.persistence.became_idle()
     harness.pump()
     harness.engine.table._limits = unbounded
     harness.engine.table.evict_idle()

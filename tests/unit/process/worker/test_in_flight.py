@@ -42,6 +42,23 @@ def test_requests_are_sent_in_order_and_a_suspect_alone() -> None:
     assert engine.sent == ["b", "a", "c", "d"]
 
 
+def test_bytes_are_counted_by_principal_until_the_answer() -> None:
+    """Whether an engine has the request or not; those without a principal count together."""
+    in_flight = InFlightRequests(Engine(is_up=False))
+    for name, principal, num_bytes in (
+        ("a", "x", 1),
+        ("b", "y", 10),
+        ("c", "x", 100),
+        ("d", None, 7),
+    ):
+        message = Submit(name, Prompt(prompt=""), principal=principal, num_bytes=num_bytes)
+        in_flight.add(InFlight(message))
+    assert [in_flight.bytes_of(name) for name in ("x", "y", None, "z")] == [101, 10, 7, 0]
+    for name in "abcd":
+        in_flight.remove(name)
+    assert [in_flight.bytes_of(name) for name in ("x", "y", None)] == [0, 0, 0]
+
+
 def test_progress_clears_a_request() -> None:
     """An engine that has produced tokens of a turn did not die of taking it."""
     one = request("a")

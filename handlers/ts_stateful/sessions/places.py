@@ -1,0 +1,158 @@
+"""The places of a session table: how many sessions there may be, of each owner too, and which one leaves for another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, Generic, NamedTuple, Protocol
+
+from ts_stateful.clock import Clock
+from ts_stateful.protocol.errors import Overloaded, QuotaExceeded, TooManySessions
+from ts_stateful.sessions.parked import ParkedSessions
+from ts_stateful.sessions.session import Session, StateT
+
+__all__ = ["Limits", "NoParking", "OneOwner", "Owners", "Parking", "Places"]
+
+
+class Limits(NamedTuple):
+    """`max_sessions` open at once; seconds of idleness and of life; bytes on the device and in host memory."""
+
+    max_sessions: int
+    idle_s: float
+    lifetime_s: float
+    device_bytes: int | None = None
+    host_bytes: int = 0
+
+
+class Owners(Protocol):
+    """The owners of sessions; of the sessions of one, another has no place and loses none."""
+
+    def owner_of(self, session_id: str) -> str | None:
+        """Return the owner of a session by its id; None if it has none."""
+        ...
+
+    def max_sessions(self, owner: str | None) -> int | None:
+        """Return the limit of an owner's sessions; None if it has none of its own."""
+        ...
+
+    def max_parked(self, owner: str | None) -> int:
+        """Return the limit of an owner's parked sessions."""
+        ...
+
+
+class OneOwner:
+    """All sessions belong together, without a limit of their own."""
+
+    def owner_of(self, session_id: str) -> str | None:
+        """See `Owners`."""
+        return None
+
+    def max_sessions(self, owner: str | None) -> int | None:
+        """See `Owners`."""
+        return None
+
+    def max_parked(self, owner: str | None) -> int:
+        """See `Owners`."""
+        return sys.maxsize
+
+
+class Parking(Protocol[StateT]):
+    """A store that sessions leave the table for, and come back from when they are used again."""
+
+    def can_park(self, session: Session[StateT]) -> bool:
+        """Return True if the store has all of an idle session."""
+        ...
+
+    def parked(self, session: Session[StateT]) -> None:
+        """Note that a session has left the table."""
+        ...
+
+
+class NoParking:
+    """No store: every session stays."""
+
+    def can_park(self, session: Session[Any]) -> bool:
+        """See `Parking`."""
+        return False
+
+    def parked(self, session: Session[Any]) -> None:
+        """See `Parking`."""
+
+
+class Places(Generic[StateT]):
+    """The rules of one table's places.
+
+    A session that is kept between requests takes a place of `max_sessions`, and one of its owner's. Sessions of single requests
+    have as many places of their own, so kept ones never shut them out. `parked` has the sessions that left.
+    """
+
+    def __init__(self, max_sessions: int, owners: Owners, clock: Clock) -> None:
+        self.owners = owners
+        self.parking: Parking[StateT] = NoParking()
+        self.parked = ParkedSessions(clock)
+        self._max_sessions = max_sessions
+        self._clock = clock
+
+    @property
+    def most(self) -> int:
+        """The sessions of both kinds that there may be."""
+        return 2 * self._max_sessions
+
+    def check_ephemeral(self, sessions: Iterable[Session[StateT]]) -> None:
+        """Check that there is a place for the session of a single request.
+
+        Raises:
+            TooManySessions: there is none.
+        """
+        count = sum(session.ephemeral for session in sessions)
+        if count >= self._max_sessions:
+            raise TooManySessions(
+                f"{count} requests without a session are in progress, the limit (maxNumSequence); try again later",
+                retry_after_s=1.0,
+            )
+
+    def make(
+        self,
+        sessions: Iterable[Session[StateT]],
+        owner: str | None,
+        spared: Session[StateT] | None,
+    ) -> Session[StateT] | None:
+        """Return the session that has to be parked for another one of this owner; None if there is a place.
+
+        `sessions` are all of the table, the most recently used first. `spared` stays.
+
+        Raises:
+            QuotaExceeded, TooManySessions: there is no place, and none of the owner's sessions can be parked.
+        """
+        kept = [session for session in sessions if not session.ephemeral]
+        own = [session for session in kept if session.owner == owner]
+        refusal = self._refusal(kept, own, self.owners.max_sessions(owner))
+        if refusal is None:
+            return None
+        has_room = self.parked.has_room(owner, self.owners.max_parked(owner))
+        for session in reversed(own) if has_room else ():
+            if session is not spared and not session.busy and self.parking.can_park(session):
+                return session
+        raise refusal
+
+    def _refusal(
+        self, kept: list[Session[StateT]], own: list[Session[StateT]], most: int | None
+    ) -> Overloaded | None:
+        if most is not None and len(own) >= most:
+            return QuotaExceeded(
+                f"{len(own)} sessions of this principal are open, its quota; close one, or try again later",
+                field="handler.quotas.openSessions",
+                retry_after_s=self._first_end_s(own),
+            )
+        if len(kept) >= self._max_sessions:
+            return TooManySessions(
+                f"{len(kept)} sessions are open, the limit (maxNumSequence); close one, or try again later",
+                retry_after_s=self._first_end_s(kept),
+            )
+        return None
+
+    def _first_end_s(self, sessions: list[Session[StateT]]) -> float:
+        """Return the seconds until the first of these sessions expires."""
+        now = self._clock.monotonic()
+        deadlines = [session.deadline for session in sessions if not session.busy]
+        return max(1.0, round(min(deadlines, default=now) - now, 1))
