@@ -10,6 +10,8 @@ MODEL_CONFIG ?= model-config.yaml
 EXAMPLE ?=
 # continuous, sequence or async; empty means what the configuration says.
 PROFILE ?= $(if $(EXAMPLE),,continuous)
+# The server of requests: torchserve or asgi.
+FRONT ?= torchserve
 HTTP_PORT ?= 8080
 MANAGEMENT_PORT ?= 8081
 METRICS_PORT ?= 8082
@@ -58,8 +60,9 @@ demo: $(INSTALLED) ## pack, serve on free ports, ask about a picture, stop; fail
 	PYTHON=$(BIN)/python ./archive.sh --model examples/shapes/model --output build/demo
 	$(BIN)/python examples/demo.py build/demo/chat.mar
 
-serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; EXAMPLE=counter serves an example
-	@exec $(BIN)/python -m ts_stateful.torchserve.serve build/$(NAME).mar --name $(NAME) --http-port $(HTTP_PORT) \
+serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; FRONT=asgi without Java; EXAMPLE=counter an example
+	@exec $(BIN)/ts-stateful serve build/$(NAME).mar --front $(FRONT) --name $(NAME) --state-dir build/state \
+		--http-port $(HTTP_PORT) \
 		--management-port $(MANAGEMENT_PORT) --metrics-port $(METRICS_PORT) \
 		--grpc-port $(GRPC_PORT) --grpc-management-port $(GRPC_MANAGEMENT_PORT)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.model import CONTEXT
-from ts_stateful.torchserve.ports import HOST, Ports
+from ts_stateful.serving.ports import HOST, Ports
 
 __all__ = ["LlamaServer"]
 

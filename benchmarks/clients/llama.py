@@ -11,7 +11,7 @@ from benchmarks.clients.http_stream import HttpConnection, turn_of
 from benchmarks.inputs import ids_of
 from benchmarks.llama_server import LlamaServer
 from benchmarks.model import ASSISTANT, BEGIN, END, SPECIAL, USER
-from ts_stateful.torchserve.ports import HOST
+from ts_stateful.serving.ports import HOST
 
 __all__ = ["LlamaClient"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from benchmarks.clients.conversation import Turn
 from benchmarks.clients.http_stream import HttpConnection, turn_of
 from benchmarks.inputs import text_of
-from ts_stateful.torchserve.ports import HOST
+from ts_stateful.serving.ports import HOST
 from ts_stateful.torchserve.server import TorchServe
 
 __all__ = ["RecomputeClient"]

@@ -13,7 +13,7 @@ from ts_stateful.client import Session, connect
 from ts_stateful.client.documents import encode, parse
 from ts_stateful.protocol.answers import Opened, SessionInfo
 from ts_stateful.protocol.requests import Close, Image, Info, Open, Prompt
-from ts_stateful.torchserve.ports import HOST
+from ts_stateful.serving.ports import HOST
 from ts_stateful.torchserve.server import TorchServe
 
 __all__ = ["GrpcClient", "HttpClient"]

@@ -13,9 +13,9 @@ from tests.e2e.speak import Innocent, Speaker
 from tests.e2e.state_server import StateModels
 from tests.e2e.steps import WAYS, Lines
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
-_running = pytest.StashKey[dict[str, TorchServe]]()
+_running = pytest.StashKey[dict[str, LocalServer]]()
 _PLACES = 160  # for all sessions of all tests that share the sequence profile's server
 _SHARED = ("state_models", *(f"{profile.value}_server" for profile in Profile))
 
@@ -25,7 +25,7 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 def _shared(
     profile: Profile, tmp_path_factory: pytest.TempPathFactory, config: pytest.Config
-) -> Iterator[TorchServe]:
+) -> Iterator[LocalServer]:
     # In the sequence profile an id keeps its place long after its session has ended.
     places = {"batchSize": _PLACES, "maxNumSequence": _PLACES}
     keys: dict[str, Any] = places if profile is Profile.SEQUENCE else {}
@@ -39,7 +39,7 @@ def _shared(
 @pytest.fixture(scope="session")
 def continuous_server(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[TorchServe]:
+) -> Iterator[LocalServer]:
     """TorchServe with the shapes model in the continuous profile."""
     yield from _shared(Profile.CONTINUOUS, tmp_path_factory, pytestconfig)
 
@@ -47,7 +47,7 @@ def continuous_server(
 @pytest.fixture(scope="session")
 def sequence_server(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[TorchServe]:
+) -> Iterator[LocalServer]:
     """The same in the sequence profile."""
     yield from _shared(Profile.SEQUENCE, tmp_path_factory, pytestconfig)
 
@@ -55,9 +55,17 @@ def sequence_server(
 @pytest.fixture(scope="session")
 def async_server(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[TorchServe]:
+) -> Iterator[LocalServer]:
     """The same in the async profile."""
     yield from _shared(Profile.ASYNC, tmp_path_factory, pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def asgi_server(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[LocalServer]:
+    """The same without TorchServe."""
+    yield from _shared(Profile.ASGI, tmp_path_factory, pytestconfig)
 
 
 @pytest.fixture(scope="session")
@@ -84,11 +92,11 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def speak() -> Iterator[Callable[[TorchServe], Speaker]]:
+def speak() -> Iterator[Callable[[LocalServer], Speaker]]:
     """Makes clients of plain HTTP and gRPC, and closes them."""
     speakers: list[Speaker] = []
 
-    def make(server: TorchServe) -> Speaker:
+    def make(server: LocalServer) -> Speaker:
         speakers.append(Speaker(server))
         return speakers[-1]
 
@@ -97,12 +105,12 @@ def speak() -> Iterator[Callable[[TorchServe], Speaker]]:
         speaker.http.close()
 
 
-@pytest.fixture
+@pytest.fixture(params=["continuous", "asgi"])
 def speaker(
-    continuous_server: TorchServe, speak: Callable[[TorchServe], Speaker]
+    request: pytest.FixtureRequest, speak: Callable[[LocalServer], Speaker]
 ) -> Iterator[Speaker]:
-    """A client of the shared server; when a test is done with it, somebody else's session must go on in the same processes."""
-    speaker = speak(continuous_server)
+    """A client of a shared server; when a test is done with it, another client's session must go on in the same processes."""
+    speaker = speak(request.getfixturevalue(f"{request.param}_server"))
     with Innocent(speaker) as innocent:
         yield speaker
         innocent.goes_on()

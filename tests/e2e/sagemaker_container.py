@@ -25,8 +25,8 @@ import psutil
 
 from tests.e2e.server import ROOT, log_path
 from tests.support.ports import free_ports
+from ts_stateful.serving.ports import HOST
 from ts_stateful.torchserve.java import java_environment
-from ts_stateful.torchserve.ports import HOST
 
 __all__ = ["Container", "image_environment", "missing"]
 

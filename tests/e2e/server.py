@@ -14,7 +14,9 @@ from typing import Any
 import yaml
 
 from tests.support.ports import free_ports
+from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.protocol.profile import Profile
+from ts_stateful.serving.server import LocalServer
 from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 __all__ = [
@@ -77,8 +79,8 @@ def profile_server(
     environ: Mapping[str, str] | None = None,
     watch: bool = True,
     **keys: Any,
-) -> TorchServe:
-    """A server for the shapes model on free ports, not started yet.
+) -> LocalServer:
+    """A server for the shapes model on free ports, not started yet; TorchServe, or the front without it.
 
     Args:
         folder: an empty folder for the archive.
@@ -90,28 +92,37 @@ def profile_server(
         keys: settings beside `handler` that differ.
     """
     document = yaml.safe_load((ROOT / "model-config.yaml").read_text())
-    settings = {**document["handler"], **_PATIENT, **(handler or {})}
-    settings["store"] = {**_PATIENT_STORE, **settings.get("store", {})}
-    document |= {"responseTimeout": _RESPONSE_TIMEOUT_S, **keys, "handler": settings}
+    own = {**document["handler"], **_PATIENT, **(handler or {})}
+    own["store"] = {**_PATIENT_STORE, **own.get("store", {})}
+    document |= {"responseTimeout": _RESPONSE_TIMEOUT_S, **keys, "handler": own}
     config = folder / "model-config.yaml"
     config.write_text(yaml.safe_dump(document))
-    options = ["--profile", profile.value, "--config", str(config)]
+    kind = Profile.CONTINUOUS if profile is Profile.ASGI else profile
+    options = ["--profile", kind.value, "--config", str(config)]
     model = _endless_model(folder / "model") if endless else SHAPES_MODEL
     archive = pack(folder / "archive", *options, model=model)
     log = log_path(name or profile.value)
     log.unlink(missing_ok=True)
-    return TorchServe(
-        TorchServeSettings(
-            archive,
+    if profile is Profile.ASGI:
+        asgi = AsgiServerSettings(
+            (str(archive),),
             ports=free_ports(),
-            config=ROOT / "config.properties",
-            log_config=ROOT / "log4j2.xml",
             log_file=log,
             environ=environ or {},
             start_timeout_s=START_TIMEOUT_S,
-            watch=watch,
         )
+        return AsgiServer(asgi)
+    settings = TorchServeSettings(
+        archive,
+        ports=free_ports(),
+        config=ROOT / "config.properties",
+        log_config=ROOT / "log4j2.xml",
+        log_file=log,
+        environ=environ or {},
+        start_timeout_s=START_TIMEOUT_S,
+        watch=watch,
     )
+    return TorchServe(settings)
 
 
 def _endless_model(folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import psutil
 
 from tests.e2e.server import ROOT
 from ts_stateful.pb import inference_pb2, inference_pb2_grpc
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 __all__ = [
     "DEADLINE_S",
@@ -64,7 +65,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 class Speaker:
     """A client of one server."""
 
-    def __init__(self, server: TorchServe) -> None:
+    def __init__(self, server: LocalServer) -> None:
         self.server = server
         self.url = f"{server.http_url}/predictions/chat"
         self.http = httpx.Client(timeout=DEADLINE_S, trust_env=False)
@@ -126,11 +127,17 @@ class Speaker:
         return int(engine.pid)
 
     def figure(self, name: str) -> float:
-        """One of the gauges at TorchServe's metrics endpoint; they follow within seconds, and are not a number before."""
-        for line in self.metrics().splitlines():
-            if line.startswith(f"{name}{{"):
-                return float(line.rpartition(" ")[2])
-        return math.nan
+        """One of the gauges at the metrics endpoint; TorchServe's follow within seconds, and are not a number before.
+
+        The front without TorchServe has them under names of their own, by engine.
+        """
+        other = "ts_stateful" + re.sub("([A-Z])", r"_\1", name.removeprefix("Stateful")).lower()
+        values = [
+            float(line.rpartition(" ")[2])
+            for line in self.metrics().splitlines()
+            if line.startswith((f"{name}{{", f"{other}{{", f"{other}_total{{"))
+        ]
+        return sum(values) if values else math.nan
 
     def worker_pid(self) -> int:
         """The process of TorchServe's worker."""

@@ -16,7 +16,7 @@ from tests.e2e.speak import DEADLINE_S, HEADER
 from tests.e2e.state_server import StateModels
 from ts_stateful.pb.inference_pb2 import PredictionResponse, PredictionsRequest
 from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 _STREAM_S = 240.0  # for all steps of one, in which engines may be killed
 
@@ -62,7 +62,7 @@ def sum_of(answer: Mapping[str, Any]) -> int:
 
 
 def post(
-    server: TorchServe,
+    server: LocalServer,
     model: str,
     document: Any = None,
     *,
@@ -99,7 +99,7 @@ class Line(Protocol):
 class HttpLine:
     """`POST /predictions/<model>`, the sequence in the header."""
 
-    def __init__(self, server: TorchServe, model: str, session: str) -> None:
+    def __init__(self, server: LocalServer, model: str, session: str) -> None:
         self.session = session
         self._url = f"{server.http_url}/predictions/{model}"
         self._http = _http(headers={HEADER: session})
@@ -118,7 +118,7 @@ class HttpLine:
 
 
 class _GrpcLine:
-    def __init__(self, server: TorchServe, model: str, session: str) -> None:
+    def __init__(self, server: LocalServer, model: str, session: str) -> None:
         self.session = session
         self._model = model
         self._channel = grpc.insecure_channel(server.grpc_url.removeprefix("grpc://"))
@@ -164,7 +164,7 @@ class PushedLine(_GrpcLine):
 class StreamLine(_GrpcLine):
     """`StreamPredictions2`: one stream for the sequence, on which several steps may be under way."""
 
-    def __init__(self, server: TorchServe, model: str, session: str) -> None:
+    def __init__(self, server: LocalServer, model: str, session: str) -> None:
         super().__init__(server, model, session)
         self._requests: queue.SimpleQueue[PredictionsRequest | None] = queue.SimpleQueue()
         self._num_unanswered = 0

@@ -11,25 +11,25 @@ import pytest
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, HEADER, SCENE, SCENE_BASE64, Speaker
 from ts_stateful.client import connect
 from ts_stateful.protocol.session_ids import new_session_id
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 
-@pytest.fixture(params=["continuous", "sequence", "async"])
-def server(request: pytest.FixtureRequest) -> TorchServe:
+@pytest.fixture(params=["continuous", "sequence", "async", "asgi"])
+def server(request: pytest.FixtureRequest) -> LocalServer:
     """Every profile in turn."""
-    server: TorchServe = request.getfixturevalue(f"{request.param}_server")
+    server: LocalServer = request.getfixturevalue(f"{request.param}_server")
     return server
 
 
 @pytest.fixture
-def speaker(server: TorchServe, speak: Callable[[TorchServe], Speaker]) -> Speaker:
+def speaker(server: LocalServer, speak: Callable[[LocalServer], Speaker]) -> Speaker:
     """Plain HTTP and gRPC to that server."""
     return speak(server)
 
 
 @pytest.mark.parametrize("transport", ["grpc", "http"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_client_holds_a_conversation(server: TorchServe, transport: str, stream: bool) -> None:
+def test_the_client_holds_a_conversation(server: LocalServer, transport: str, stream: bool) -> None:
     """Question after question is answered rightly, and only what is new is computed."""
     url = server.grpc_url if transport == "grpc" else server.http_url
     with connect(url) as connection, connection.open(images=[SCENE]) as session:
@@ -44,7 +44,7 @@ def test_the_client_holds_a_conversation(server: TorchServe, transport: str, str
 
 
 @pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_a_session_is_erased(server: TorchServe, transport: str) -> None:
+def test_a_session_is_erased(server: LocalServer, transport: str) -> None:
     """While it is open, and once more after that; the server's own store has nothing of it."""
     url = server.grpc_url if transport == "grpc" else server.http_url
     environ = server.engines()[0].environ()
@@ -114,7 +114,7 @@ def test_the_body_alone_may_name_the_session(speaker: Speaker) -> None:
 
 
 def test_unary_grpc_is_pulled(
-    continuous_server: TorchServe, speak: Callable[[TorchServe], Speaker]
+    continuous_server: LocalServer, speak: Callable[[LocalServer], Speaker]
 ) -> None:
     """In the continuous profile the first answer comes at once, the rest by `continue`."""
     speaker = speak(continuous_server)

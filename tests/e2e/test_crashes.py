@@ -19,8 +19,8 @@ from tests.e2e.speak import SCENE, eventually
 from ts_stateful.client import ClientError, RetryPolicy, Session, connect
 from ts_stateful.protocol.errors import EngineUnavailable
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.ports import Ports
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.ports import Ports
+from ts_stateful.serving.server import LocalServer
 
 # `make test PYTEST_ARGS=tests/e2e/test_crashes.py KILLS=100` for more.
 KILLS = int(os.environ.get("KILLS", "2"))
@@ -40,7 +40,7 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 @pytest.fixture
 def server(
     profile: Profile, request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[TorchServe]:
+) -> Iterator[LocalServer]:
     """The shared server of that profile: nobody notices.
 
     One for this alone in the sequence profile: `/invocations` does not know a model any more that was registered anew.
@@ -60,7 +60,7 @@ def parameters(session: int, turn: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def sessions(server: TorchServe, profile: Profile) -> Iterator[list[Session]]:
+def sessions(server: LocalServer, profile: Profile) -> Iterator[list[Session]]:
     """Sessions of which every other pair speaks HTTP, where that streams."""
     http = profile is not Profile.SEQUENCE
     # What a dead worker has hangs where TorchServe does not notice; and it takes time to register a model anew.
@@ -92,20 +92,20 @@ def talk_all(sessions: list[Session]) -> list[list[str]]:
         return list(pool.map(talk, sessions, range(NUM_SESSIONS)))
 
 
-def worker_pid(server: TorchServe) -> int:
+def worker_pid(server: LocalServer) -> int:
     """The process of TorchServe's worker."""
     (worker,) = server.describe()["workers"]
     return int(worker["pid"])
 
 
-def has_other_worker(server: TorchServe, pid: int) -> bool:
+def has_other_worker(server: LocalServer, pid: int) -> bool:
     """Whether another worker than that one is ready; a model that is being registered has none."""
     with suppress(ValueError):
         return server.is_ready() and worker_pid(server) != pid
     return False
 
 
-def kill(server: TorchServe, *, worker: bool, while_it_loads: bool) -> None:
+def kill(server: LocalServer, *, worker: bool, while_it_loads: bool) -> None:
     """Kills the engine or the worker, and waits until the next one is there, or at least on its way."""
     victim = psutil.Process(worker_pid(server)) if worker else server.engines()[0]
     victim.kill()
@@ -120,7 +120,7 @@ def kill(server: TorchServe, *, worker: bool, while_it_loads: bool) -> None:
 
 @pytest.mark.timeout(240 + 30 * KILLS)
 def test_kills_are_not_noticed(
-    server: TorchServe, profile: Profile, sessions: list[Session]
+    server: LocalServer, profile: Profile, sessions: list[Session]
 ) -> None:
     """Sixteen sessions at once, killed at any moment: no error, no character lost or doubled, sampled and greedy.
 
@@ -141,7 +141,7 @@ def test_kills_are_not_noticed(
             assert talking.result() == calm
 
 
-def test_worker_and_engine_killed_at_once(continuous_server: TorchServe) -> None:
+def test_worker_and_engine_killed_at_once(continuous_server: LocalServer) -> None:
     """Nothing is left but the store: what was said stays, and the reply that was running is the one that it would have been.
 
     In the other profiles TorchServe itself does not get over the death of a worker.

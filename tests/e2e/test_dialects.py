@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.speak import DEADLINE_S, HEADER, SCENE, Innocent, Speaker
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 END_HEADER = "ts_request_sequence_end"
 SCENE_URL = f"data:image/png;base64,{base64.b64encode(SCENE.read_bytes()).decode()}"
@@ -44,15 +44,15 @@ class Runtime:
         }
 
 
-@pytest.fixture(params=["continuous", "sequence", "async"])
-def server(request: pytest.FixtureRequest) -> TorchServe:
+@pytest.fixture(params=["continuous", "sequence", "async", "asgi"])
+def server(request: pytest.FixtureRequest) -> LocalServer:
     """Every profile in turn."""
-    server: TorchServe = request.getfixturevalue(f"{request.param}_server")
+    server: LocalServer = request.getfixturevalue(f"{request.param}_server")
     return server
 
 
 @pytest.fixture
-def runtime(server: TorchServe, speak: Callable[[TorchServe], Speaker]) -> Iterator[Runtime]:
+def runtime(server: LocalServer, speak: Callable[[LocalServer], Speaker]) -> Iterator[Runtime]:
     """A client of that server; somebody else's session goes on beside it."""
     speaker = speak(server)
     with Innocent(speaker) as innocent:
@@ -166,10 +166,10 @@ def test_a_client_of_the_sample_with_llava(runtime: Runtime) -> None:
 
 
 def test_over_grpc_the_bodies_are_the_same(
-    continuous_server: TorchServe,
-    sequence_server: TorchServe,
-    async_server: TorchServe,
-    speak: Callable[[TorchServe], Speaker],
+    continuous_server: LocalServer,
+    sequence_server: LocalServer,
+    async_server: LocalServer,
+    speak: Callable[[LocalServer], Speaker],
 ) -> None:
     """Pushed where the profile pushes; where replies are pulled, sessions come and go but prompts are refused."""
     question = {"inputs": "Is there a circle?", "stream": True}

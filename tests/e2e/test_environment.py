@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.server import profile_server
 from tests.e2e.speak import Speaker
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 NAME, CLOSED = "X-Amzn-SageMaker-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"
 TTL = timedelta(minutes=5)
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """The continuous profile, with nothing changed but the environment."""
     environ = {
         "TS_REQUEST_SEQUENCE_ID": NAME,
@@ -38,7 +38,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
 
 
 @pytest.fixture
-def speaker(server: TorchServe, speak: Callable[[TorchServe], Speaker]) -> Speaker:
+def speaker(server: LocalServer, speak: Callable[[LocalServer], Speaker]) -> Speaker:
     """Plain HTTP to that server."""
     return speak(server)
 

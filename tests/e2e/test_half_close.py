@@ -1,4 +1,4 @@
-"""gRPC calls that are half-closed, cancelled or wrong: TorchServe may lose its worker, and the server replaces it."""
+"""gRPC calls that are half-closed, cancelled or wrong: LocalServer may lose its worker, and the server replaces it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.e2e.speak import DIALOGUE, HEADER, SCENE, Speaker, eventually
 from ts_stateful.client import RetryPolicy, Session, connect
 from ts_stateful.client.management import Management
 from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
-from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
+from ts_stateful.serving.server import LocalServer
+from ts_stateful.serving.server_log import ServerLog
 from ts_stateful.torchserve.guard import Guard
 from ts_stateful.torchserve.java import java_environment
-from ts_stateful.torchserve.server import TorchServe
-from ts_stateful.torchserve.server_log import ServerLog
 
 NUM_CALLS = 60
 CALL_S = 2.0
@@ -84,7 +84,7 @@ ATTACKS: dict[str, Attack] = {
 class Victim:
     """A server, and its worker at the time of the attack."""
 
-    def __init__(self, server: TorchServe) -> None:
+    def __init__(self, server: LocalServer) -> None:
         self.server = server
         (worker,) = server.describe()["workers"]
         self._worker = psutil.Process(worker["pid"])
@@ -127,7 +127,7 @@ class Victim:
 
 
 @pytest.fixture(scope="module")
-def sequence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
+def sequence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """TorchServe in the sequence profile, where models may be registered again. `/invocations` does not know those."""
     folder = tmp_path_factory.mktemp("half-close")
     keys: dict[str, Any] = {"batchSize": 40, "maxNumSequence": 40}
@@ -137,10 +137,10 @@ def sequence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
         yield server
 
 
-def server_of(profile: Profile, request: pytest.FixtureRequest) -> TorchServe:
+def server_of(profile: Profile, request: pytest.FixtureRequest) -> LocalServer:
     """The shared server of a profile, or the one of this module."""
     name = "sequence" if profile is Profile.SEQUENCE else f"{profile.value}_server"
-    server: TorchServe = request.getfixturevalue(name)
+    server: LocalServer = request.getfixturevalue(name)
     return server
 
 
@@ -159,7 +159,7 @@ def talk(session: Session, until: threading.Event) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ATTACKS)
-@pytest.mark.parametrize("profile", list(Profile), ids=lambda profile: profile.value)
+@pytest.mark.parametrize("profile", TORCHSERVE_PROFILES, ids=lambda profile: profile.value)
 def test_others_are_served_again(
     profile: Profile,
     kind: str,
@@ -213,12 +213,12 @@ def test_without_the_watch_torchserve_is_left_alone(tmp_path: Path) -> None:
 class Container:
     """A TorchServe that the entrypoint of a container has started."""
 
-    def __init__(self, server: TorchServe, folder: Path) -> None:
+    def __init__(self, server: LocalServer, folder: Path) -> None:
         self.server = server  # its ports and its name; it is never started itself
         self._folder = folder
         (self._archive,) = (folder / "archive").glob("*.mar")
 
-    def __enter__(self) -> TorchServe:
+    def __enter__(self) -> LocalServer:
         archive, properties = self._archive, self._folder / "config.properties"
         base = (ROOT / "config.properties").read_text()
         properties.write_text(f"{base}\n{self.server.ports.as_properties()}")

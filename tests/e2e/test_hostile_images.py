@@ -24,7 +24,7 @@ from tests.e2e.speak import SCENE, Speaker, error_of, eventually
 from tests.support.pictures import encoded, png_base64
 from ts_stateful.process.names import name_of
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 _SHARE = 16  # handler.media.fetchesPerClient
 _MEGAPIXELS = 40
@@ -72,7 +72,9 @@ def black_hole() -> Iterator[BlackHole]:
 
 
 @pytest.fixture(scope="module")
-def server(black_hole: BlackHole, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
+def server(
+    black_hole: BlackHole, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalServer]:
     """A server that may fetch from this machine, and waits for longer than a test takes."""
     media: dict[str, Any] = {
         "allowedSchemes": ["http", "data"],
@@ -90,17 +92,17 @@ def server(black_hole: BlackHole, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def speaker(server: TorchServe, speak: Callable[[TorchServe], Speaker]) -> Speaker:
+def speaker(server: LocalServer, speak: Callable[[LocalServer], Speaker]) -> Speaker:
     """Plain HTTP to that server."""
     return speak(server)
 
 
-def engine_of(server: TorchServe) -> psutil.Process:
+def engine_of(server: LocalServer) -> psutil.Process:
     (engine,) = server.engines()
     return engine
 
 
-def decoders_of(server: TorchServe) -> list[psutil.Process]:
+def decoders_of(server: LocalServer) -> list[psutil.Process]:
     """Find the living decoders of the engine."""
     children = engine_of(server).children()
     return [each for each in children if name_of(each.pid) == "ts-decoder" and lives(each)]
@@ -139,7 +141,7 @@ def opening(*images: str) -> dict[str, Any]:
 
 
 def test_images_from_nowhere_delay_no_inline_image(
-    speaker: Speaker, black_hole: BlackHole, speak: Callable[[TorchServe], Speaker]
+    speaker: Speaker, black_hole: BlackHole, speak: Callable[[LocalServer], Speaker]
 ) -> None:
     """24 requests with 8 URLs each are all still waiting when another client's image has been answered."""
     url = f"http://127.0.0.1:{black_hole.port}/"
@@ -190,7 +192,7 @@ def test_a_request_survives_its_decoder(speaker: Speaker) -> None:
     assert "another one decodes the image again" in log.read_text()
 
 
-def kill_busy_decoders(server: TorchServe, until: Callable[[], bool]) -> int:
+def kill_busy_decoders(server: LocalServer, until: Callable[[], bool]) -> int:
     """Kill each decoder that computes for long, as a bug of a parser would; return their number."""
     begun_s: dict[int, float] = {}
     killed = 0
@@ -207,7 +209,7 @@ def kill_busy_decoders(server: TorchServe, until: Callable[[], bool]) -> int:
 
 
 def test_an_image_that_kills_decoders_is_refused(
-    speaker: Speaker, speak: Callable[[TorchServe], Speaker]
+    speaker: Speaker, speak: Callable[[LocalServer], Speaker]
 ) -> None:
     """Alone: images of another client that are decoded meanwhile are answered, by the same engine."""
     engine = engine_of(speaker.server)

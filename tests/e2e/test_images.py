@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.speak import SCENE, Speaker
 from tests.support.pictures import png_base64
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 QUESTION = {"prompt": "What color is the circle?"}
 
@@ -25,7 +25,7 @@ class Count(NamedTuple):
 
 
 @pytest.fixture
-def speaker(async_server: TorchServe, speak: Callable[[TorchServe], Speaker]) -> Speaker:
+def speaker(async_server: LocalServer, speak: Callable[[LocalServer], Speaker]) -> Speaker:
     """Plain HTTP to the shared server of the profile in which the management API tells the figures."""
     return speak(async_server)
 

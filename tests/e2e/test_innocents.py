@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.speak import HEADER, SCENE, SCENE_BASE64, Innocent, Speaker, error_of
 from tests.support.hostile import DEEP, JSON, bomb
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 Send = Callable[[Speaker, str], httpx.Response]
 Attack = tuple[Send, str]  # and the code of the error that it gets
@@ -69,9 +69,9 @@ ATTACKS: dict[str, list[Attack]] = {
 }
 
 
-@pytest.fixture(params=["sequence", "async"])
-def speaker(request: pytest.FixtureRequest, speak: Callable[[TorchServe], Speaker]) -> Speaker:
-    """A client of each of the two profiles in turn."""
+@pytest.fixture(params=["sequence", "async", "asgi"])
+def speaker(request: pytest.FixtureRequest, speak: Callable[[LocalServer], Speaker]) -> Speaker:
+    """A client of each of these profiles in turn."""
     return speak(request.getfixturevalue(f"{request.param}_server"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.speak import SCENE_BASE64, Innocent, Speaker, error_of
 from tests.e2e.steps import Document, HttpLine, PushedLine, StreamLine, UnaryLine, new_id
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 MB = 1_000_000
 BODY_BYTES = 27_900_000  # just below `max_request_size`
@@ -76,7 +76,7 @@ def profile(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def speaker(
-    profile: str, request: pytest.FixtureRequest, speak: Callable[[TorchServe], Speaker]
+    profile: str, request: pytest.FixtureRequest, speak: Callable[[LocalServer], Speaker]
 ) -> Iterator[Speaker]:
     """A client of the profile's server; when a test is done with it, another client's session must go on."""
     speaker = speak(request.getfixturevalue(f"{profile}_server"))

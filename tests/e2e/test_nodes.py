@@ -20,7 +20,7 @@ from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
 from ts_stateful.client import RetryPolicy, Session, connect
 from ts_stateful.client.session import PromptOptions
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 NUM_SESSIONS = 16
 LONG: PromptOptions = {"max_new_tokens": 300, "ignore_eos": True}
@@ -29,7 +29,7 @@ LONG: PromptOptions = {"max_new_tokens": 300, "ignore_eos": True}
 class Nodes:
     """TorchServes, and the HAProxy in front of them."""
 
-    def __init__(self, servers: list[TorchServe], proxy: Proxy) -> None:
+    def __init__(self, servers: list[LocalServer], proxy: Proxy) -> None:
         self.proxy = proxy
         self._servers = servers
         self._speakers = [Speaker(server) for server in servers]
@@ -70,7 +70,7 @@ class Nodes:
             speaker.http.close()
 
 
-def at_once(act: Callable[[TorchServe], None], servers: list[TorchServe]) -> None:
+def at_once(act: Callable[[LocalServer], None], servers: list[LocalServer]) -> None:
     """Does something with all servers at the same time; it takes seconds for each."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(act, servers))
@@ -93,8 +93,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             )
             for number in (1, 2)
         ]
-        stack.callback(at_once, TorchServe.stop, servers)
-        at_once(TorchServe.start, servers)
+        stack.callback(at_once, LocalServer.stop, servers)
+        at_once(LocalServer.start, servers)
         ports = [server.ports for server in servers]
         nodes = Nodes(servers, stack.enter_context(haproxy(proxy, ports, log_path("haproxy"))))
         stack.callback(nodes.close)

@@ -15,12 +15,12 @@ from openai.types.chat import ChatCompletion
 
 from tests.e2e.server import WINDOW
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, HEADER, SCENE, Speaker
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 SCENE_URL = f"data:image/png;base64,{base64.b64encode(SCENE.read_bytes()).decode()}"
 
 
-def connected(server: TorchServe, **options: Any) -> OpenAI:
+def connected(server: LocalServer, **options: Any) -> OpenAI:
     return OpenAI(
         base_url=f"{server.http_url}/predictions/chat/1.0/v1",
         api_key="none",
@@ -30,10 +30,10 @@ def connected(server: TorchServe, **options: Any) -> OpenAI:
     )
 
 
-@pytest.fixture(params=["continuous", "sequence", "async"])
-def server(request: pytest.FixtureRequest) -> TorchServe:
+@pytest.fixture(params=["continuous", "sequence", "async", "asgi"])
+def server(request: pytest.FixtureRequest) -> LocalServer:
     """Every profile in turn."""
-    server: TorchServe = request.getfixturevalue(f"{request.param}_server")
+    server: LocalServer = request.getfixturevalue(f"{request.param}_server")
     return server
 
 
@@ -62,7 +62,7 @@ def cached(completion: ChatCompletion) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_without_a_session(server: TorchServe, stream: bool) -> None:
+def test_a_conversation_without_a_session(server: LocalServer, stream: bool) -> None:
     """Every request tells all of it, is answered for itself, and leaves nothing behind."""
     with connected(server) as client:
         messages = [shown(DIALOGUE[0][0])]
@@ -90,7 +90,7 @@ def ask(client: OpenAI, messages: list[Any], *, stream: bool) -> str:
     return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 
 
-def test_with_a_session_header_only_what_is_new_is_computed(server: TorchServe) -> None:
+def test_with_a_session_header_only_what_is_new_is_computed(server: LocalServer) -> None:
     """The client sends everything all the same; what it has edited counts."""
     messages: list[Any] = [shown(DIALOGUE[0][0])]
     with connected(server) as client:

@@ -28,9 +28,9 @@ from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.protocol.errors import SessionNotFound, Unauthenticated
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.sagemaker import CONTAINER_VARIABLES, CUSTOM_ATTRIBUTES, SESSION_ID
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
-Speak = Callable[[TorchServe], Speaker]
+Speak = Callable[[LocalServer], Speaker]
 _QUESTION = "What color is the circle?"
 _POLICY = RetryPolicy(max_retries=0)
 _JWT = {"mode": "jwt", "issuer": ISSUER, "audience": AUDIENCE}
@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def server(
     tmp_path_factory: pytest.TempPathFactory, issuer: Issuer, store: str
-) -> Iterator[TorchServe]:
+) -> Iterator[LocalServer]:
     """A server that reads the issuer's keys from a URL."""
     site = Site()
     site.routes["/keys"] = answer(issuer.key_set)
@@ -68,7 +68,7 @@ def server(
 @pytest.fixture(scope="module")
 def second(
     tmp_path_factory: pytest.TempPathFactory, issuer: Issuer, store: str
-) -> Iterator[TorchServe]:
+) -> Iterator[LocalServer]:
     """A server with the same store that SageMaker's requests reach; it reads the keys from a file."""
     folder = tmp_path_factory.mktemp("sagemaker")
     keys = folder / "keys.json"
@@ -85,7 +85,7 @@ def second(
 
 
 @pytest.fixture(scope="module")
-def behind_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
+def behind_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """A server that trusts the header of a proxy."""
     handler = {"auth": {"mode": "header", "header": "X-Principal"}, "audit": "text"}
     folder = tmp_path_factory.mktemp("header")
@@ -99,7 +99,7 @@ def connected(url: str, token: str) -> Server:
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_a_session_belongs_to_the_principal_of_its_token(
-    server: TorchServe, issuer: Issuer, scheme: str
+    server: LocalServer, issuer: Issuer, scheme: str
 ) -> None:
     """Over HTTP, and over gRPC in the message; another principal may use the same id."""
     url = server.http_url if scheme == "http" else server.grpc_url
@@ -144,7 +144,9 @@ def test_tokens_reach_the_model_over_grpc_in_every_profile(
         session.close()
 
 
-def test_what_is_refused_is_refused_alike(server: TorchServe, issuer: Issuer, speak: Speak) -> None:
+def test_what_is_refused_is_refused_alike(
+    server: LocalServer, issuer: Issuer, speak: Speak
+) -> None:
     """Another's id and an unknown one have the same bytes; without a token there is only `hello`."""
     speaker = speak(server)
     tokens = {name: {"Authorization": f"Bearer {issuer.token(name)}"} for name in ("alice", "bob")}
@@ -171,7 +173,7 @@ def test_what_is_refused_is_refused_alike(server: TorchServe, issuer: Issuer, sp
     assert claimed.json()["error"]["field"] == "metadata.tenant"
 
 
-def test_openais_client_sends_its_key(server: TorchServe, issuer: Issuer) -> None:
+def test_openais_client_sends_its_key(server: LocalServer, issuer: Issuer) -> None:
     """As the token; a session header is an id of its principal."""
     url = f"{server.http_url}/predictions/chat/1.0/v1"
     image = f"data:image/png;base64,{base64.b64encode(SCENE.read_bytes()).decode()}"
@@ -202,7 +204,7 @@ def test_openais_client_sends_its_key(server: TorchServe, issuer: Issuer) -> Non
 
 
 def test_a_session_goes_on_at_another_server_for_its_principal(
-    server: TorchServe, second: TorchServe, issuer: Issuer
+    server: LocalServer, second: LocalServer, issuer: Issuer
 ) -> None:
     """There by SageMaker's runtime API, whose custom attributes hold the token."""
     tokens = {name: issuer.token(name) for name in ("alice", "bob")}
@@ -231,7 +233,7 @@ def test_a_session_goes_on_at_another_server_for_its_principal(
             assert own.prompt(_QUESTION).result() == "red"
 
 
-def test_the_audit_log_names_principals_and_no_ids(server: TorchServe, issuer: Issuer) -> None:
+def test_the_audit_log_names_principals_and_no_ids(server: LocalServer, issuer: Issuer) -> None:
     """In TorchServe's log, one JSON object after the prefix of each line."""
     name = "audited-session"
     with connected(server.http_url, issuer.token("carol")) as carol:
@@ -250,7 +252,7 @@ def test_the_audit_log_names_principals_and_no_ids(server: TorchServe, issuer: I
     assert "a secret" not in log_path("jwt").read_text()
 
 
-def test_a_proxys_header_names_the_principal(behind_proxy: TorchServe, speak: Speak) -> None:
+def test_a_proxys_header_names_the_principal(behind_proxy: LocalServer, speak: Speak) -> None:
     """Over HTTP only: nothing that a proxy sets reaches the model over gRPC."""
     speaker = speak(behind_proxy)
     alice, bob = ({"X-Principal": name} for name in ("alice", "bob"))
@@ -276,8 +278,8 @@ def test_a_proxys_header_names_the_principal(behind_proxy: TorchServe, speak: Sp
 
 
 def test_the_command_line_sends_tokens_and_headers(
-    server: TorchServe,
-    behind_proxy: TorchServe,
+    server: LocalServer,
+    behind_proxy: LocalServer,
     issuer: Issuer,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

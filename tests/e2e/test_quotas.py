@@ -15,9 +15,9 @@ from ts_stateful.client import connect
 from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.protocol.errors import QuotaExceeded
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
-Speak = Callable[[TorchServe], Speaker]
+Speak = Callable[[LocalServer], Speaker]
 _PLACES = 4
 _QUOTAS = {
     "openSessions": 2,
@@ -37,7 +37,7 @@ def issuer() -> Issuer:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[TorchServe]:
+def server(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[LocalServer]:
     """A server with few places, for principals with quotas."""
     folder = tmp_path_factory.mktemp("quotas")
     (folder / "keys.json").write_bytes(issuer.key_set)
@@ -83,7 +83,7 @@ class Caller:
 
 
 @pytest.fixture
-def caller(server: TorchServe, speak: Speak, issuer: Issuer) -> Callable[[str], Caller]:
+def caller(server: LocalServer, speak: Speak, issuer: Issuer) -> Callable[[str], Caller]:
     """Return the requests of a principal."""
     return lambda name: Caller(speak(server), issuer.token(name))
 
@@ -146,7 +146,7 @@ def test_used_up_tokens_are_refused_alike_over_http_and_grpc(
 
 
 def test_turns_in_flight_are_refused_alike_over_http_and_grpc(
-    caller: Callable[[str], Caller], server: TorchServe, issuer: Issuer
+    caller: Callable[[str], Caller], server: LocalServer, issuer: Issuer
 ) -> None:
     """While one runs; the client library raises the quota by its name."""
     dave = caller("dave")

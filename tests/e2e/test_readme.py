@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server import ROOT
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 
 def blocks(language: str, document: str = "README.md") -> list[str]:
@@ -20,7 +20,7 @@ def blocks(language: str, document: str = "README.md") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def run(command: list[str], server: TorchServe, **options: object) -> str:
+def run(command: list[str], server: LocalServer, **options: object) -> str:
     """Run a command in the repository's root; return what it printed."""
     scripts = Path(sys.executable).parent  # `ts-stateful` is there, as in an activated environment
     environ = {
@@ -38,7 +38,9 @@ def run(command: list[str], server: TorchServe, **options: object) -> str:
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/start.md"])
-def test_the_shell_blocks_hold_a_conversation(continuous_server: TorchServe, document: str) -> None:
+def test_the_shell_blocks_hold_a_conversation(
+    continuous_server: LocalServer, document: str
+) -> None:
     """Open, ask, stream, close, a prompt that opens a session by itself, and the commands."""
     script = "set -euo pipefail\n" + "\n".join(blocks("sh", document))
     printed = run(["bash", "-c", script], continuous_server)
@@ -48,7 +50,7 @@ def test_the_shell_blocks_hold_a_conversation(continuous_server: TorchServe, doc
     assert "three" in printed
 
 
-def test_the_protocols_curl_lines_fork_and_go_back(continuous_server: TorchServe) -> None:
+def test_the_protocols_curl_lines_fork_and_go_back(continuous_server: LocalServer) -> None:
     """The conversation at the beginning of docs/protocol.md."""
     (script,) = blocks("sh", "docs/protocol.md")
     printed = run(["bash", "-c", "set -euo pipefail\n" + script], continuous_server)
@@ -57,7 +59,7 @@ def test_the_protocols_curl_lines_fork_and_go_back(continuous_server: TorchServe
     assert printed.count("closed") == 2
 
 
-def test_openais_client_runs_as_shown(continuous_server: TorchServe) -> None:
+def test_openais_client_runs_as_shown(continuous_server: LocalServer) -> None:
     """Without a session and in one, as docs/clients.md has it."""
     (block,) = blocks("python", "docs/clients.md")
     script = block.replace("http://127.0.0.1:8080", continuous_server.http_url)
@@ -65,7 +67,7 @@ def test_openais_client_runs_as_shown(continuous_server: TorchServe) -> None:
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/start.md"])
-def test_the_python_blocks_run(continuous_server: TorchServe, document: str) -> None:
+def test_the_python_blocks_run(continuous_server: LocalServer, document: str) -> None:
     """The client library as the documents show it."""
     for block in blocks("python", document):
         script = block.replace("grpc://127.0.0.1:7070", continuous_server.grpc_url)
@@ -81,7 +83,7 @@ def test_every_block_is_run_or_marked_as_shown(document: str) -> None:
     assert fences == {"", "sh", "python", "console"}
 
 
-def test_the_command_chats(continuous_server: TorchServe) -> None:
+def test_the_command_chats(continuous_server: LocalServer) -> None:
     """Questions from standard input, answers on standard output."""
     scene = str(ROOT / "examples" / "shapes" / "scene.png")
     printed = run(
@@ -95,7 +97,7 @@ def test_the_command_chats(continuous_server: TorchServe) -> None:
 
 
 @pytest.mark.parametrize("name", ["model-config.yaml"])
-def test_the_command_checks_a_configuration(continuous_server: TorchServe, name: str) -> None:
+def test_the_command_checks_a_configuration(continuous_server: LocalServer, name: str) -> None:
     """The configuration that comes with the project is sound."""
     command = [sys.executable, "-m", "ts_stateful.cli", "check", str(Path(ROOT) / name)]
     assert "ok" in run(command, continuous_server)

@@ -15,16 +15,16 @@ import pytest
 from tests.e2e.server import profile_server
 from tests.e2e.speak import DEADLINE_S, SCENE, Speaker, error_of, eventually
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
-Speak = Callable[[TorchServe], Speaker]
+Speak = Callable[[LocalServer], Speaker]
 NUM_SESSIONS = 6
 PATIENCE_S = 5.0  # with one request
 ALL_PORTS = range(1, 65536)  # the server of images has any free one
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """Two engines with three places each; images from any port of http://127.0.0.1 alone."""
     media = {
         "allowedSchemes": ["http", "data"],
@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
 
 
 @pytest.fixture
-def speaker(server: TorchServe, speak: Speak) -> Speaker:
+def speaker(server: LocalServer, speak: Speak) -> Speaker:
     """Plain HTTP to that server."""
     return speak(server)
 
@@ -74,7 +74,7 @@ def test_two_engines_share_the_sessions(speaker: Speaker, sessions: list[str]) -
 
 
 def test_the_death_of_one_engine_leaves_the_others_sessions(
-    server: TorchServe, speaker: Speaker, sessions: list[str]
+    server: LocalServer, speaker: Speaker, sessions: list[str]
 ) -> None:
     """They go on, and so do those of the dead one, as soon as another is there."""
     worker, (victim, survivor) = speaker.worker_pid(), server.engines()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import httpx
 
 from tests.e2e.speak import DEADLINE_S
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 
-def test_the_server_is_healthy(continuous_server: TorchServe) -> None:
+def test_the_server_is_healthy(continuous_server: LocalServer) -> None:
     """/ping answers 200 and says so."""
     answer = httpx.get(f"{continuous_server.http_url}/ping", timeout=DEADLINE_S)
     assert answer.status_code == 200
     assert answer.json() == {"status": "Healthy"}
 
 
-def test_hello_names_the_profile(continuous_server: TorchServe) -> None:
+def test_hello_names_the_profile(continuous_server: LocalServer) -> None:
     """`hello` passes through the handler and tells the profile."""
     answer = httpx.post(
         f"{continuous_server.http_url}/predictions/chat",
@@ -26,7 +26,7 @@ def test_hello_names_the_profile(continuous_server: TorchServe) -> None:
     assert answer.json()["profile"] == "continuous"
 
 
-def test_a_customized_description_has_the_figures(async_server: TorchServe) -> None:
+def test_a_customized_description_has_the_figures(async_server: LocalServer) -> None:
     """In the async profile, where it can be asked for: of all engines together and of each."""
     url = f"{async_server.management_url}/models/chat?customized=true"
     (described,) = httpx.get(url, timeout=DEADLINE_S).json()

@@ -14,13 +14,13 @@ import pytest
 from tests.e2e.server import ROOT
 from tests.e2e.state_server import StateModels
 from tests.e2e.steps import sum_of
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 CLIENT = ROOT / "examples" / "grpc_client.py"
 SAMPLES = "sample1.txt,sample2.txt,sample3.txt"
 
 
-def run(*command: str, server: TorchServe, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run(*command: str, server: LocalServer, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs a command; its server listens on free ports."""
     environ = {
         **os.environ,
@@ -91,7 +91,7 @@ def test_the_client_speaks_the_other_calls(state_models: StateModels, tmp_path: 
 
 
 def test_the_client_registers_models(
-    state_models: StateModels, continuous_server: TorchServe
+    state_models: StateModels, continuous_server: LocalServer
 ) -> None:
     """By the name of an archive in the model store; where TorchServe refuses it says how that is changed."""
     state_models.pack("lstm-registered")

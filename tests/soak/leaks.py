@@ -18,7 +18,7 @@ import psutil
 
 from tests.e2e.speak import Speaker
 from ts_stateful.process.names import FORK_SERVER, name_of
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 __all__ = ["MORE", "Held", "Snapshot", "leaks", "temporary_folder", "unsettled"]
 
@@ -70,7 +70,7 @@ class Snapshot:
     files: dict[str, int]
 
     @classmethod
-    def take(cls, server: TorchServe, speaker: Speaker, store: Path) -> Snapshot:
+    def take(cls, server: LocalServer, speaker: Speaker, store: Path) -> Snapshot:
         """Looks at the server, which should be quiet."""
         (description,) = server.describe()["workers"]
         worker = psutil.Process(int(description["pid"]))
@@ -97,7 +97,7 @@ class Snapshot:
         )
 
 
-def temporary_folder(server: TorchServe) -> Path:
+def temporary_folder(server: LocalServer) -> Path:
     """Where a running server has its sockets, its unpacked model and the logs of its engines."""
     return Path(server.engines()[0].environ()["TMPDIR"])
 

@@ -19,7 +19,8 @@ from tests.e2e.speak import HEADER, Speaker
 from tests.soak.outages import Outages
 from tests.soak.plan import DEADLINE_S
 from tests.soak.tally import Tally, Wrong, check
-from ts_stateful.protocol.errors import StatefulError, error_from_body
+from ts_stateful.protocol.error_bodies import error_from_body
+from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["Document", "Heard", "Raw"]
 

@@ -31,7 +31,7 @@ from ts_stateful.protocol.errors import (
     SessionNotFound,
     StatefulError,
 )
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 __all__ = ["Act", "Shared", "User"]
 
@@ -45,7 +45,7 @@ _REMEMBERED = 20
 class Shared:
     """What all users have in common; `finished` are conversations that are over, `left` the ids of those left to expire."""
 
-    server: TorchServe
+    server: LocalServer
     plan: Plan
     tally: Tally
     answers: Answers = field(default_factory=Answers)

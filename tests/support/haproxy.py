@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.ports import free_ports
-from ts_stateful.torchserve.ports import HOST, Ports
+from ts_stateful.serving.ports import HOST, Ports
 
 __all__ = ["CONFIG", "NO_HAPROXY", "Proxy", "check", "haproxy", "haproxy_binary"]
 

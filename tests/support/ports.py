@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from ts_stateful.torchserve.ports import Ports
+from ts_stateful.serving.ports import Ports
 
 __all__ = ["free_port", "free_ports"]
 

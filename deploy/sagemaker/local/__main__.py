@@ -11,8 +11,8 @@ from deploy.sagemaker.local.endpoint import Settings, run
 from ts_stateful.cli.numbers import positive, whole
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import is_endpoint_name
+from ts_stateful.serving.local import ServerFailed
 from ts_stateful.torchserve.java import JavaMissing
-from ts_stateful.torchserve.server import ServerFailed
 
 __all__ = ["main"]
 

@@ -18,8 +18,9 @@ from deploy.sagemaker.local.routing import Instance, Router
 from deploy.sagemaker.local.server import make_app
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import CONTAINER_VARIABLES
-from ts_stateful.torchserve.ports import HOST, Ports
-from ts_stateful.torchserve.server import ServerFailed, TorchServe, TorchServeSettings
+from ts_stateful.serving.local import ServerFailed
+from ts_stateful.serving.ports import HOST, Ports
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 __all__ = ["Settings", "run"]
 

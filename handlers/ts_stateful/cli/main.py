@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "plan":
             plan(options, arguments)
             return _OK
+        if options.command == "serve":
+            return _serve(options)
         if options.command == "doctor":
             return _OK if examine(options) else _FAILED
         return _talk(options)
@@ -65,6 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except ValueError as error:  # a malformed URL
         return _fail(str(error), _USAGE)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    try:
+        from ts_stateful.cli.serve import serve  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        return _fail(
+            f"{error.name} is missing; install it: pip install 'torchserve-stateful[server]'"
+        )
+    return serve(options)
 
 
 def _talk(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from ts_stateful.cli import doctor, plan
+from ts_stateful.cli import doctor, plan, serve_options
 from ts_stateful.cli.chat import COMMANDS
 from ts_stateful.cli.numbers import positive, whole
 
@@ -17,7 +17,7 @@ __all__ = ["DEFAULT_URL", "build_parser"]
 DEFAULT_URL = "grpc://127.0.0.1:7070"
 
 _DESCRIPTION = (
-    "Talk to vision-language models on TorchServe in sessions. Plan, check and repair a server."
+    "Serve vision-language models in sessions, and talk to them. Plan, check and repair a server."
 )
 _EPILOG = """\
 environment:
@@ -25,6 +25,7 @@ environment:
   TS_STATEFUL_TOKEN  the token, if --token is not given (other users of a machine can see options)
 
 examples:
+  ts-stateful serve build/chat.mar
   ts-stateful chat --image examples/shapes/scene.png
   ts-stateful prompt "What color is the circle?" --image examples/shapes/scene.png
   ts-stateful prompt "Describe it" --image https://example.com/cat.jpg --url http://127.0.0.1:8080 --json
@@ -110,6 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     info = add("info", "show the server or one of its sessions", _INFO_EPILOG, connection)
     info.add_argument("session", nargs="?", help="the id of a session; omit it for the server")
     info.add_argument("--json", action="store_true", help="print one JSON document")
+    serve_options.add_options(add("serve", "serve models in the foreground", serve_options.EPILOG))
     doctor.add_options(
         add("doctor", "examine a model that does not answer, and repair it", doctor.EPILOG)
     )

@@ -16,7 +16,7 @@ from ts_stateful.config.check import Finding, read_document
 from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize, parse_bytes
 from ts_stateful.plan import Asked, PlanRefused, make_plan
-from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
 
 __all__ = ["EPILOG", "add_options", "plan"]
 
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--idle", type=positive, metavar="MIN", help=text)
     text = "new sessions a minute; matters in the sequence profile"
     add("--opens", dest="opened_per_min", type=positive, default=0, metavar="N", help=text)
-    profiles = [profile.value for profile in Profile]
+    profiles = [profile.value for profile in TORCHSERVE_PROFILES]
     text = "TorchServe's kind of batching (default: that of --config, else continuous)"
     add("--profile", choices=profiles, help=text)
 

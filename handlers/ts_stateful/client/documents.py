@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ts_stateful.client.errors import ProtocolError, RequestTooLarge, ServerRefused
-from ts_stateful.protocol.errors import StatefulError, error_from_body
+from ts_stateful.protocol.error_bodies import error_from_body
+from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Command, Open, Prompt, Upload
 
 __all__ = [

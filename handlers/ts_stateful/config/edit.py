@@ -15,7 +15,7 @@ import yaml
 
 from ts_stateful.config.check import check_config
 from ts_stateful.config.schema import ConfigError, load_config
-from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
 
 __all__ = ["edited", "main"]
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--model", help="handler.model: a folder in the archive, a path or a hub id"
     )
-    parser.add_argument("--profile", choices=[profile.value for profile in Profile])
+    parser.add_argument("--profile", choices=[profile.value for profile in TORCHSERVE_PROFILES])
     parser.add_argument(
         "--handler",
         action="store_true",

@@ -13,7 +13,7 @@ from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Open, Step
 from ts_stateful.protocol.session_ids import check_strength
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "call_of"]
 
 _MAX_CREDENTIAL = 16_384  # bytes; a longer input of a message is a document or a tensor
 
@@ -33,16 +33,13 @@ class Admission:
         self.audit = audit or AuditLog()
         self._quotas = quotas
 
-    def namespace_of(
-        self, data: Mapping[str, Any], headers: Mapping[str, Any], *, is_http: bool
-    ) -> Namespace:
+    def namespace_of(self, call: Call) -> Namespace:
         """Return the namespace of a request's principal.
 
         Raises:
             Unauthenticated, KeysUnavailable: see `Authenticator`.
         """
-        pairs = tuple(_texts(headers if is_http else data))
-        return Namespace(self._authenticator.principal_of(Call(pairs, in_message=not is_http)))
+        return Namespace(self._authenticator.principal_of(call))
 
     def check_bytes(self, principal: str | None, num_bytes: int) -> None:
         """Check the size of a request before it is parsed.
@@ -68,10 +65,11 @@ class Admission:
             check_strength(command.session_id)
 
 
-def _texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the pairs whose values are text. TorchServe's other headers describe parts of the body."""
-    return [
+def call_of(values: Mapping[str, Any], *, in_message: bool) -> Call:
+    """Return the names and values that are text. TorchServe's other headers describe parts of the body."""
+    pairs = tuple(
         (name.lower(), value if isinstance(value, str) else bytes(value).decode("utf-8", "replace"))
         for name, value in values.items()
         if isinstance(value, str | bytes | bytearray) and len(value) <= _MAX_CREDENTIAL
-    ]
+    )
+    return Call(pairs, in_message=in_message)

@@ -11,29 +11,21 @@ from typing import Any
 
 from ts.torch_handler.base_handler import BaseHandler
 
-from ts_stateful.config.check import check_config
 from ts_stateful.config.environment import with_environment
-from ts_stateful.config.schema import Config, ConfigError, EngineConfig, load_config
-from ts_stateful.frontend.admission import Admission
-from ts_stateful.frontend.audit import AuditLog
-from ts_stateful.frontend.byte_quotas import ByteQuotas
+from ts_stateful.config.schema import Config, ConfigError, load_config
+from ts_stateful.frontend.assemble import Ends, check_model, make_intake, max_parts
+from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.frontend.delivery.delivery import Batch, Delivery
 from ts_stateful.frontend.delivery.pull import ContinuousDelivery
 from ts_stateful.frontend.delivery.push import SequenceDelivery
-from ts_stateful.frontend.delivery.push_async import AsyncDelivery, AsyncMailbox
-from ts_stateful.frontend.dialects import Dialects
+from ts_stateful.frontend.delivery.push_async import AsyncDelivery
 from ts_stateful.frontend.hangup import HangUp
 from ts_stateful.frontend.inbox import Inbox
-from ts_stateful.frontend.intake import Dispatching, Intake, Parser
+from ts_stateful.frontend.intake import Dispatching, Intake
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.metrics.gauges import Gauges
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader, check_header_names
-from ts_stateful.frontend.parsing.limits import BodyLimits, HeldBytes
-from ts_stateful.frontend.parsing.origins import OriginGuard
 from ts_stateful.frontend.parsing.parts import bound_parts
-from ts_stateful.frontend.parsing.requests import RequestParser
-from ts_stateful.frontend.parsing.steps import StepParser
-from ts_stateful.principals.authenticator import Authenticator
 from ts_stateful.principals.make import make_authenticator
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
 from ts_stateful.protocol.profile import Profile
@@ -60,7 +52,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         config = load_config(document)
         profile = config.frontend.profile
         self._check_kind(config)
-        _check(config)
+        check_model(config, torchserve=True)
         check_header_names(profile, os.environ)
         model_folder = Path(context.system_properties["model_dir"])
         authenticator = make_authenticator(config.engine.auth, model_folder)
@@ -73,13 +65,9 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
         headers = HeaderReader(names, minting=config.frontend.sequence_batching)
-        limits = _limits(config, dispatcher)
-        bound_parts(limits.max_parts)
-        parser = OriginGuard(
-            _parser(config, names, context.model_name, limits), config.engine.allowed_origins
-        )
-        admission = _admission(config.engine, authenticator, dispatcher)
-        intake = Intake(dispatcher, mailbox, parser, headers, admission)
+        bound_parts(max_parts(config))
+        ends = Ends(dispatcher, mailbox)
+        intake = make_intake(config, context.model_name, profile, headers, authenticator, ends)
         self._delivery = _delivery(profile, intake, mailbox, config)
         self._hangup = HangUp()
         # The objects of a big body make collections frequent, which would visit every object of torch each time.
@@ -104,39 +92,11 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         return self._delivery.handle(data, context)
 
 
-def _check(config: Config) -> None:
-    findings = check_config(config)
-    for finding in findings:
-        if finding.severity == "warning":
-            logger.warning("%s", finding)
-    errors = [str(finding) for finding in findings if finding.severity == "error"]
-    if errors:
-        raise ConfigError("model-config.yaml: " + "; ".join(errors))
-
-
 def _publishers(context: Any, group: str | None) -> list[StatsPublisher]:
     gauges = Gauges(context.metrics, context.model_name, group)
     # Each worker uses its own model's name also in a group, because CloudWatch adds up values of the same name.
     cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ)
     return [gauges] if cloudwatch is None else [gauges, cloudwatch]
-
-
-def _limits(config: Config, held: HeldBytes) -> BodyLimits:
-    max_images = 0 if config.state is not None else config.handler.media.max_images
-    return BodyLimits(config.engine.limits, max_images, held)
-
-
-def _parser(config: Config, names: HeaderNames, model_name: str, limits: BodyLimits) -> Parser:
-    profile = config.frontend.profile
-    if config.state is not None:
-        return StepParser(profile, names, config.state, limits)
-    dialects, keeps_sessions = Dialects(model_name), config.handler.stateful_sessions
-    return RequestParser(profile, names, dialects, limits, keeps_sessions=keeps_sessions)
-
-
-def _admission(settings: EngineConfig, authenticator: Authenticator, held: HeldBytes) -> Admission:
-    audit, quotas = AuditLog(settings.audit), ByteQuotas(settings.quotas, held)
-    return Admission(authenticator, settings.client_ids, audit, quotas)
 
 
 def _delivery(

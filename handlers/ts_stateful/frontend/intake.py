@@ -5,28 +5,37 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.frontend.admission import Admission
+from ts_stateful.frontend.admission import Admission, call_of
 from ts_stateful.frontend.audit import DISCONNECTED, Trace
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
 from ts_stateful.frontend.parsing.limits import HeldBytes, num_bytes
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
+from ts_stateful.principals.authenticator import Call
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import KeysUnavailable, StatefulError, Unauthenticated
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Hello
 
-__all__ = ["Dispatching", "Intake", "Parser"]
+__all__ = ["Arrival", "Dispatching", "Intake", "Parser"]
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _MAX_HELLO_BYTES = 512  # of a body that is read before its sender is known
+
+
+class Arrival(NamedTuple):
+    """A request as it came: the parts of its body by name, its headers, and what can name its principal."""
+
+    data: Mapping[str, Any]
+    headers: RequestHeaders
+    call: Call = Call()
 
 
 class Dispatching(HeldBytes, Protocol):
@@ -72,23 +81,35 @@ class Intake:
         self._headers = headers
         self._admission = admission or Admission()
         self._clock = clock
+        self._refusal: StatefulError | None = None
+
+    def refuse_sessions(self, error: StatefulError) -> None:
+        """Refuse requests that would open a session from now on."""
+        self._refusal = error
 
     def take(
         self, request_id: str, data: Mapping[str, Any], headers: Mapping[str, Any]
     ) -> PendingResponse:
-        """Submit a new request; its events, exactly one of them the last, go to the mailbox."""
+        """Submit a new request from TorchServe; its events, exactly one of them the last, go to the mailbox."""
         read = self._headers.read(headers)
-        kind = ClientKind.HTTP if read.is_http else ClientKind.GRPC
+        call = call_of(headers if read.is_http else data, in_message=not read.is_http)
+        pending = self.accept(request_id, Arrival(data, read, call))
+        _free(data)
+        return pending
+
+    def accept(self, request_id: str, arrival: Arrival) -> PendingResponse:
+        """Submit a new request; its events, exactly one of them the last, go to the mailbox."""
+        headers = arrival.headers
+        kind = ClientKind.HTTP if headers.is_http else ClientKind.GRPC
         pending = PendingResponse(
             request_id,
-            ClientKind.DESCRIBE if read.is_describe else kind,
+            ClientKind.DESCRIBE if headers.is_describe else kind,
             self._headers.names,
-            num_bytes=num_bytes(data),
+            num_bytes=num_bytes(arrival.data),
             taken_at=self._clock.monotonic(),
         )
         self._mailbox.expect(request_id)
-        self.attempt(request_id, lambda: self._take(pending, data, headers, read))
-        _free(data)
+        self.attempt(request_id, lambda: self._accept(pending, arrival))
         return pending
 
     def attempt(self, request_id: str, step: Callable[[], _T]) -> _T | None:
@@ -133,26 +154,20 @@ class Intake:
         principal = pending.namespace.principal
         self._admission.audit.write(pending.trace, principal, status, num_bytes=sizes)
 
-    def _take(
-        self,
-        pending: PendingResponse,
-        data: Mapping[str, Any],
-        headers: Mapping[str, Any],
-        read: RequestHeaders,
-    ) -> None:
-        if read.is_describe:
+    def _accept(self, pending: PendingResponse, arrival: Arrival) -> None:
+        if arrival.headers.is_describe:
             self._dispatcher.describe(pending.request_id)
             return
         try:
-            pending.namespace = self._admission.namespace_of(data, headers, is_http=read.is_http)
+            pending.namespace = self._admission.namespace_of(arrival.call)
         except (Unauthenticated, KeysUnavailable):
-            greeting = self._greeting(pending, data, read)
+            greeting = self._greeting(pending, arrival.data, arrival.headers)
             if greeting is None:
                 raise
             self._dispatcher.submit(greeting)
         else:
             self._admission.check_bytes(pending.namespace.principal, pending.num_bytes)
-            self._submit(pending, data, read)
+            self._submit(pending, arrival.data, arrival.headers)
 
     def _greeting(
         self, pending: PendingResponse, data: Mapping[str, Any], read: RequestHeaders
@@ -180,6 +195,8 @@ class Intake:
         message = pending.namespace.inward(message)
         pending.trace = Trace.of(message)
         self._admission.check(message)
+        if self._refusal is not None and message.creates_session:
+            raise self._refusal
         pending.streams = message.streams
         pending.names_session = not message.ephemeral
         self._dispatcher.submit(structs.replace(message, num_bytes=pending.num_bytes))

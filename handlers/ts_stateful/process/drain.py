@@ -1,4 +1,4 @@
-"""Draining of engines before TorchServe stops, while its ports are still open.
+"""Draining and ending of engines before their server stops, while its ports are still open.
 
 TorchServe itself closes all connections as soon as it receives SIGTERM. Needs neither torch nor TorchServe.
 """
@@ -10,12 +10,22 @@ import math
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
 from ts_stateful.process.names import ENGINE, name_of
 
-__all__ = ["descendants", "drain", "is_alive", "is_engine", "is_torchserve", "wait_ended"]
+__all__ = [
+    "descendants",
+    "drain",
+    "end_engines",
+    "engines_in",
+    "is_alive",
+    "is_engine",
+    "is_torchserve",
+    "wait_ended",
+]
 
 _POLL_S = 0.05
 
@@ -31,6 +41,22 @@ def descendants(variable: str, value: str) -> Iterator[psutil.Process]:
 def is_engine(process: psutil.Process) -> bool:
     """Return True for an engine process of this package."""
     return name_of(process.pid).startswith(ENGINE)
+
+
+def engines_in(folder: Path) -> list[psutil.Process]:
+    """Find the engines of the server whose folder for temporary files this is."""
+    return [one for one in descendants("TMPDIR", str(folder)) if is_engine(one)]
+
+
+def end_engines(engines: list[psutil.Process], timeout_s: float) -> None:
+    """Stop engines at once, though they would exit after their server by themselves; kill those that do not."""
+    for process in engines:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, stuck = psutil.wait_procs(engines, timeout=timeout_s)
+    for process in stuck:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def is_torchserve(process: psutil.Process) -> bool:

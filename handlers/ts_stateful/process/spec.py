@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,17 @@ from msgspec import Struct
 
 from ts_stateful.process.private import make_private
 
-__all__ = ["EngineSpec", "forget_groups", "group_file", "runtime_folder"]
+__all__ = [
+    "STATE_FOLDER",
+    "EngineSpec",
+    "forget_groups",
+    "group_file",
+    "keep_logs",
+    "runtime_folder",
+]
+
+STATE_FOLDER = "TS_STATEFUL_STATE_DIR"
+"""The variable that names a folder for what outlives the server, such as the default store."""
 
 _MAX_SOCKET_PATH = 100  # of the 108 bytes that the kernel allows
 
@@ -84,6 +96,16 @@ def forget_groups(folder: Path, frontend_pid: int) -> None:
     """Remove the group files beside an engine's folder, after TorchServe has exited."""
     for path in folder.parent.glob(f"{frontend_pid}-*.group"):
         path.unlink(missing_ok=True)
+
+
+def keep_logs(home: Path, state_folder: Path | None) -> None:
+    """Copy the logs of the engines below `home` to the folder of what outlives the server, if there is one."""
+    if state_folder is None:
+        return
+    logs = make_private(state_folder / "logs")
+    for path in home.rglob("engine-*.log"):
+        with contextlib.suppress(OSError):
+            shutil.copy(path, logs / path.name)
 
 
 def _home() -> Path:

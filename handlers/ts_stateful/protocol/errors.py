@@ -4,6 +4,8 @@ StatefulError
 ├── InvalidRequest          invalid_request        400
 │   └── SessionIdMismatch   session_id_mismatch    400
 ├── Unauthenticated         unauthenticated        401
+├── ModelNotFound           model_not_found        404
+├── RequestTimeout          request_timeout        408  (retryable)
 ├── MediaError
 │   ├── MediaInvalid        media_invalid          400
 │   ├── MediaForbidden      media_forbidden        403
@@ -30,9 +32,7 @@ StatefulError
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 __all__ = [
     "ContextTooLong",
@@ -44,10 +44,12 @@ __all__ = [
     "MediaForbidden",
     "MediaInvalid",
     "MediaTooLarge",
+    "ModelNotFound",
     "OutOfMemory",
     "Overloaded",
     "QueueFull",
     "QuotaExceeded",
+    "RequestTimeout",
     "ServerBusy",
     "SessionClosed",
     "SessionError",
@@ -61,8 +63,6 @@ __all__ = [
     "TooManySessions",
     "TurnGap",
     "Unauthenticated",
-    "error_classes",
-    "error_from_body",
 ]
 
 
@@ -121,6 +121,18 @@ class Unauthenticated(StatefulError):
     """The request names no principal that the server accepts (`handler.auth`)."""
 
     code, status = "unauthenticated", 401
+
+
+class ModelNotFound(StatefulError):
+    """The server has no model of this name."""
+
+    code, status = "model_not_found", 404
+
+
+class RequestTimeout(StatefulError):
+    """The request did not come as a whole within the server's limits of time."""
+
+    code, status, retryable = "request_timeout", 408, True
 
 
 class MediaError(StatefulError):
@@ -249,43 +261,6 @@ class OutOfMemory(StatefulError):
     """There is not enough memory, even without all idle sessions."""
 
     code, status, retryable = "out_of_memory", 507, True
-
-
-def error_classes() -> dict[str, type[StatefulError]]:
-    """Return the classes that have a code, by their codes."""
-
-    def walk(cls: type[StatefulError]) -> Iterator[type[StatefulError]]:
-        yield cls
-        for child in cls.__subclasses__():
-            yield from walk(child)
-
-    return {cls.code: cls for cls in walk(StatefulError) if cls.code}
-
-
-def error_from_body(body: Mapping[str, Any]) -> StatefulError | None:
-    """Return the typed error in an answer, or None if the answer is not an error.
-
-    An unknown code, of a newer server, becomes a plain `StatefulError` with the code in its message.
-    """
-    error = body.get("error")
-    if not isinstance(error, Mapping):
-        return None
-    code, message = str(error.get("code", "")), str(error.get("message", ""))
-    cls = error_classes().get(code)
-    if cls is None:
-        cls, message = StatefulError, f"{code}: {message}"
-    field, retry_after_s = error.get("field"), error.get("retry_after_s")
-    return cls(
-        message,
-        field=field if isinstance(field, str) else None,
-        retry_after_s=retry_after_s if _is_duration(retry_after_s) else None,
-    )
-
-
-def _is_duration(value: object) -> TypeGuard[float]:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and value >= 0
 
 
 def _clipped(text: str) -> str:

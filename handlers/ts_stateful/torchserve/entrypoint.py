@@ -25,9 +25,9 @@ import psutil
 
 from ts_stateful.process.drain import descendants, drain, is_engine, is_torchserve, wait_ended
 from ts_stateful.process.private import is_private, make_private
+from ts_stateful.serving.server_log import ServerLog
 from ts_stateful.torchserve.guard import Guard, is_watched
 from ts_stateful.torchserve.properties import management_of
-from ts_stateful.torchserve.server_log import ServerLog
 
 __all__ = ["main"]
 

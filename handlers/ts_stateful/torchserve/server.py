@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import shutil
 import signal
@@ -21,28 +20,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-import psutil
-
 from ts_stateful.client.management import Management
-from ts_stateful.process.drain import descendants, drain, is_engine
+from ts_stateful.process.drain import drain, end_engines
+from ts_stateful.process.spec import STATE_FOLDER, keep_logs
+from ts_stateful.serving.local import ServerFailed, get_json
+from ts_stateful.serving.ports import HOST, Ports
+from ts_stateful.serving.server import LocalServer
 from ts_stateful.torchserve.guard import Guard
 from ts_stateful.torchserve.java import java_environment
-from ts_stateful.torchserve.ports import HOST, Ports
 from ts_stateful.torchserve.properties import management_key
-from ts_stateful.torchserve.server_log import ServerLog
 
-__all__ = ["ServerFailed", "TorchServe", "TorchServeSettings"]
+__all__ = ["TorchServe", "TorchServeSettings"]
 
 _POLL_S = 0.1
-_ANSWER_S = 30.0  # for a busy JVM; others answer in milliseconds
 _STOP_S = 20.0  # after SIGTERM; then SIGKILL
 _ENGINES_STOP_S = 60.0  # longer than they need to finish their requests; then SIGKILL
-_TAIL_LINES = 60
 _LOAD_FAILED = ("Load model failed", "Failed to load model")
-
-
-class ServerFailed(RuntimeError):
-    """TorchServe did not start, or exited by itself; the message ends with the tail of its log."""
 
 
 @dataclass(frozen=True)
@@ -56,54 +49,21 @@ class TorchServeSettings:
     ports: Ports = field(default_factory=Ports)
     log_file: Path | None = None  # gets the output; without it, only the tail is kept, in memory
     environ: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
+    state_dir: Path | None = None  # for what outlives the server
     start_timeout_s: float = 120.0
     watch: bool = True  # replace workers that TorchServe has lost
 
 
-class TorchServe:
-    """One TorchServe in its own process group, as a context manager: it always stops at the end of the block.
-
-    `echo` also receives the server's output.
-    """
+class TorchServe(LocalServer):
+    """One TorchServe in its own process group."""
 
     def __init__(self, settings: TorchServeSettings, *, echo: TextIO | None = None) -> None:
-        self.name = settings.name
-        self.ports = settings.ports.filled()
-        self.log_file = settings.log_file
+        super().__init__(settings.name, settings.ports, settings.log_file, echo)
         self._settings = settings
-        self._log = ServerLog(settings.log_file, echo)
         self._guard: Guard | None = None
         self._load_failed = False
         self._process: subprocess.Popen[str] | None = None
         self._pump: threading.Thread | None = None
-        self._home: Path | None = None
-
-    @property
-    def http_url(self) -> str:
-        """The URL of the inference API."""
-        return f"http://{HOST}:{self.ports.http}"
-
-    @property
-    def management_url(self) -> str:
-        """The URL of the management API."""
-        return f"http://{HOST}:{self.ports.management}"
-
-    @property
-    def metrics_url(self) -> str:
-        """The URL of the metrics, in Prometheus's format under /metrics."""
-        return f"http://{HOST}:{self.ports.metrics}"
-
-    @property
-    def grpc_url(self) -> str:
-        """The URL of the inference API by gRPC, for `ts_stateful.client.connect`."""
-        return f"grpc://{HOST}:{self.ports.grpc}"
-
-    def __enter__(self) -> TorchServe:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Start TorchServe and return when the model answers.
@@ -148,17 +108,9 @@ class TorchServe:
                 self._pump.join(timeout=5)
                 self._pump = None
             if self._home is not None:
+                keep_logs(self._home, self._settings.state_dir)
                 shutil.rmtree(self._home, ignore_errors=True)
                 self._home = None
-
-    def log_tail(self) -> str:
-        """Return the last lines of the server's output and of its engines' logs."""
-        parts = [str(self._log)]
-        for path in sorted(self._home.rglob("engine-*.log")) if self._home is not None else ():
-            with contextlib.suppress(OSError):
-                lines = path.read_text(errors="replace").splitlines(keepends=True)
-                parts.append(f"{path.name}:\n{''.join(lines[-_TAIL_LINES:])}")
-        return "\n".join(parts)
 
     def describe(self) -> dict[str, Any]:
         """Return the management API's description of the model.
@@ -167,7 +119,7 @@ class TorchServe:
             OSError: it does not answer.
             ValueError: the answer is not a description of one model.
         """
-        answer = _get_json(self.ports.management, f"/models/{self.name}")
+        answer = get_json(self.ports.management, f"/models/{self.name}")
         if not isinstance(answer, list) or len(answer) != 1 or not isinstance(answer[0], dict):
             raise ValueError(f"not a description of one model: {answer}")
         return answer[0]
@@ -175,7 +127,7 @@ class TorchServe:
     def is_ready(self) -> bool:
         """Return True if the server is healthy and every worker of the model is ready."""
         try:
-            health = _get_json(self.ports.http, "/ping")
+            health = get_json(self.ports.http, "/ping")
             workers = self.describe().get("workers", [])
         except (OSError, ValueError, http.client.HTTPException):
             return False
@@ -217,6 +169,8 @@ class TorchServe:
         environ |= java_environment(environ)
         # TorchServe's files in the temporary folder stay private: its pid file, sockets, models.
         environ |= {"TMPDIR": str(temporary), "TEMP": str(temporary)}
+        if self._settings.state_dir is not None:
+            environ[STATE_FOLDER] = str(self._settings.state_dir.resolve())
         environ.pop("TS_CONFIG_FILE", None)  # takes precedence over --ts-config
         return environ
 
@@ -258,7 +212,7 @@ class TorchServe:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            self._end_engines()
+            end_engines(self.engines(), _ENGINES_STOP_S)
 
     def _terminate(self, process: subprocess.Popen[str]) -> None:
         """Stop Java itself; the command that started it then exits, too."""
@@ -270,31 +224,3 @@ class TorchServe:
             process.wait(timeout=_STOP_S)
         except (OSError, ValueError, subprocess.TimeoutExpired):
             pass  # not started yet, already exited, or hung; the group gets SIGKILL
-
-    def engines(self) -> list[psutil.Process]:
-        """Find the engine processes of this server."""
-        if self._home is None:
-            return []
-        return [one for one in descendants("TMPDIR", str(self._home / "tmp")) if is_engine(one)]
-
-    def _end_engines(self) -> None:
-        """Stop the engines at once, though they would exit after TorchServe by themselves; kill those that do not."""
-        engines = self.engines()
-        for process in engines:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-        _, stuck = psutil.wait_procs(engines, timeout=_ENGINES_STOP_S)
-        for process in stuck:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-def _get_json(port: int, path: str) -> Any:
-    """Return the answer to a GET on loopback, never through a proxy of the environment."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=_ANSWER_S)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return json.loads(response.read())
-    finally:
-        connection.close()

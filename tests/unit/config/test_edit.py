@@ -10,7 +10,7 @@ import yaml
 
 from ts_stateful.config.edit import edited, main
 from ts_stateful.config.schema import load_config
-from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
 
 _DOCUMENT: dict[str, Any] = {
     "minWorkers": 1,
@@ -24,10 +24,10 @@ _DOCUMENT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("profile", list(Profile))
+@pytest.mark.parametrize("profile", TORCHSERVE_PROFILES)
 def test_the_keys_select_the_requested_profile(profile: Profile) -> None:
     """After an edit of any document."""
-    for before in Profile:
+    for before in TORCHSERVE_PROFILES:
         document = edited(edited(_DOCUMENT, profile=before), profile=profile)
         assert load_config(document).frontend.profile is profile
 

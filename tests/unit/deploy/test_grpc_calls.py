@@ -14,7 +14,7 @@ from tests.support.fake_sessions import FakeSessions
 from tests.support.haproxy import NO_HAPROXY, haproxy, haproxy_binary
 from ts_stateful.client import connect
 from ts_stateful.pb.inference_pb2 import PredictionsRequest, TorchServeHealthResponse
-from ts_stateful.torchserve.ports import Ports
+from ts_stateful.serving.ports import Ports
 
 SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 OTHER = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/ModelInfer"

@@ -20,7 +20,7 @@ from tests.support.fake_sessions import FakeSessions
 from tests.support.haproxy import CONFIG, NO_HAPROXY, Proxy, haproxy, haproxy_binary
 from tests.support.raw_node import RawNode, connection, exchange, raw_node
 from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
-from ts_stateful.torchserve.ports import HOST, Ports
+from ts_stateful.serving.ports import HOST, Ports
 
 HEAD = b"POST /predictions/chat HTTP/1.1\r\nHost: a\r\n"
 CHUNKS = b"5\r\nhello\r\n0\r\n\r\n"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ts_stateful.config.access import HeaderAuth
-from ts_stateful.frontend.admission import Admission
+from ts_stateful.frontend.admission import Admission, call_of
 from ts_stateful.principals.authenticator import Call, ProxyHeader
 from ts_stateful.protocol.errors import InvalidRequest, Unauthenticated
 from ts_stateful.protocol.events import Submit
@@ -38,8 +38,8 @@ def test_the_credentials_of_http_are_headers_and_those_of_grpc_inputs() -> None:
         "n": {"a": 1},
         "big": b" " * 16_385,
     }
-    assert Admission(seen).namespace_of(data, headers, is_http=True).principal == "alice"
-    Admission(seen).namespace_of(data, headers, is_http=False)
+    assert Admission(seen).namespace_of(call_of(headers, in_message=False)).principal == "alice"
+    Admission(seen).namespace_of(call_of(data, in_message=True))
     http, grpc = seen.calls
     assert http == Call((("x-a", "1"),))
     assert grpc == Call((("data", "{}"), ("authorization", "Bearer \ufffd")), in_message=True)
@@ -50,7 +50,7 @@ def test_a_part_of_a_form_is_no_proxys_header() -> None:
     admission = Admission(ProxyHeader(HeaderAuth(header="X-A")))
     for headers in ({"X-A": {"content-type": ""}}, {"X-A": "alice", "x-a": "bob"}):
         with pytest.raises(Unauthenticated):
-            admission.namespace_of({"X-A": b"alice"}, headers, is_http=True)
+            admission.namespace_of(call_of(headers, in_message=False))
 
 
 @pytest.mark.parametrize(

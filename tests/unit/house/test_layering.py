@@ -31,9 +31,14 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "frontend": {"protocol", "config", "principals", "process"},
     "client": {"pb", "protocol"},
     "plan": {"protocol", "config"},
-    "torchserve": {"protocol", "process", "client", "doctor"},
+    "serving": {"process"},
+    "torchserve": {"protocol", "process", "client", "doctor", "serving"},
+    "asgi": {"pb", "protocol", "config", "frontend", "principals", "process", "serving"},
     "doctor": {"protocol", "config", "client"},
-    "cli": {"pb", "protocol", "config", "client", "plan", "doctor"},
+    "cli": {
+        *("pb", "protocol", "config", "client", "plan", "doctor"),
+        *("asgi", "serving", "torchserve"),
+    },
 }
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
 _WITHOUT_TORCH = {"safetensors"}  # does not load torch; blobs have its format

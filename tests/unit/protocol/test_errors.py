@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from ts_stateful.protocol.error_bodies import error_classes, error_from_body
 from ts_stateful.protocol.errors import (
     InvalidRequest,
     QueueFull,
     StatefulError,
     TooManySessions,
-    error_classes,
-    error_from_body,
 )
 
 

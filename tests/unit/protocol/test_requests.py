@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from ts_stateful.protocol import answers
-from ts_stateful.protocol.errors import InvalidRequest, error_classes, error_from_body
+from ts_stateful.protocol.error_bodies import error_classes, error_from_body
+from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Command, Fork, Open, Request, Rewind, parse_request
 
 REQUESTS: tuple[type[Command], ...] = Request.__args__

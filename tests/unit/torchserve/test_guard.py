@@ -23,8 +23,8 @@ from ts_stateful.client.errors import (
     ServerUnreachable,
 )
 from ts_stateful.client.management import Description, Management, ModelWorker
+from ts_stateful.serving.server_log import ServerLog
 from ts_stateful.torchserve.guard import Guard, ModelGuard, is_watched
-from ts_stateful.torchserve.server_log import ServerLog
 
 _SLEEP = "import sys; sys.stdin.read()"
 _numbers = itertools.count(9000)

@@ -13,10 +13,10 @@ from typing import TextIO
 
 import pytest
 
+from ts_stateful.serving.local import ServerFailed
+from ts_stateful.serving.ports import Ports
 from ts_stateful.torchserve.java import java_environment, java_version
-from ts_stateful.torchserve.ports import Ports
-from ts_stateful.torchserve.serve import main
-from ts_stateful.torchserve.server import ServerFailed, TorchServe, TorchServeSettings
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 
 def _program(path: Path, script: str) -> Path:
@@ -142,24 +142,6 @@ def test_a_model_that_cannot_be_loaded_ends_the_wait(tmp_path: Path) -> None:
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_serve_refuses_a_missing_archive(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error names the missing file."""
-    assert main([str(tmp_path / "none.mar")]) == 2
-    assert "none.mar" in capsys.readouterr().err
-
-
-def test_serve_has_a_complete_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` names the ports, their defaults and an example."""
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    printed = capsys.readouterr().out
-    for word in ("--http-port", "8080", "--grpc-port", "7070", "ready", "archive.sh"):
-        assert word in printed
 
 
 def test_an_interrupted_stop_removes_the_private_folder(

@@ -68,8 +68,9 @@ class GrpcTransport:
         return self._first(self._sequence_call(command, timeout_s, raw=raw), timeout_s)
 
     def pipeline(self, session_id: str, timeout_s: float) -> GrpcPipeline | None:
-        """See `Transport.pipeline`: only the sequence profile has one."""
-        if self._profile_for(Hello(session_id=session_id), timeout_s) is not Profile.SEQUENCE:
+        """See `Transport.pipeline`: in these profiles one call takes many requests."""
+        profile = self._profile_for(Hello(session_id=session_id), timeout_s)
+        if profile not in (Profile.SEQUENCE, Profile.ASGI):
             return None
         return GrpcPipeline(self._stub, self._builder, session_id)
 
@@ -84,7 +85,7 @@ class GrpcTransport:
                 if timeout_s <= stall_s:
                     raise
                 raise StreamStalled(f"no answer for {stall_s:g} s") from None
-        elif profile is Profile.ASYNC:
+        elif profile.pushes_to_grpc:
             request = self._builder.request(command, _MARKER)
             responses = self._stub.StreamPredictions(
                 request, timeout=timeout_s, metadata=self._builder.metadata(command.session_id)
@@ -117,7 +118,7 @@ class GrpcTransport:
         return self._profile
 
     def _find_profile(self, command: Command, timeout_s: float) -> Profile:
-        """Send `hello` by the call that only the sequence profile answers, then by the one that hangs only there.
+        """Send `hello` by the call that TorchServe answers in one profile alone, then by the one that hangs only there.
 
         `hello` has the id of the session of `command`: another id would hold a place in TorchServe's sequence batch until it
         is idle for long enough. It uses a connection of its own, which TorchServe drops if it has no answer.
@@ -128,12 +129,13 @@ class GrpcTransport:
             stub = InferenceAPIsServiceStub(channel)  # type: ignore[no-untyped-call]
             call = self._sequence_call(hello, timeout_s, session_id=command.session_id, stub=stub)
             try:
-                self._first(call, timeout_s)
+                answer = parse(self._first(call, timeout_s), HelloAnswer)
             except (ServerRefused, ServerUnreachable):
                 if call.responses.code() not in _NOT_SEQUENCE:
                     raise
             else:
-                return Profile.SEQUENCE
+                is_asgi = answer.profile == Profile.ASGI.value
+                return Profile.ASGI if is_asgi else Profile.SEQUENCE
         answer = parse(self._unary(hello, timeout_s), HelloAnswer)
         return Profile.ASYNC if answer.profile == Profile.ASYNC.value else Profile.CONTINUOUS
 

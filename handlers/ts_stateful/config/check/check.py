@@ -21,14 +21,20 @@ from ts_stateful.config.sizes import TransformerSize
 __all__ = ["check_config", "check_file", "read_document"]
 
 
-def check_config(config: Config, model: TransformerSize | None = None) -> list[Finding]:
-    """Apply all rules, and return errors first. Rules about bytes need the sizes of the language model."""
-    findings = [
-        *check_modes(config.frontend),
-        *check_places(config),
-        *check_timing(config),
-        *check_access(config),
-    ]
+def check_config(
+    config: Config, model: TransformerSize | None = None, *, torchserve: bool = True
+) -> list[Finding]:
+    """Apply all rules, and return errors first. Rules about bytes need the sizes of the language model.
+
+    Without `torchserve`, leave out what matters to its frontend alone.
+    """
+    findings = list(check_access(config))
+    if torchserve:
+        findings += [
+            *check_modes(config.frontend),
+            *check_places(config),
+            *check_timing(config),
+        ]
     if config.state is not None:
         findings += check_states(config.frontend, config.state)
     else:

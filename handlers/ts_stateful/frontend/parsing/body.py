@@ -12,12 +12,13 @@ from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.strict_json import parse_json
 
-__all__ = ["RequestBody", "check_inputs", "document_of", "split"]
+__all__ = ["PUSHED", "RequestBody", "check_inputs", "document_of", "split"]
 
 _CURL_HINT = "send the JSON as the body, with -H 'Content-Type: application/json'"
 # octet-stream describes no format; clients without a configured type send it, or no type at all.
 _TYPES = ("application/json", "application/octet-stream", "multipart/form-data")
-_PUSHED = b"StreamPredictions"
+PUSHED = b"StreamPredictions"
+"""The input `rpc` of a message whose call takes several answers."""
 
 
 class RequestBody:
@@ -56,7 +57,7 @@ class RequestBody:
     @property
     def is_unary(self) -> bool:
         """Return True for a gRPC call that takes one message."""
-        return not self.headers.is_http and self._data.get("rpc") != _PUSHED
+        return not self.headers.is_http and self._data.get("rpc") != PUSHED
 
     @cached_property
     def _content(self) -> tuple[dict[str, Any], tuple[bytes, ...]]:
@@ -69,7 +70,10 @@ class RequestBody:
         if self.headers.is_http:
             return document_of(self._data[key]), _attachments(others, key)
         check_inputs(others, self._other_inputs)
-        return document_of(self._data[key]), ()
+        document = document_of(self._data[key])
+        if self.headers.is_tagged:
+            document.pop("id", None)
+        return document, ()
 
 
 def split(data: Mapping[str, Any], hint: str = _CURL_HINT) -> tuple[str, dict[str, Any]]:

@@ -108,6 +108,7 @@ class RequestHeaders:
     - `origin`: the origin of the web page that made a browser send the request; None for other clients.
     - `is_describe`: the management API asks. A client's own `describe` header comes with a prediction.
     - `starts`, `ends`: flags of an HTTP client's sequence. Over gRPC, TorchServe always sets the end header.
+    - `is_tagged`: the document may have an `id`, which the transport puts into the answers.
     """
 
     is_http: bool
@@ -120,6 +121,7 @@ class RequestHeaders:
     names_session: bool = False
     path: str = ""
     origin: str | None = None
+    is_tagged: bool = False
 
     @classmethod
     def read(

@@ -97,8 +97,8 @@ class RequestParser:
         if prompt.temperature > 0 and prompt.seed is None:
             # A replay on another engine has to draw the same tokens again.
             prompt = msgspec.structs.replace(prompt, seed=self._rng.getrandbits(63))
-        if self._profile is Profile.ASYNC and body.is_unary:
-            # A second message to a unary call would stop the worker.
+        if self._profile.pushes_to_grpc and body.is_unary:
+            # A unary call takes one message; TorchServe's worker would stop at a second one.
             prompt = msgspec.structs.replace(prompt, stream=False)
         return prompt
 

@@ -20,7 +20,6 @@ from ts_stateful.language.vision.uploads import Uploads
 from ts_stateful.protocol.answers import Cancelled, Closed
 from ts_stateful.protocol.errors import InvalidRequest, QueueFull, TurnGap
 from ts_stateful.protocol.events import Submit
-from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import (
     Cancel,
     Close,
@@ -205,7 +204,7 @@ class LanguageRequests:
             record = session.turns[turn - 1]
             self._outbox.continued(request_id, session.session_id, record, command.after)
         elif turn <= done + len(prompts):
-            patient = message.profile is Profile.ASYNC and command.wait_ms
+            patient = message.profile.pushes_to_grpc and command.wait_ms
             wait_s = command.wait_ms / 1000 if patient else _SHORT_WAIT_S
             self._waiters.wait(prompts[turn - done - 1], request_id, command.after, wait_s)
         elif session.state.failed is not None and session.state.failed[0] == turn:

@@ -41,7 +41,7 @@ from ts_stateful.process.messages import (
 )
 from ts_stateful.process.names import ENGINE, take_name
 from ts_stateful.process.sockets import accept, listen
-from ts_stateful.process.spec import EngineSpec, forget_groups
+from ts_stateful.process.spec import STATE_FOLDER, EngineSpec, forget_groups
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.store.access import store_of
 from ts_stateful.store.ordered_calls import StoreCalls
@@ -81,7 +81,7 @@ class EngineProcess:
 
     def _load(self, config: Config) -> SessionEngine[Any]:
         spec, settings = self._spec, config.store
-        default = Path(spec.folder).parent / "store"
+        default = Path(os.environ.get(STATE_FOLDER) or Path(spec.folder).parent) / "store"
         access = store_of(settings, default) if settings is not None else None
         store = StoreCalls(access, self._queue) if access is not None else None
         services = Services(self._placement_sync, self._queue, store=store)

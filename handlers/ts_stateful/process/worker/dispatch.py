@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from lru import LRU
 from msgspec import structs
 
@@ -32,6 +31,8 @@ __all__ = ["Dispatcher", "EventReceiver", "ServedModel", "StatsPublisher", "devi
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
+# Of Linux, and of its subsystem in Windows.
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 _REMEMBERED = (
     200_000  # sessions; ended ones included, because their engine can report how they ended
 )
@@ -139,6 +140,19 @@ class Dispatcher:
         """See `HeldBytes`."""
         return sum(link.in_flight.bytes_of(principal) for link in self._links)
 
+    @property
+    def engines_up(self) -> list[bool]:
+        """Return True for each engine that there is a connection to."""
+        return [link.is_up for link in self._links]
+
+    @property
+    def stats_by_engine(self) -> list[Stats]:
+        """Return the stats that each engine has reported last, with the requests in flight to it."""
+        return [
+            structs.replace(link.stats, requests_in_flight=len(link.in_flight))
+            for link in self._links
+        ]
+
     def describe(self, request_id: str) -> None:
         """Answer with the stats of all engines together and of each, after all engines have reported them."""
         missing = iter(range(len(self._links) - 1, -1, -1))
@@ -212,9 +226,7 @@ class Dispatcher:
                 publisher.publish(stats)
 
     def _stats(self) -> Stats:
-        in_flight = sum(len(link.in_flight) for link in self._links)
-        reported = sum((link.stats for link in self._links), Stats())
-        return structs.replace(reported, requests_in_flight=in_flight)
+        return sum(self.stats_by_engine, Stats())
 
 
 def _specs(model: ServedModel, membership: Membership | None) -> list[EngineSpec]:
@@ -241,13 +253,21 @@ def _specs(model: ServedModel, membership: Membership | None) -> list[EngineSpec
     ]
 
 
+def _num_gpus() -> int:
+    if not any(Path(name).exists() for name in _GPU_DRIVERS):
+        return 0
+    import torch  # noqa: PLC0415 - takes seconds, in which a front that starts again answers nobody
+
+    return torch.cuda.device_count()
+
+
 def devices(settings: EngineConfig) -> list[str]:
     """Return the device of every engine: by default one engine for each GPU, or one on the CPU.
 
     Raises:
         ConfigError: several engines share a GPU, and each would use all of its free memory.
     """
-    num_gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 0
+    num_gpus = _num_gpus() if settings.device in ("auto", "cuda") else 0
     names = [f"cuda:{index}" for index in range(num_gpus)]
     names = names or [settings.device if settings.device != "auto" else "cpu"]
     count = settings.engines if isinstance(settings.engines, int) else len(names)

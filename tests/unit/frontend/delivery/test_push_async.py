@@ -27,7 +27,8 @@ from tests.support.fake_torchserve import (
     grpc_job,
     torchserve_service,
 )
-from ts_stateful.frontend.delivery.push_async import AsyncDelivery, AsyncMailbox
+from ts_stateful.frontend.async_mailbox import AsyncMailbox
+from ts_stateful.frontend.delivery.push_async import AsyncDelivery
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.profile import Profile
 
@@ -198,24 +199,6 @@ def test_a_coroutine_that_is_ended_drops_its_request() -> None:
     run(play())
     assert server.dispatcher.dropped == ["r"]
     assert len(server.mailbox) == 0
-
-
-def test_late_events_are_dropped() -> None:
-    """Before any request, after a request's end, and after the loop's."""
-    mailbox = AsyncMailbox()
-    mailbox.post(last("r"))
-
-    async def play() -> None:
-        mailbox.expect("r")
-        mailbox.post(last("r"))
-        mailbox.post(last("other"))
-        assert await mailbox.get("r") == last("r")
-        mailbox.forget("r")
-        mailbox.forget("r")
-
-    run(play())
-    mailbox.post(last("r"))
-    assert len(mailbox) == 0
 
 
 def test_no_metric_and_no_answer_is_left_to_torchserve(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.worker import Worker, eventually
 from ts_stateful.config.schema import ConfigError, load_config
+from ts_stateful.process.worker import dispatch
 from ts_stateful.process.worker.dispatch import devices
 from ts_stateful.protocol.errors import SessionExists
 from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Prompt
@@ -169,13 +170,13 @@ def test_each_device_has_one_engine(
     handler: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless the configuration sets their number."""
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(dispatch, "_num_gpus", lambda: 0)
     assert devices(load_config({"handler": handler}).handler) == expected
 
 
 def test_engines_of_one_gpu_need_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each would use all of its free memory."""
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(dispatch, "_num_gpus", lambda: 2)
     assert devices(load_config({"handler": {}}).handler) == ["cuda:0", "cuda:1"]
     shared: dict[str, Any] = {"engines": 3}
     with pytest.raises(ConfigError, match=r"handler\.deviceCacheBytes"):

@@ -1,0 +1,50 @@
+"""The HTTP and WebSocket endpoints of a server."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from ts_stateful.asgi.body import BodyReader
+from ts_stateful.asgi.health import Health
+from ts_stateful.asgi.http import OpenAiRoot, Predictions
+from ts_stateful.asgi.models import Models
+from ts_stateful.asgi.websocket import Sessions
+
+__all__ = ["make_app", "make_management_app"]
+
+_ANY = ["GET", "POST", "PUT", "OPTIONS"]  # as TorchServe
+
+
+def make_app(models: Models, bodies: BodyReader) -> Starlette:
+    """Return the application of the public port."""
+    health, sessions = Health(models), Sessions(models)
+    predictions, openai = Predictions(models, bodies), OpenAiRoot(models, bodies)
+    return Starlette(
+        routes=[
+            *_health(health),
+            Route("/predictions/{model}", predictions, methods=_ANY),
+            Route("/predictions/{model}/{rest:path}", predictions, methods=_ANY),
+            Route("/invocations", predictions, methods=["POST"]),
+            Route("/v1/{path:path}", openai, methods=_ANY),
+            WebSocketRoute("/v1/sessions", sessions.serve),
+            WebSocketRoute("/v1/sessions/{model}", sessions.serve),
+            WebSocketRoute("/invocations-bidirectional-stream", sessions.serve),
+        ]
+    )
+
+
+def make_management_app(models: Models) -> Starlette:
+    """Return the application of the management port, which clients do not reach."""
+    return Starlette(routes=_health(Health(models)))
+
+
+def _health(health: Health) -> list[BaseRoute]:
+    return [
+        Route("/livez", health.live),
+        Route("/readyz", health.ready),
+        Route("/readyz/{model}", health.ready),
+        Route("/ping", health.ping),
+        Route("/models", health.models),
+        Route("/models/{model}", health.model),
+    ]

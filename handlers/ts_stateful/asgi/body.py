@@ -1,0 +1,127 @@
+"""Bodies of HTTP requests: read within bounds of bytes and time, and taken apart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.types import Receive, Scope
+
+from ts_stateful.protocol.errors import (
+    InvalidRequest,
+    MediaTooLarge,
+    RequestTimeout,
+    ServerBusy,
+)
+
+__all__ = ["BodyReader", "Disconnected"]
+
+_FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+_MAX_HELD = 8
+
+
+class Disconnected(Exception):
+    """The client closed the connection before the end of its request."""
+
+
+class BodyReader:
+    """Reader of bodies of up to `max_bytes`, of which something comes within every `idle_s`.
+
+    All bodies that are being read have `_MAX_HELD` times as many bytes at most.
+    """
+
+    def __init__(self, max_bytes: int, idle_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._idle_s = idle_s
+        self._held = 0
+
+    async def parts(self, scope: Scope, receive: Receive, max_parts: int) -> dict[str, Any]:
+        """Return the parts of a request by name; a body that is no form is the part `body`.
+
+        Raises:
+            Disconnected: the client has closed the connection.
+            StatefulError: the body is too large or too slow, or is no form although its type says so.
+        """
+        headers = Headers(scope=scope)
+        parts: dict[str, Any] = dict(_pairs(scope["query_string"], max_parts))
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_bytes:
+            raise self._too_large()
+        if kind == _MULTIPART:
+            return parts | await self._form(headers, receive, max_parts)
+        body = b"".join([chunk async for chunk in self._chunks(receive)])
+        if kind == _FORM:
+            return parts | dict(_pairs(body, max_parts))
+        if body:
+            parts["body"] = body
+        return parts
+
+    async def _form(self, headers: Headers, receive: Receive, max_parts: int) -> dict[str, Any]:
+        parser = MultiPartParser(
+            headers,
+            self._chunks(receive),
+            max_files=max_parts + 1,
+            max_fields=max_parts + 1,
+            max_part_size=self._max_bytes,
+        )
+        parser.spool_max_size = self._max_bytes  # in memory
+        try:
+            form = await parser.parse()
+        except MultiPartException as error:
+            raise InvalidRequest(f"not a form: {error.message}", field="body") from None
+        parts: dict[str, Any] = {}
+        for name, value in form.multi_items():
+            parts[name] = await value.read() if isinstance(value, UploadFile) else value
+        await form.close()
+        return parts
+
+    async def _chunks(self, receive: Receive) -> AsyncGenerator[bytes, None]:
+        size = 0
+        try:
+            async for chunk in self._received(receive):
+                size += len(chunk)
+                self._held += len(chunk)
+                if size > self._max_bytes:
+                    raise self._too_large()
+                if self._held > max(size, _MAX_HELD * self._max_bytes):
+                    raise ServerBusy(
+                        "too many large requests are being received; try again later",
+                        retry_after_s=1.0,
+                    )
+                yield chunk
+        finally:
+            self._held -= size
+
+    async def _received(self, receive: Receive) -> AsyncGenerator[bytes, None]:
+        more = True
+        while more:
+            try:
+                message = await asyncio.wait_for(receive(), self._idle_s)
+            except asyncio.TimeoutError:
+                raise RequestTimeout(
+                    f"nothing of the body came for {self._idle_s:g} s; send it again"
+                ) from None
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            yield message.get("body", b"")
+            more = message.get("more_body", False)
+
+    def _too_large(self) -> MediaTooLarge:
+        return MediaTooLarge(
+            f"the request has more than {self._max_bytes} bytes (--max-body-bytes); send an image in parts, by `upload`",
+            field="body",
+        )
+
+
+def _pairs(text: bytes, max_parts: int) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(text.decode(), keep_blank_values=True, max_num_fields=max_parts + 1)
+    except (ValueError, UnicodeDecodeError):
+        raise InvalidRequest(
+            f"more than {max_parts} parameters, or not UTF-8", field="body"
+        ) from None

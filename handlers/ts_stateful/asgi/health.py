@@ -1,0 +1,77 @@
+"""Health of the server and its models, for probes, TorchServe's clients and load balancers."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ts_stateful.asgi.models import Models
+from ts_stateful.protocol.errors import StatefulError
+
+__all__ = ["Health"]
+
+
+class Health:
+    """The endpoints of health. `ready` is 503 while a model is loaded, an engine does not answer, or the server drains."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def live(self, _request: Request) -> Response:
+        """Return 200: the process answers."""
+        return JSONResponse({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """Return 200 if the server takes requests, or of one model if the path names it."""
+        name = request.path_params.get("model")
+        states = {model.name: model.is_ready for model in self._models}
+        if name is not None and name not in states:
+            return JSONResponse({"status": "unknown model"}, 404)
+        chosen = states if name is None else {name: states[name]}
+        is_ready = not self._models.is_draining and all(chosen.values())
+        document = {
+            "status": "ready" if is_ready else self._reason,
+            "models": {name: "ready" if ready else "not ready" for name, ready in chosen.items()},
+        }
+        return JSONResponse(document, 200 if is_ready else 503)
+
+    async def ping(self, _request: Request) -> Response:
+        """Return the same in TorchServe's words."""
+        is_ready = self._models.is_ready
+        document = {"status": "Healthy" if is_ready else "Unhealthy"}
+        return JSONResponse(document, 200 if is_ready else 503)
+
+    async def models(self, _request: Request) -> Response:
+        """Return the models' names, as TorchServe's management API does."""
+        return JSONResponse(
+            {
+                "models": [
+                    {"modelName": model.name, "modelUrl": model.name} for model in self._models
+                ]
+            }
+        )
+
+    async def model(self, request: Request) -> Response:
+        """Return the description of one model in a list, as TorchServe does."""
+        try:
+            model = await self._models.find(request.path_params["model"])
+        except StatefulError as error:
+            return JSONResponse(error.to_body(), error.status)
+        frontend = model.config.frontend
+        status = "READY" if model.is_ready else "UNLOADING"
+        document = {
+            "modelName": model.name,
+            "modelVersion": model.version,
+            "batchSize": frontend.batch_size,
+            "maxNumSequence": frontend.max_sessions,
+            "workers": [
+                {"id": str(index), "status": "READY" if is_up else "UNLOADING"}
+                for index, is_up in enumerate(model.dispatcher.engines_up)
+            ],
+            "status": status,
+        }
+        return JSONResponse([document])
+
+    @property
+    def _reason(self) -> str:
+        return "draining" if self._models.is_draining else "not ready"

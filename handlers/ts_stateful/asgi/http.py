@@ -1,0 +1,170 @@
+"""Predictions over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from ts_stateful.asgi.body import BodyReader, Disconnected
+from ts_stateful.asgi.exchange import exchange
+from ts_stateful.asgi.model import ModelFront
+from ts_stateful.asgi.models import Models
+from ts_stateful.asgi.request_headers import Correlation, correlation, http_headers
+from ts_stateful.frontend.assemble import max_parts
+from ts_stateful.frontend.intake import Arrival
+from ts_stateful.frontend.pending_response import Response
+from ts_stateful.principals.authenticator import Call
+from ts_stateful.protocol.answers import encode
+from ts_stateful.protocol.defects import defect
+from ts_stateful.protocol.errors import StatefulError
+
+__all__ = ["OpenAiRoot", "Predictions", "error_response"]
+
+logger = logging.getLogger(__name__)
+_Pairs = list[tuple[bytes, bytes]]
+_JSON = b"application/json"
+_API = "v1/"
+
+
+class Place(NamedTuple):
+    """The parts of a URL: a model, its version, and a path of another server's API, such as `v1/chat/completions`."""
+
+    model: str | None
+    version: str | None
+    path: str
+
+    @classmethod
+    def of(cls, model: str | None, rest: str) -> Place:
+        """Take the part of the URL after the model's name apart. The version can be left out."""
+        if rest.startswith(_API):
+            return cls(model, None, rest)
+        version, _, path = rest.partition("/")
+        return cls(model, version or None, path)
+
+
+class Predictions:
+    """An ASGI application: one request to a model, and its answer as it comes.
+
+    A client that reads slowly for `write_s` seconds is disconnected.
+    """
+
+    def __init__(self, models: Models, bodies: BodyReader, write_s: float = 60.0) -> None:
+        self.models = models
+        self._bodies = bodies
+        self._write_s = write_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request to the model that its path names."""
+        found = scope["path_params"]
+        await self._answer(
+            scope, receive, send, Place.of(found.get("model"), found.get("rest", ""))
+        )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
+        pairs = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
+        ]
+        known = correlation(pairs)
+        try:
+            model = await self.models.find(place.model, place.version)
+            parts = await self._bodies.parts(scope, receive, max_parts(model.config))
+            model = await self._named(model, parts)
+            model.check_room()
+        except Disconnected:
+            return
+        except StatefulError as error:
+            await error_response(send, error, known)
+            return
+        headers = http_headers(pairs, place.path, model.names)
+        arrival = Arrival(parts, headers, Call(tuple(pairs)))
+        await self._serve(model, arrival, known, receive, send)
+
+    async def _named(self, model: ModelFront, parts: dict[str, object]) -> ModelFront:
+        """Return the model that the body names, where the path names none."""
+        return model
+
+    async def _serve(
+        self, model: ModelFront, arrival: Arrival, known: Correlation, receive: Receive, send: Send
+    ) -> None:
+        writer = asyncio.ensure_future(self._write(exchange(model, arrival), known, send))
+        watcher = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writer, watcher):
+                task.cancel()
+            outcome, _ = await asyncio.gather(writer, watcher, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            defect(outcome, f"the answer to request {known.request_id}")
+
+    async def _write(
+        self, responses: AsyncGenerator[Response, None], known: Correlation, send: Send
+    ) -> None:
+        """Write an answer; a client that does not read it for too long counts as disconnected."""
+        async with contextlib.aclosing(responses):
+            is_first = True
+            async for response in responses:
+                if is_first:
+                    await send(_start(response, known))
+                    is_first = False
+                more = response.more is True
+                message = {"type": "http.response.body", "body": response.body, "more_body": more}
+                await asyncio.wait_for(send(message), self._write_s)
+
+
+class OpenAiRoot(Predictions):
+    """The same under `/v1`: the body's `model` names the model where there are several."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request to the path after `/`."""
+        path = f"v1/{scope['path_params']['path']}"
+        await self._answer(scope, receive, send, Place(None, None, path))
+
+    async def _named(self, model: ModelFront, parts: dict[str, object]) -> ModelFront:
+        body = parts.get("body")
+        if len(self.models) > 1 and isinstance(body, bytes):
+            with contextlib.suppress(msgspec.DecodeError, StatefulError):
+                return await self.models.find(msgspec.json.decode(body, type=_Named).model)
+        return model
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+async def error_response(send: Send, error: StatefulError, known: Correlation) -> None:
+    """Answer with an error in this package's own form."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    body = encode(error.to_body())
+    await send(_start(Response(body, status=error.status, headers=headers), known))
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client closes the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _start(response: Response, known: Correlation) -> dict[str, object]:
+    headers: _Pairs = [(b"content-type", response.content_type.encode() or _JSON)]
+    if response.more is None:
+        headers.append((b"content-length", b"%d" % len(response.body)))
+    headers += [
+        (name.encode("latin-1"), value.encode("latin-1"))
+        for name, value in response.headers.items()
+    ]
+    return {
+        "type": "http.response.start",
+        "status": response.status,
+        "headers": headers + known.pairs(),
+    }

@@ -1,0 +1,110 @@
+"""uvicorn with bounds on the headers of requests, and without signal handlers of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ts_stateful.asgi.settings import FrontSettings, Tls
+
+__all__ = ["Listener", "make_listener"]
+
+_MAX_HEADER_BYTES = 65_536  # of a request line and its headers
+_KEEP_ALIVE_S = 75
+_SHUTDOWN_S = 5
+
+
+class Listener(uvicorn.Server):
+    """A server that its owner stops by `should_exit`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the owner."""
+        yield
+
+
+def make_listener(app: ASGIApp, settings: FrontSettings, *, tls: Tls | None = None) -> Listener:
+    """Return a server of `app` that is not started."""
+    secure: dict[str, Any] = {}
+    if tls is not None:
+        secure = {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+        if tls.client_ca is not None:
+            secure |= {"ssl_ca_certs": tls.client_ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+
+    class Protocol(_BoundedProtocol):
+        header_s = settings.header_s
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,  # a small message can become a large one
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+        **secure,
+    )
+    return Listener(config)
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    """A connection that is closed if the headers of a request are too long, or take too long."""
+
+    header_s = 20.0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._num_bytes = 0
+        self._in_headers = True
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the time of the first request's headers."""
+        super().connection_made(transport)
+        self._begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the time."""
+        self._end()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Start the time of another request's headers."""
+        super().on_message_begin()
+        self._begin()
+
+    def on_headers_complete(self) -> None:
+        """Stop the time."""
+        self._end()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Count the bytes of headers."""
+        super().data_received(data)
+        if self._in_headers:
+            self._num_bytes += len(data)
+            if self._num_bytes > _MAX_HEADER_BYTES:
+                self.transport.close()
+
+    def _begin(self) -> None:
+        self._end()
+        self._in_headers, self._num_bytes = True, 0
+        self._deadline = self.loop.call_later(self.header_s, self.transport.close)
+
+    def _end(self) -> None:
+        self._in_headers = False
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

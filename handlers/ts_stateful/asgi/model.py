@@ -1,0 +1,105 @@
+"""A model at the front: its way to the engines, and its readiness."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final
+
+from ts_stateful.asgi.source import ModelSource
+from ts_stateful.config.environment import with_environment
+from ts_stateful.config.schema import load_config
+from ts_stateful.frontend.assemble import Ends, check_model, make_intake
+from ts_stateful.frontend.async_mailbox import AsyncMailbox
+from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader
+from ts_stateful.principals.make import make_authenticator
+from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
+from ts_stateful.process.worker.fork_server import ForkServer
+from ts_stateful.protocol.errors import ServerBusy
+from ts_stateful.protocol.profile import Profile
+
+__all__ = ["ModelFront"]
+
+# TorchServe's names, where its variables are not set.
+_ID: Final = "ts_request_sequence_id"
+_START: Final = "ts_request_sequence_start"
+_END: Final = "ts_request_sequence_end"
+
+
+class ModelFront:
+    """One model, with its engines.
+
+    Raises:
+        ConfigError: the configuration does not work.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        fork_server: ForkServer | None = None,
+        publishers: Sequence[StatsPublisher] = (),
+    ) -> None:
+        document = with_environment(source.document, os.environ)
+        config = load_config(document)
+        check_model(config, torchserve=False)
+        folder = Path(source.folder)
+        authenticator = make_authenticator(config.engine.auth, folder)
+        self.name, self.version = source.name, source.version
+        self.config = config
+        self.names = _header_names()
+        self.mailbox = AsyncMailbox()
+        served = ServedModel(config, document, source.name, folder)
+        self.dispatcher = Dispatcher(served, self.mailbox, publishers, fork_server)
+        ends = Ends(self.dispatcher, self.mailbox)
+        reader = HeaderReader(self.names)
+        self.intake = make_intake(config, source.name, Profile.ASGI, reader, authenticator, ends)
+        self._started = asyncio.Event()
+        frontend = config.frontend
+        self._max_requests = frontend.batch_size + frontend.job_queue_size
+
+    @property
+    def is_ready(self) -> bool:
+        """Return True if every engine answers."""
+        return self._started.is_set() and all(self.dispatcher.engines_up)
+
+    async def start(self) -> None:
+        """Return when the engines answer. Raises as `Dispatcher.start` does."""
+        await asyncio.to_thread(self.dispatcher.start)
+        self._started.set()
+
+    async def has_started(self, timeout_s: float) -> bool:
+        """Return True if the engines have answered; wait for that up to `timeout_s`."""
+        if not self._started.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._started.wait(), timeout_s)
+        return self._started.is_set()
+
+    def check_room(self) -> None:
+        """Check that another request may come.
+
+        Raises:
+            ServerBusy: as many are in flight as may be.
+        """
+        if len(self.mailbox) >= self._max_requests:
+            raise ServerBusy(
+                f"{self._max_requests} requests are in flight (batchSize and jobQueueSize together); try again later",
+                retry_after_s=1.0,
+            )
+
+    def close(self) -> None:
+        """Disconnect from the engines, which wait for the next front."""
+        self.dispatcher.close()
+
+
+def _header_names() -> HeaderNames:
+    """Return the names of the session headers, by the variables that TorchServe's worker reads."""
+    context = SimpleNamespace(
+        header_key_sequence_id=os.environ.get("TS_REQUEST_SEQUENCE_ID", _ID),
+        header_key_sequence_start=os.environ.get("TS_REQUEST_SEQUENCE_START", _START),
+        header_key_sequence_end=os.environ.get("TS_REQUEST_SEQUENCE_END", _END),
+    )
+    return HeaderNames.of(context, os.environ)

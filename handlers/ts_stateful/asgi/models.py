@@ -1,0 +1,75 @@
+"""The models of one server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from ts_stateful.asgi.model import ModelFront
+from ts_stateful.protocol.errors import EngineUnavailable, ModelNotFound
+
+__all__ = ["Models"]
+
+_STOPPING = "the server is about to stop; try again later"
+_POLL_S = 0.05
+_ATTACH_S = 2.0  # to engines that run
+
+
+class Models:
+    """Models by name, in the order in which they were given; the first one is the default."""
+
+    def __init__(self, models: Sequence[ModelFront]) -> None:
+        self._models = {model.name: model for model in models}
+        self.is_draining = False
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def __iter__(self) -> Iterator[ModelFront]:
+        return iter(self._models.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Return True if every model answers, and the server is not about to stop."""
+        return not self.is_draining and all(model.is_ready for model in self)
+
+    async def find(self, name: str | None = None, version: str | None = None) -> ModelFront:
+        """Return the model of this name, or the first one.
+
+        Raises:
+            ModelNotFound: there is none, or it has another version.
+            EngineUnavailable: it is still being loaded. A front that starts again waits for running engines first.
+        """
+        model = next(iter(self)) if name is None else self._models.get(name)
+        if model is None:
+            known = ", ".join(self._models)
+            raise ModelNotFound(
+                f"no model {(name or '')[:64]!r}; this server has {known}", field="model"
+            )
+        if version not in (None, "", model.version):
+            raise ModelNotFound(
+                f"no version {version[:64]!r} of {model.name}; this server has {model.version}",
+                field="version",
+            )
+        if not await model.has_started(_ATTACH_S):
+            raise EngineUnavailable("the model is being loaded; try again later", retry_after_s=1.0)
+        return model
+
+    async def start(self) -> None:
+        """Return when all models are loaded. Raises as `Dispatcher.start` does."""
+        await asyncio.gather(*(model.start() for model in self))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more sessions; return when the requests in flight are answered, or after `timeout_s`."""
+        self.is_draining = True
+        for model in self:
+            model.intake.refuse_sessions(EngineUnavailable(_STOPPING, retry_after_s=1.0))
+        for _ in range(round(timeout_s / _POLL_S)):
+            if not any(len(model.mailbox) for model in self):
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Disconnect from all engines."""
+        for model in self:
+            model.close()

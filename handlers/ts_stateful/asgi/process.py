@@ -1,0 +1,129 @@
+"""The front's process: `python -m ts_stateful.asgi.process SETTINGS`. `supervisor` starts it, and starts it again.
+
+SIGTERM drains it. Its standard output has one line, `ready`, when all models answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvloop
+
+from ts_stateful.asgi.app import make_app, make_management_app
+from ts_stateful.asgi.body import BodyReader
+from ts_stateful.asgi.listener import Listener, make_listener
+from ts_stateful.asgi.metrics import make_metrics_app
+from ts_stateful.asgi.model import ModelFront
+from ts_stateful.asgi.models import Models
+from ts_stateful.asgi.rpc import InferenceService
+from ts_stateful.asgi.settings import FrontSettings, Tls
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.pb.inference_pb2_grpc import add_InferenceAPIsServiceServicer_to_server
+from ts_stateful.process.names import take_name
+from ts_stateful.process.worker.fork_server import ForkServer
+from ts_stateful.process.worker.supervisor import EngineDied
+
+__all__ = ["FRONT", "main"]
+
+logger = logging.getLogger("ts_stateful.front")
+
+FRONT = "ts-front"
+"""The name of the process in `ps -e` and `top`."""
+
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_GRACE_S = 1.0  # for calls that are answered, to end
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; return 0, or 1 if a model cannot be loaded."""
+    (path,) = sys.argv[1:] if arguments is None else arguments
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    take_name(FRONT)
+    logging.basicConfig(
+        level=os.environ.get("TS_STATEFUL_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        uvloop.run(_serve(FrontSettings.load(Path(path))))
+    except (ConfigError, EngineDied) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+async def _serve(settings: FrontSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the supervisor as well
+    forks = ForkServer()
+    models = Models([ModelFront(source, forks) for source in settings.models])
+    bodies = BodyReader(settings.max_body_bytes, settings.body_idle_s)
+    listeners = [
+        (make_listener(make_app(models, bodies), settings, tls=settings.tls), settings.http_fd),
+        (make_listener(make_management_app(models), settings), settings.management_fd),
+        (make_listener(make_metrics_app(models), settings), settings.metrics_fd),
+    ]
+    running = [
+        asyncio.ensure_future(listener.serve(sockets=[socket.socket(fileno=fd)]))
+        for listener, fd in listeners
+    ]
+    rpc = await _start_rpc(models, settings)
+    try:
+        await models.start()
+        # The objects of a big body make collections frequent, which would visit every object each time.
+        gc.collect()
+        gc.freeze()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await stop.wait()
+        await models.drain(max(model.config.engine.drain_sec for model in models))
+    finally:
+        await rpc.stop(_GRACE_S)
+        await _stop([listener for listener, _ in listeners], running)
+        models.close()
+
+
+async def _stop(listeners: list[Listener], running: Sequence[asyncio.Future[None]]) -> None:
+    for listener in listeners:
+        listener.should_exit = True
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _start_rpc(models: Models, settings: FrontSettings) -> Any:
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", settings.max_body_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ]
+    )
+    add_InferenceAPIsServiceServicer_to_server(InferenceService(models), server)  # type: ignore[no-untyped-call]
+    address = f"{settings.host}:{settings.grpc_port}"
+    if settings.tls is None:
+        server.add_insecure_port(address)
+    else:
+        server.add_secure_port(address, _credentials(settings.tls))
+    await server.start()
+    return server
+
+
+def _credentials(tls: Tls) -> Any:
+    trusted = Path(tls.client_ca).read_bytes() if tls.client_ca is not None else None
+    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+    return grpc.ssl_server_credentials([pair], trusted, require_client_auth=trusted is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

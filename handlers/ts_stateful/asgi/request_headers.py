@@ -1,0 +1,92 @@
+"""Headers of requests at the front, which no other server has read before."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
+
+__all__ = ["Correlation", "correlation", "grpc_headers", "http_headers", "texts"]
+
+_EXPIRES = re.compile(r";\s*Expires=.*", re.IGNORECASE)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+# https://www.w3.org/TR/trace-context/#traceparent-header
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Correlation(NamedTuple):
+    """The names by which others know a request: `request_id` is the client's, or a new one."""
+
+    request_id: str
+    traceparent: str | None
+
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers of the answer."""
+        pairs = [(b"x-request-id", self.request_id.encode())]
+        return (
+            pairs
+            if self.traceparent is None
+            else [*pairs, (b"traceparent", self.traceparent.encode())]
+        )
+
+
+def correlation(pairs: Iterable[tuple[str, str]]) -> Correlation:
+    """Read `x-request-id` and `traceparent`; one that is malformed counts as absent."""
+    found = {name: value for name, value in pairs if name in ("x-request-id", "traceparent")}
+    given, trace = found.get("x-request-id", ""), found.get("traceparent", "")
+    return Correlation(
+        given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
+        trace if _TRACEPARENT.fullmatch(trace) else None,
+    )
+
+
+def http_headers(pairs: Iterable[tuple[str, str]], path: str, names: HeaderNames) -> RequestHeaders:
+    """Read the headers of an HTTP request; names are in lower case, and `path` follows the model's own.
+
+    A session header may be spelled with `-` for `_`. What an answer has after its id, `; Expires=...`, may come back with it.
+    """
+    pairs = list(pairs)
+    ids = [_EXPIRES.sub("", value).strip(" \t") for value in _values(pairs, names.ids)]
+    types = [value for name, value in pairs if name == "content-type"]
+    return RequestHeaders(
+        is_http=True,
+        is_describe=False,
+        session_ids=tuple(dict.fromkeys(filter(None, ids))),
+        minted_id=None,
+        content_type=types[0].partition(";")[0].strip().lower() if types else "",
+        starts=_is_true(_values(pairs, names.starts)),
+        ends=_is_true(_values(pairs, names.ends)),
+        names_session=bool(ids),
+        path=path,
+        origin=next((value for name, value in pairs if name == "origin"), None),
+    )
+
+
+def grpc_headers(session_id: str | None) -> RequestHeaders:
+    """Return the headers of a gRPC message with this `sequence_id`."""
+    return RequestHeaders(
+        is_http=False,
+        is_describe=False,
+        session_ids=(session_id,) if session_id else (),
+        minted_id=None,
+        names_session=session_id is not None,
+    )
+
+
+def _values(pairs: Iterable[tuple[str, str]], names: frozenset[str]) -> list[str]:
+    spelled = {name.replace("_", "-") for name in names}
+    return [value for name, value in pairs if name.replace("_", "-") in spelled]
+
+
+def _is_true(values: list[str]) -> bool:
+    return any(value.strip().lower() == "true" for value in values)
+
+
+def texts(metadata: Iterable[tuple[str, str | bytes]]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of gRPC metadata whose values are text."""
+    for name, value in metadata:
+        if isinstance(value, str):
+            yield name.lower(), value

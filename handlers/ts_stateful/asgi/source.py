@@ -1,0 +1,119 @@
+"""The forms in which a model is given to the front: an archive, a folder, or the id of a model on the hub."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from msgspec import Struct
+
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.process.private import make_private
+
+__all__ = ["ModelSource", "open_source"]
+
+_CONFIG = "model-config.yaml"
+_MANIFEST = Path("MAR-INF") / "MANIFEST.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# For a model without a configuration; the keys are TorchServe's.
+_DEFAULTS: dict[str, Any] = {
+    "batchSize": 64,
+    "jobQueueSize": 1000,
+    "maxNumSequence": 256,
+    "maxSequenceJobQueueSize": 8,
+}
+
+
+class ModelSource(Struct, frozen=True):
+    """A model to serve: `folder` has its files, and `document` is its parsed configuration."""
+
+    name: str
+    version: str
+    folder: str
+    document: dict[str, Any]
+
+
+def open_source(given: str, folder: Path, *, name: str | None, config: Path | None) -> ModelSource:
+    """Return the model that `given` names; an archive is unpacked below `folder`.
+
+    `config` replaces the configuration inside, and `name` the archive's name.
+
+    Raises:
+        ConfigError: it is no model, or its configuration cannot be read.
+    """
+    path = Path(given).expanduser()
+    if path.is_file():
+        return _archive(_unpacked(path, folder), name, config)
+    if (path / _MANIFEST).is_file():
+        return _archive(path.resolve(), name, config)
+    if path.is_dir():
+        return _folder(path.resolve(), name, config)
+    if _HUB_ID.fullmatch(given):
+        document = _document(config)
+        document["handler"] = {**(document.get("handler") or {}), "model": given}
+        empty = make_private(folder / uuid.uuid4().hex)
+        return ModelSource(_checked(name or "chat"), "1.0", str(empty), document)
+    raise ConfigError(
+        f"{given}: no such file or folder, and no id of a model like owner/name; give a .mar file, the folder of an archive"
+        " or of a model, or the id of a model on the hub"
+    )
+
+
+def _unpacked(path: Path, folder: Path) -> Path:
+    # Like TorchServe's, this name marks an archive, which is the same model wherever it is unpacked.
+    target = make_private(folder / uuid.uuid4().hex)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(target)
+    except (OSError, zipfile.BadZipFile, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be unpacked: {error}") from None
+    if not (target / _MANIFEST).is_file():
+        raise ConfigError(f"{path}: not an archive of torch-model-archiver: it has no {_MANIFEST}")
+    return target
+
+
+def _archive(folder: Path, name: str | None, config: Path | None) -> ModelSource:
+    try:
+        model = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["model"]
+        named, version = str(model["modelName"]), str(model["modelVersion"])
+        inside = folder / str(model.get("configFile", _CONFIG))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / _MANIFEST}: not a manifest: {error}") from None
+    return ModelSource(_checked(name or named), version, str(folder), _document(config or inside))
+
+
+def _folder(folder: Path, name: str | None, config: Path | None) -> ModelSource:
+    inside = folder / _CONFIG
+    is_model = (folder / "config.json").is_file()
+    if config is None and inside.is_file():
+        config = inside
+    if config is None and not is_model:
+        raise ConfigError(f"{folder}: has neither {_CONFIG} nor a model's config.json")
+    document = _document(config)
+    if is_model:
+        document["handler"] = {**(document.get("handler") or {}), "model": str(folder)}
+    return ModelSource(_checked(name or "chat"), "1.0", str(folder), document)
+
+
+def _document(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return dict(_DEFAULTS)
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: is not a mapping of keys to values")
+    return document
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r}: not a name of a model; use letters, digits and . _ -")
+    return name

@@ -1,0 +1,255 @@
+"""The server without TorchServe: a front process, started again if it dies, and the engines.
+
+Needs neither torch nor the front's packages. Engines belong to this process, so they outlive a front.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from ts_stateful.asgi.settings import FrontSettings, Tls
+from ts_stateful.asgi.source import open_source
+from ts_stateful.process.drain import drain, end_engines
+from ts_stateful.process.spec import STATE_FOLDER, keep_logs
+from ts_stateful.serving.local import ServerFailed, get_json
+from ts_stateful.serving.ports import HOST, Ports
+from ts_stateful.serving.server import LocalServer
+
+__all__ = ["AsgiServer", "AsgiServerSettings"]
+
+_STOP_S = 90.0  # for the running turns; longer than the default of drainSec
+_ENGINES_STOP_S = 60.0
+_SHORT_LIFE_S = 10.0  # after which the next front starts at once
+_PAUSE_S = 1.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class AsgiServerSettings:
+    """The models and the settings of one server."""
+
+    models: tuple[str, ...]  # archives, folders or hub ids
+    name: str | None = None  # of the first model; the archive's by default
+    config: Path | None = None  # of the first model; the archive's by default
+    host: str = HOST
+    ports: Ports = field(default_factory=Ports)
+    log_file: Path | None = None  # gets the output; without it, only the tail is kept, in memory
+    state_dir: Path | None = None  # for what outlives the server
+    environ: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
+    start_timeout_s: float = 120.0
+    max_body_bytes: int = 28_000_000
+    tls: Tls | None = None
+
+
+class AsgiServer(LocalServer):
+    """A server without TorchServe."""
+
+    def __init__(self, settings: AsgiServerSettings, *, echo: TextIO | None = None) -> None:
+        super().__init__(settings.name or "chat", settings.ports, settings.log_file, echo)
+        self._settings = settings
+        self._sockets: list[socket.socket] = []
+        self._front: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._ended = threading.Event()
+        self._is_stopping = False
+
+    @property
+    def http_url(self) -> str:
+        """The URL of the inference API."""
+        return f"{self._scheme('http')}://{self._address}:{self.ports.http}"
+
+    @property
+    def grpc_url(self) -> str:
+        """The URL of the inference API by gRPC, for `ts_stateful.client.connect`."""
+        return f"{self._scheme('grpc')}://{self._address}:{self.ports.grpc}"
+
+    def start(self) -> None:
+        """Start the server and return when all models answer.
+
+        Raises:
+            ConfigError: a model or its configuration cannot be read.
+            ServerFailed: a port is in use, a model does not load, or it took longer than `start_timeout_s`.
+        """
+        assert self._thread is None, "started twice"
+        # Short, because it has the engines' Unix sockets, whose paths are limited to about 100 characters.
+        self._home = Path(tempfile.mkdtemp(prefix="ts-"))
+        try:
+            (self._home / "tmp").mkdir(mode=0o700)
+            self._prepare(self._home)
+            self._thread = threading.Thread(target=self._supervise, name="front", daemon=True)
+            self._thread.start()
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self) -> None:
+        """Block until the server ends by itself; interrupt it with KeyboardInterrupt."""
+        self._ended.wait()
+
+    def stop(self) -> None:
+        """Finish the running turns and stop all processes; idempotent, at any time."""
+        self._is_stopping = True
+        front = self._front
+        if front is not None and front.poll() is None:
+            front.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                front.wait(_STOP_S)
+            front.kill()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        engines = self.engines()
+        drain(engines, _ENGINES_STOP_S)
+        end_engines(engines, _ENGINES_STOP_S)
+        for one in self._sockets:
+            one.close()
+        self._sockets = []
+        if self._home is not None:
+            keep_logs(self._home, self._settings.state_dir)
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._home = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description of the first model; its worker is the front.
+
+        Raises:
+            OSError: the server does not answer.
+        """
+        (description,) = get_json(self.ports.management, f"/models/{self.name}")
+        pid = self._front.pid if self._front is not None else -1
+        return {
+            **description,
+            "workers": [{"id": "0", "pid": pid, "status": description["status"]}],
+        }
+
+    def is_ready(self) -> bool:
+        """Return True if every model answers."""
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            return bool(get_json(self.ports.management, "/readyz")["status"] == "ready")
+        return False
+
+    @property
+    def _address(self) -> str:
+        host = self._settings.host
+        return HOST if host in ("0.0.0.0", "::", "[::]") else host
+
+    def _scheme(self, name: str) -> str:
+        return name if self._settings.tls is None else f"{name}s"
+
+    def _prepare(self, home: Path) -> None:
+        """Open the models, and the ports, which stay open while a front starts again."""
+        settings = self._settings
+        first, *others = settings.models
+        folder = home / "models"
+        sources = [open_source(first, folder, name=settings.name, config=settings.config)]
+        sources += [open_source(one, folder, name=None, config=None) for one in others]
+        self.name = sources[0].name
+        for host, port in (
+            (settings.host, self.ports.http),
+            (HOST, self.ports.management),
+            (HOST, self.ports.metrics),
+        ):
+            self._sockets.append(_listening(host, port))
+        probe = _listening(settings.host, self.ports.grpc)
+        probe.close()
+        http, management, metrics = (one.fileno() for one in self._sockets)
+        FrontSettings(
+            models=tuple(sources),
+            http_fd=http,
+            management_fd=management,
+            metrics_fd=metrics,
+            host=settings.host,
+            grpc_port=self.ports.grpc,
+            max_body_bytes=settings.max_body_bytes,
+            tls=settings.tls,
+        ).save(home / "front.json")
+
+    def _supervise(self) -> None:
+        """Run one front after the other."""
+        try:
+            while not self._is_stopping:
+                began = time.monotonic()
+                self._run_front()
+                if self._is_stopping or not self._ready.is_set():
+                    return
+                assert self._front is not None
+                self._log.write(
+                    f"the front exited with status {self._front.returncode}; starting another\n"
+                )
+                if time.monotonic() - began < _SHORT_LIFE_S:
+                    time.sleep(_PAUSE_S)
+        finally:
+            self._ended.set()
+
+    def _run_front(self) -> None:
+        """Start a front and return when it has exited."""
+        assert self._home is not None
+        self._front = subprocess.Popen(
+            [sys.executable, "-m", "ts_stateful.asgi.process", str(self._home / "front.json")],
+            env=self._variables(self._home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            pass_fds=[one.fileno() for one in self._sockets],
+            start_new_session=True,
+        )
+        log = threading.Thread(target=self._copy_log, args=(self._front.stderr,), daemon=True)
+        log.start()
+        assert self._front.stdout is not None
+        with self._front.stdout as lines:
+            for line in lines:
+                if line == "ready\n":
+                    self._ready.set()
+        self._front.wait()
+        log.join(timeout=1)  # an engine may hold its end of the pipe
+
+    def _variables(self, home: Path) -> dict[str, str]:
+        environ = {**os.environ, **self._settings.environ, "TMPDIR": str(home / "tmp")}
+        if self._settings.state_dir is not None:
+            environ[STATE_FOLDER] = str(self._settings.state_dir.resolve())
+        return environ
+
+    def _copy_log(self, lines: TextIO) -> None:
+        with lines:
+            for line in lines:
+                self._log.write(line)
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        while not self._ready.wait(_POLL_S):
+            if self._ended.is_set():
+                raise ServerFailed(f"cannot start; the end of the log:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                timeout_s = self._settings.start_timeout_s
+                raise ServerFailed(
+                    f"no answer within {timeout_s:g} s; the end of the log:\n{self.log_tail()}"
+                )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises `ServerFailed` if the port is in use."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ServerFailed(
+            f"port {port} on {host}: {error.strerror}; choose another port"
+        ) from None

@@ -1,0 +1,128 @@
+"""The run of `ts-stateful serve`. Needs the extra `server`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from ts_stateful.asgi.settings import Tls
+from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
+from ts_stateful.cli.serve_options import LOOPBACK
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.serving.local import ServerFailed
+from ts_stateful.serving.ports import Ports
+from ts_stateful.serving.server import LocalServer
+from ts_stateful.torchserve.guard import is_watched
+from ts_stateful.torchserve.java import JavaMissing
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
+
+__all__ = ["serve"]
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve until interrupted; return the exit status."""
+    if problem := _problem(options):
+        sys.stderr.write(f"error: {problem}\n")
+        return 2
+    # A shell may have started this with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        make = _asgi if options.front == "asgi" else _torchserve
+        with make(options) as server:
+            _announce(server)
+            server.wait()
+    except KeyboardInterrupt:
+        return 0
+    except (ServerFailed, JavaMissing, ConfigError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stderr.write("error: the server exited by itself\n")
+    return 1
+
+
+def _problem(options: argparse.Namespace) -> str | None:
+    """Return what is wrong with the options together."""
+    files = [options.config, options.tls_certificate, options.tls_key, options.tls_client_ca]
+    if options.front == "torchserve":
+        files += [options.ts_config, options.log_config, *map(Path, options.models)]
+        if len(options.models) > 1:
+            return "the front torchserve takes one archive"
+        if options.config or options.tls_certificate or options.host != LOOPBACK:
+            return "--config, --host and --tls-* are for the front asgi; pack the configuration by ./archive.sh"
+    missing = [path for path in files if path is not None and not path.exists()]
+    if missing:
+        return f"no such file: {missing[0]}"
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        return "--tls-certificate and --tls-key belong together"
+    if options.tls_client_ca is not None and options.tls_key is None:
+        return "--tls-client-ca needs --tls-certificate and --tls-key"
+    return None
+
+
+def _ports(options: argparse.Namespace) -> Ports:
+    return Ports(
+        http=options.http_port,
+        management=options.management_port,
+        metrics=options.metrics_port,
+        grpc=options.grpc_port,
+        grpc_management=options.grpc_management_port,
+    )
+
+
+def _asgi(options: argparse.Namespace) -> LocalServer:
+    tls = None
+    if options.tls_certificate is not None:
+        client_ca = options.tls_client_ca
+        tls = Tls(
+            certificate=str(options.tls_certificate.resolve()),
+            key=str(options.tls_key.resolve()),
+            client_ca=None if client_ca is None else str(client_ca.resolve()),
+        )
+    settings = AsgiServerSettings(
+        tuple(options.models),
+        name=options.name,
+        config=options.config,
+        host=options.host,
+        ports=_ports(options),
+        log_file=options.log_file,
+        state_dir=options.state_dir,
+        start_timeout_s=options.start_timeout,
+        max_body_bytes=options.max_body_bytes,
+        tls=tls,
+    )
+    return AsgiServer(settings, echo=sys.stderr)
+
+
+def _torchserve(options: argparse.Namespace) -> LocalServer:
+    settings = TorchServeSettings(
+        Path(options.models[0]),
+        config=options.ts_config,
+        log_config=options.log_config,
+        name=options.name or "chat",
+        ports=_ports(options),
+        log_file=options.log_file,
+        state_dir=options.state_dir,
+        start_timeout_s=options.start_timeout,
+        watch=is_watched(os.environ),
+    )
+    return TorchServe(settings, echo=sys.stderr)
+
+
+def _announce(server: LocalServer) -> None:
+    sys.stdout.write(
+        f"http        {server.http_url}/predictions/{server.name}\n"
+        f"grpc        {server.grpc_url}\n"
+        f"management  {server.management_url}\n"
+        f"metrics     {server.metrics_url}/metrics\n"
+        "ready\n"
+    )
+    sys.stdout.flush()
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,93 @@
+"""The parts of a model's front that all servers share: its checks, and the way of its requests to the engines."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from ts_stateful.config.check import check_config
+from ts_stateful.config.schema import Config, ConfigError
+from ts_stateful.frontend.admission import Admission
+from ts_stateful.frontend.audit import AuditLog
+from ts_stateful.frontend.byte_quotas import ByteQuotas
+from ts_stateful.frontend.dialects import Dialects
+from ts_stateful.frontend.inbox import Mailbox
+from ts_stateful.frontend.intake import Dispatching, Intake, Parser
+from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader
+from ts_stateful.frontend.parsing.limits import BodyLimits, HeldBytes
+from ts_stateful.frontend.parsing.origins import OriginGuard
+from ts_stateful.frontend.parsing.requests import RequestParser
+from ts_stateful.frontend.parsing.steps import StepParser
+from ts_stateful.principals.authenticator import Authenticator
+from ts_stateful.protocol.profile import Profile
+
+__all__ = ["Ends", "check_model", "make_intake", "max_parts"]
+
+logger = logging.getLogger(__name__)
+
+
+def check_model(config: Config, *, torchserve: bool) -> None:
+    """Log the warnings about a configuration, for TorchServe's frontend or another one.
+
+    Raises:
+        ConfigError: it would hang, leak or lose something; the message has the remedy.
+    """
+    findings = check_config(config, torchserve=torchserve)
+    for finding in findings:
+        if finding.severity == "warning":
+            logger.warning("%s", finding)
+    errors = [str(finding) for finding in findings if finding.severity == "error"]
+    if errors:
+        raise ConfigError("model-config.yaml: " + "; ".join(errors))
+
+
+def max_parts(config: Config) -> int:
+    """Return the limit of the parts of a request."""
+    return _limits(config).max_parts
+
+
+class Ends(NamedTuple):
+    """The ends of a model's requests: its engines, and the queue of their events."""
+
+    dispatcher: Dispatching
+    mailbox: Mailbox
+
+
+def make_intake(
+    config: Config,
+    model_name: str,
+    profile: Profile,
+    headers: HeaderReader,
+    authenticator: Authenticator,
+    ends: Ends,
+) -> Intake:
+    """Return the intake of a model that a front of this `profile` serves as `model_name`."""
+    settings, dispatcher = config.engine, ends.dispatcher
+    limits = _limits(config, dispatcher)
+    parser: Parser
+    if config.state is not None:
+        parser = StepParser(profile, headers.names, config.state, limits)
+    else:
+        parser = _language_parser(config, model_name, profile, headers.names, limits)
+    audit, quotas = AuditLog(settings.audit), ByteQuotas(settings.quotas, dispatcher)
+    return Intake(
+        dispatcher,
+        ends.mailbox,
+        OriginGuard(parser, settings.allowed_origins),
+        headers,
+        Admission(authenticator, settings.client_ids, audit, quotas),
+    )
+
+
+def _language_parser(
+    config: Config, model_name: str, profile: Profile, names: HeaderNames, limits: BodyLimits
+) -> Parser:
+    keeps_sessions = config.handler.stateful_sessions
+    return RequestParser(
+        profile, names, Dialects(model_name), limits, keeps_sessions=keeps_sessions
+    )
+
+
+def _limits(config: Config, held: HeldBytes | None = None) -> BodyLimits:
+    max_images = 0 if config.state is not None else config.handler.media.max_images
+    return BodyLimits(config.engine.limits, max_images, held)

@@ -1,0 +1,102 @@
+"""A server on this machine with a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import psutil
+
+from ts_stateful.process.drain import engines_in
+from ts_stateful.serving.ports import HOST, Ports
+from ts_stateful.serving.server_log import ServerLog
+
+__all__ = ["LocalServer"]
+
+_Server = TypeVar("_Server", bound="LocalServer")
+_TAIL_LINES = 60
+
+
+class LocalServer(ABC):
+    """A server as a context manager: it always stops at the end of the block.
+
+    Its output goes to `log_file` and `echo`, where they are given. Without a file, only the tail is kept, in memory.
+    """
+
+    def __init__(self, name: str, ports: Ports, log_file: Path | None, echo: TextIO | None) -> None:
+        self.name = name
+        self.ports = ports.filled()
+        self.log_file = log_file
+        self._log = ServerLog(log_file, echo)
+        self._home: Path | None = None
+
+    @property
+    def http_url(self) -> str:
+        """The URL of the inference API."""
+        return f"http://{HOST}:{self.ports.http}"
+
+    @property
+    def management_url(self) -> str:
+        """The URL of the management API."""
+        return f"http://{HOST}:{self.ports.management}"
+
+    @property
+    def metrics_url(self) -> str:
+        """The URL of the metrics, in Prometheus's format under /metrics."""
+        return f"http://{HOST}:{self.ports.metrics}"
+
+    @property
+    def grpc_url(self) -> str:
+        """The URL of the inference API by gRPC, for `ts_stateful.client.connect`."""
+        return f"grpc://{HOST}:{self.ports.grpc}"
+
+    def __enter__(self: _Server) -> _Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the server and return when all models answer.
+
+        Raises:
+            ServerFailed: a port is in use, a model does not load, or it took too long.
+        """
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Block until the server exits by itself; interrupt it with KeyboardInterrupt."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Finish the running turns and stop all processes; idempotent, at any time."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the management API's description of the first model; `workers` have the processes that take requests.
+
+        Raises:
+            OSError: it does not answer.
+            ValueError: the answer is not a description of one model.
+        """
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Return True if every model answers."""
+
+    def engines(self) -> list[psutil.Process]:
+        """Find the engine processes of this server."""
+        return [] if self._home is None else engines_in(self._home / "tmp")
+
+    def log_tail(self) -> str:
+        """Return the last lines of the server's output and of its engines' logs."""
+        parts = [str(self._log)]
+        for path in sorted(self._home.rglob("engine-*.log")) if self._home is not None else ():
+            with contextlib.suppress(OSError):
+                lines = path.read_text(errors="replace").splitlines(keepends=True)
+                parts.append(f"{path.name}:\n{''.join(lines[-_TAIL_LINES:])}")
+        return "\n".join(parts)
