@@ -109,7 +109,7 @@ def read_keys(data: bytes) -> dict[str | None, jwt.PyJWK]:
     """
     try:
         documents = msgspec.json.decode(data, type=dict[str, Any]).get("keys")
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise KeysUnreadable("not a JSON object") from None
     if not isinstance(documents, list):
         raise KeysUnreadable("the document has no list `keys`")
@@ -125,6 +125,8 @@ def _usable(documents: list[Any]) -> Iterator[jwt.PyJWK]:
             continue
         if document.get("kty") not in ("RSA", "EC", "OKP") or "d" in document:
             continue  # a shared secret, or a private key, which does not belong here
+        if not isinstance(document.get("kid"), str | None):
+            continue
         try:
             key = jwt.PyJWK(document)
         except jwt.PyJWTError:

@@ -60,6 +60,7 @@ def test_only_public_keys_for_signatures_count() -> None:
         {**good.jwk, "kid": "encrypts", "use": "enc"},
         {**good.jwk, "kid": "hmac", "alg": "HS256"},
         {"kty": "new", "kid": "new"},
+        {**good.jwk, "kid": ["a", "list"]},
         {"kty": "EC", "kid": "broken", "crv": "P-256"},
         "key",
     ]
@@ -68,7 +69,16 @@ def test_only_public_keys_for_signatures_count() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"{}", b'{"keys": {}}', b'{"keys": []}', b"\xff", b'{"keys": ' + b"[" * 90000],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"keys": {}}',
+        b'{"keys": []}',
+        b"\xff",
+        b'{"\xff',
+        b'{"keys": ' + b"[" * 90000,
+    ],
 )
 def test_a_document_without_keys_is_refused(data: bytes) -> None:
     """Whatever a server sends."""
