@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from ts_stateful.store.base import StoreCorrupt
 
@@ -14,6 +14,7 @@ __all__ = ["VERSION", "Codec", "EntryT", "Linked"]
 
 VERSION = 3
 _UNLINKED = 2  # the last version without links
+_Parts = Annotated[list[Raw], Meta(max_length=16)]  # of any version; each costs 64 bytes or more
 
 EntryT = TypeVar("EntryT", bound=Struct)
 
@@ -74,7 +75,7 @@ class Codec(Generic[EntryT]):
             raise _damaged("it cannot be read") from error
 
     def _msgpack(self, data: bytes) -> Linked[EntryT]:
-        head, *parts = msgspec.msgpack.decode(data, type=list[Raw])
+        head, *parts = msgspec.msgpack.decode(data, type=_Parts)
         version = msgspec.msgpack.decode(head, type=int)
         if version > VERSION:
             raise StoreCorrupt(

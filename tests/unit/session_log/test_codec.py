@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 
 import msgspec
 import pytest
@@ -103,6 +104,18 @@ def test_what_is_no_entry_is_refused(data: bytes) -> None:
     """A pickle for instance is never run."""
     with pytest.raises(StoreCorrupt, match="close the session"):
         CODEC.decode(data)
+
+
+def test_an_array_of_many_parts_is_refused_before_they_are_made() -> None:
+    """Each would take 64 bytes for one of the data."""
+    data = b"\xdd" + (1_000_000).to_bytes(4, "big") + b"\x01" * 1_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreCorrupt, match="cannot be read"):
+            CODEC.decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_newer_version_is_refused() -> None:
