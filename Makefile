@@ -19,9 +19,11 @@ GRPC_PORT ?= 7070
 GRPC_MANAGEMENT_PORT ?= 7071
 # Only these tests, and options for pytest, e.g. `make test PYTEST_ARGS="tests/unit/test_cli.py -x"`.
 PYTEST_ARGS ?=
-# How long `make soak` takes, and the seed of what it does; empty means a random one, which is told.
+# How long `make soak` and `make fuzz` take, and the seed of what they do; empty means a random one, which is printed.
 MINUTES ?= 10
 SEED ?=
+# A server of examples/shapes that runs on this machine, for `make fuzz`; its gRPC port is GRPC_PORT. Empty means that one is started.
+URL ?=
 # Options for the benchmark, e.g. `make bench BENCH_ARGS="--only ttft"`; `make bench BENCH_ARGS=--help` lists them.
 BENCH_ARGS ?=
 # Options for the local SageMaker endpoint, e.g. `make sagemaker-local ARGS="--instances 3"`; ARGS=--help lists them.
@@ -41,7 +43,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --genera
 	--custom-compile-command 'make lock' -c constraints.txt
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve sagemaker-local test soak lint docs mar bench bench-gpu protos lock sbom clean
+.PHONY: help setup demo serve sagemaker-local test soak fuzz lint docs mar bench bench-gpu protos lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -80,6 +82,10 @@ endif
 soak: $(INSTALLED) ## load a server at random for MINUTES, kill parts of it, look for what is left
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		--profile $(or $(PROFILE),continuous)
+
+fuzz: $(INSTALLED) ## attack parsers and a server at random for MINUTES, or the server at URL, while another client talks
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+		$(if $(URL),--url $(URL) --grpc-url grpc://127.0.0.1:$(GRPC_PORT))
 
 lint: $(INSTALLED) ## ruff, mypy --strict, and the limits of CONTRIBUTING.md
 	$(BIN)/ruff check .
