@@ -12,21 +12,27 @@ from tests.fuzz.programs import PROGRAMS, read
 from tests.fuzz.search import inputs
 from tests.fuzz.siege import Siege
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 _EXAMPLES = 6
 _DEADLINE_S = 60.0  # for an answer while a worker is replaced, on a busy machine
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServe]:
-    """TorchServe in the continuous profile; other tests' sessions have no part in its repairs."""
-    with profile_server(Profile.CONTINUOUS, tmp_path_factory.mktemp("fuzz"), name="fuzz") as server:
+@pytest.fixture(
+    scope="module", params=[Profile.CONTINUOUS, Profile.ASGI], ids=lambda one: one.value
+)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalServer]:
+    """A server of its own: other tests' sessions have no part in its repairs."""
+    profile: Profile = request.param
+    folder = tmp_path_factory.mktemp("fuzz")
+    with profile_server(profile, folder, name=f"fuzz-{profile.value}") as server:
         yield server
 
 
 @pytest.fixture
-def siege(server: TorchServe) -> Siege:
+def siege(server: LocalServer) -> Siege:
     """Attacks on it."""
     return Siege(server.http_url, server.grpc_url, _DEADLINE_S)
 
