@@ -17,13 +17,14 @@ from benchmarks.progress import Progress
 from benchmarks.ratios import ratios_of
 from benchmarks.rig import Rig
 from benchmarks.servers import ROOT
-from benchmarks.stages import decode, llama, many, memory, opening, pause, steps, ttft
+from benchmarks.stages import decode, fronts, llama, many, memory, opening, pause, steps, ttft
 
 __all__ = ["main"]
 
 _STAGES: dict[str, ModuleType] = {
     "ttft": ttft,
     "decode": decode,
+    "fronts": fronts,
     "open": opening,
     "memory": memory,
     "many": many,
@@ -35,6 +36,7 @@ _EPILOG = """\
 stages:
   ttft    time to first token against history, over HTTP and gRPC, beside the floor and recomputing
   decode  throughput of 1 to 32 streams, beside the floor and recomputing
+  fronts  both fronts beside the engine alone: throughput, first token, processor time
   open    time to open with an image, first and repeated
   memory  memory of idle sessions
   many    512 open sessions, 8 active

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,11 +32,12 @@ _THREADS = 4  # they call the store
 class Driver:
     """One engine, with a store or without. A context manager: leaving it ends the engine's threads.
 
-    `begun_at` maps request ids to the time of `perf_counter` at the first text of their replies.
+    `begun_at` maps request ids to the time of `perf_counter` at the first text of their replies, `pieces` to all their texts.
     """
 
     def __init__(self, model: Model, config: Config, store: Store | None = None) -> None:
         self.begun_at: dict[str, float] = {}
+        self.pieces: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
         self.answers: dict[str, dict[str, Any]] = {}
         self._refusal = ""  # the last rejection that was not reported
         self._queue = WorkQueue()
@@ -79,7 +81,9 @@ class Driver:
     def emit(self, event: Event) -> None:
         """Take an event of the engine."""
         if event.num_chars:
-            self.begun_at.setdefault(event.request_id, time.perf_counter())
+            now = time.perf_counter()
+            self.begun_at.setdefault(event.request_id, now)
+            self.pieces[event.request_id].append((now, msgspec.json.decode(event.body)["text"]))
         if event.kind is EventKind.LAST:
             answer = msgspec.json.decode(event.body)
             if "error" in answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "ASGI",
     "ASYNC_GRPC",
     "ASYNC_HTTP",
     "BARE",
@@ -12,6 +13,9 @@ __all__ = [
     "DECODE",
     "ENGINE",
     "FIRST_OPEN",
+    "FRONT_CPU",
+    "FRONT_DECODE",
+    "FRONT_HOP",
     "GRPC",
     "HTTP",
     "LLAMA",
@@ -38,6 +42,7 @@ __all__ = [
 # Systems.
 HTTP: Final = "http"
 GRPC: Final = "grpc"
+ASGI: Final = "http, without TorchServe"
 ASYNC_HTTP: Final = "http, async"
 ASYNC_GRPC: Final = "grpc, async"
 RECOMPUTE: Final = "recompute"
@@ -66,6 +71,9 @@ STEPS: Final = "steps"
 STEP_MEDIAN: Final = "step, median"
 STEP_P99: Final = "step, 99th percentile"
 OPEN_STEP: Final = "step, by open sequences"
+FRONT_DECODE: Final = "front, decode"
+FRONT_HOP: Final = "front, hop"
+FRONT_CPU: Final = "front, processor time"
 PROBE: Final = "probe"  # of the machine itself
 
 

@@ -30,6 +30,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     decode_rounds: int = 4
     decode_s: float = 110.0
 
+    front_widths: tuple[int, ...] = (1, 8, 16, 32)
+    front_rounds: int = 5
+    front_s: float = 110.0
+
     open_rounds: int = 12
 
     idle_sessions: int = 64
@@ -68,6 +72,7 @@ QUICK: Final = Plan(
     asks=2,
     decode_rounds=1,
     decode_tokens=32,
+    front_rounds=1,
     open_rounds=3,
     idle_sessions=32,
     many_sessions=128,

@@ -9,11 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from benchmarks.names import (
+    ASGI,
     BARE,
     CACHES,
     DECODE,
     ENGINE,
     FIRST_OPEN,
+    FRONT_CPU,
+    FRONT_DECODE,
+    FRONT_HOP,
     GRPC,
     HTTP,
     LLAMA,
@@ -116,6 +120,10 @@ def _frontend_share(samples: Samples) -> float | None:
     return None if of_engine is None else 1 - of_engine
 
 
+def _processor_time(system: str) -> Callable[[Samples], float | None]:
+    return lambda samples: samples.median(FRONT_CPU, system, 16)
+
+
 def _thousand_open(samples: Samples) -> float | None:
     costs = (samples.median(OPEN_STEP, ENGINE, num_open) for num_open in (1000, 128))
     return _quotient(*costs)
@@ -155,6 +163,47 @@ RATIOS: Sequence[Ratio] = (
             _over_floor(DECODE, HTTP, width),
         )
         for width in (1, 4, 8, 16, 32)
+    ),
+    *(
+        Ratio(
+            f"front_{name}_decode_{width}_over_engine",
+            "at least",
+            target,
+            f"throughput of {width} streams through {words}, over the engine's alone",
+            _between(FRONT_DECODE, width, system, ENGINE),
+        )
+        for system, name, words, target in (
+            (ASGI, "asgi", "the front without TorchServe", 0.9),
+            (HTTP, "torchserve", "TorchServe", 0.75),
+        )
+        for width in (1, 8, 16, 32)
+    ),
+    Ratio(
+        "front_asgi_hop_ms",
+        "at most",
+        3,
+        "milliseconds of one stream's first token that the front without TorchServe adds to the engine's",
+        lambda samples: samples.median(FRONT_HOP, ASGI, 1),
+    ),
+    Ratio(
+        "front_torchserve_hop_ms",
+        "at most",
+        6,
+        "the same through TorchServe",
+        lambda samples: samples.median(FRONT_HOP, HTTP, 1),
+    ),
+    *(
+        Ratio(
+            f"front_{name}_cpu_s_per_1000_pieces",
+            "at most",
+            target,
+            f"seconds of processor time that {words} takes for 1,000 pieces of 16 streams",
+            _processor_time(system),
+        )
+        for system, name, words, target in (
+            (ASGI, "asgi", "the front without TorchServe", 0.5),
+            (HTTP, "torchserve", "TorchServe", 2.0),
+        )
     ),
     Ratio(
         "decode_16_speedup_over_recompute",

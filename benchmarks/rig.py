@@ -12,26 +12,29 @@ from benchmarks.clients.conversation import Client
 from benchmarks.clients.llama import LlamaClient
 from benchmarks.clients.recompute import RecomputeClient
 from benchmarks.clients.stateful import GrpcClient, HttpClient
+from benchmarks.engine_alone import EngineAlone
 from benchmarks.floor import Floor
 from benchmarks.gguf_export import export
 from benchmarks.inputs import Inputs
 from benchmarks.llama_server import LlamaServer
 from benchmarks.model import build
-from benchmarks.names import ASYNC_GRPC, ASYNC_HTTP, GRPC, HTTP, LLAMA, RECOMPUTE, TEXT_HTTP
+from benchmarks.names import ASGI, ASYNC_GRPC, ASYNC_HTTP, GRPC, HTTP, LLAMA, RECOMPUTE, TEXT_HTTP
 from benchmarks.own_process import OwnProcess
 from benchmarks.plan import Plan
 from benchmarks.progress import Progress
 from benchmarks.recurrent import build as build_recurrent
 from benchmarks.samples import Samples
-from benchmarks.servers import recompute_server, stateful_server
-from ts_stateful.torchserve.server import TorchServe
+from benchmarks.servers import asgi_server, recompute_server, stateful_server
+from ts_stateful.serving.server import LocalServer
 
 __all__ = ["Rig"]
 
 _CHAT, _CHAT_ASYNC, _TEXT, _RECOMPUTE = "chat", "chat-async", "text", "recompute"
+_CHAT_ASGI = "chat-asgi"
 _SERVER_OF = {
     HTTP: _CHAT,
     GRPC: _CHAT,
+    ASGI: _CHAT_ASGI,
     ASYNC_HTTP: _CHAT_ASYNC,
     ASYNC_GRPC: _CHAT_ASYNC,
     TEXT_HTTP: _TEXT,
@@ -56,7 +59,7 @@ class Rig:
         self.samples = Samples()
         self._llama = llama
         self._stack = contextlib.ExitStack()
-        self._servers: dict[str, TorchServe] = {}
+        self._servers: dict[str, LocalServer] = {}
 
     @cached_property
     def models(self) -> tuple[Path, Path]:
@@ -69,6 +72,11 @@ class Rig:
     def floor(self) -> OwnProcess:
         """The bare forward passes: a `Floor`."""
         return self._stack.enter_context(OwnProcess(Floor, self.models[0], self.threads))
+
+    @cached_property
+    def engine_alone(self) -> OwnProcess:
+        """The engine without a server: an `EngineAlone`."""
+        return self._stack.enter_context(OwnProcess(EngineAlone, self.models[0], self.threads))
 
     @cached_property
     def recurrent(self) -> Path:
@@ -95,7 +103,7 @@ class Rig:
         log = self.folder / "llama-server.log"
         return LlamaServer(self._llama, model, log, threads=self.threads, options=options)
 
-    def server_of(self, system: str) -> TorchServe:
+    def server_of(self, system: str) -> LocalServer:
         """Return the running server of a system."""
         name = _SERVER_OF[system]
         if name not in self._servers:
@@ -116,14 +124,16 @@ class Rig:
         server = self.server_of(system)
         if system == RECOMPUTE:
             return RecomputeClient(server)
-        if system in (HTTP, ASYNC_HTTP, TEXT_HTTP):
+        if system in (HTTP, ASGI, ASYNC_HTTP, TEXT_HTTP):
             return HttpClient(server)
         return GrpcClient(server, "continuous" if system == GRPC else "async")
 
-    def _make(self, name: str) -> TorchServe:
+    def _make(self, name: str) -> LocalServer:
         llava, text = self.models
         if name == _RECOMPUTE:
             return recompute_server(llava, threads=self.threads, folder=self.folder)
+        if name == _CHAT_ASGI:
+            return asgi_server(name, llava, threads=self.threads, folder=self.folder)
         return stateful_server(
             name,
             "async" if name == _CHAT_ASYNC else "continuous",

@@ -11,9 +11,17 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.recurrent import HANDLER
+from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
-__all__ = ["ROOT", "published_server", "recompute_server", "stateful_server", "steps_server"]
+__all__ = [
+    "ROOT",
+    "asgi_server",
+    "published_server",
+    "recompute_server",
+    "stateful_server",
+    "steps_server",
+]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _MAX_SESSIONS = 1024
@@ -31,6 +39,15 @@ def stateful_server(
     command += ["--config", str(config), "--output", str(folder)]
     _run(command)
     return _server(name, folder)
+
+
+def asgi_server(name: str, model: Path, *, threads: int, folder: Path) -> AsgiServer:
+    """Return the same server without TorchServe; not started yet."""
+    stateful_server(name, "continuous", model, threads=threads, folder=folder)
+    log_file = folder / f"{name}.log"
+    return AsgiServer(
+        AsgiServerSettings((str(folder / f"{name}.mar"),), name=name, log_file=log_file)
+    )
 
 
 def steps_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe:

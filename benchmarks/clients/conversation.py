@@ -24,9 +24,12 @@ class Turn(NamedTuple):
     sent_at: float
     arrivals: tuple[Arrival, ...]
     text: str
+    engine_ms: float | None = None  # from the arrival at the engine to the first token
 
     @classmethod
-    def of(cls, sent_at: float, pieces: Sequence[tuple[float, str]]) -> Turn:
+    def of(
+        cls, sent_at: float, pieces: Sequence[tuple[float, str]], engine_ms: float | None = None
+    ) -> Turn:
         """Return the turn of these pieces; tokens are counted as words."""
         arrivals, num_tokens = [], 0
         for at, piece in pieces:
@@ -34,7 +37,7 @@ class Turn(NamedTuple):
             if num_words:
                 num_tokens += num_words
                 arrivals.append(Arrival(at, num_tokens))
-        return cls(sent_at, tuple(arrivals), "".join(piece for _, piece in pieces))
+        return cls(sent_at, tuple(arrivals), "".join(piece for _, piece in pieces), engine_ms)
 
     @property
     def first_ms(self) -> float:

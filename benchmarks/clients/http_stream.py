@@ -83,4 +83,6 @@ def turn_of(sent_at: float, events: list[Event], field: str) -> Turn:
     for event in events:
         if "error" in event.document:
             raise RuntimeError(f"rejected: {event.document['error']}")
-    return Turn.of(sent_at, [(event.at, event.document.get(field, "")) for event in events])
+    timing = events[-1].document.get("timing", {}) if events else {}
+    pieces = [(event.at, event.document.get(field, "")) for event in events]
+    return Turn.of(sent_at, pieces, timing.get("first_token_ms"))

@@ -11,7 +11,7 @@ from benchmarks.clients.conversation import Turn
 from benchmarks.clients.http_stream import HttpConnection, turn_of
 from benchmarks.inputs import text_of
 from ts_stateful.serving.ports import HOST
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 __all__ = ["RecomputeClient"]
 
@@ -19,7 +19,7 @@ __all__ = ["RecomputeClient"]
 class RecomputeClient:
     """A `Client`; the image goes with the first prompt, where the server expects it."""
 
-    def __init__(self, server: TorchServe) -> None:
+    def __init__(self, server: LocalServer) -> None:
         self._connection = HttpConnection(HOST, server.ports.http)
         self._path = f"/predictions/{server.name}"
         self._images: dict[str, bytes] = {}

@@ -14,7 +14,7 @@ from ts_stateful.client.documents import encode, parse
 from ts_stateful.protocol.answers import Opened, SessionInfo
 from ts_stateful.protocol.requests import Close, Image, Info, Open, Prompt
 from ts_stateful.serving.ports import HOST
-from ts_stateful.torchserve.server import TorchServe
+from ts_stateful.serving.server import LocalServer
 
 __all__ = ["GrpcClient", "HttpClient"]
 
@@ -22,7 +22,7 @@ __all__ = ["GrpcClient", "HttpClient"]
 class HttpClient:
     """Raw HTTP on one kept connection; streams are server-sent events. A `Client`."""
 
-    def __init__(self, server: TorchServe) -> None:
+    def __init__(self, server: LocalServer) -> None:
         self._connection = HttpConnection(HOST, server.ports.http)
         self._path = f"/predictions/{server.name}"
 
@@ -63,7 +63,7 @@ class HttpClient:
 class GrpcClient:
     """The package's own client over gRPC, as users have it. A `Client`."""
 
-    def __init__(self, server: TorchServe, profile: str) -> None:
+    def __init__(self, server: LocalServer, profile: str) -> None:
         self._server = connect(server.grpc_url, model=server.name, profile=profile)
         self._sessions: dict[str, Session] = {}
 

@@ -1,0 +1,66 @@
+"""This package's engine for a language model, without socket, server and clients."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.clients.conversation import Turn
+from benchmarks.driver import Driver
+from benchmarks.inputs import Inputs, text_of
+from benchmarks.model import IMAGE_TOKENS
+from benchmarks.plan import PROMPT_TOKENS
+from benchmarks.rates import steady_rate
+from ts_stateful.config.schema import load_config
+from ts_stateful.language.network.load import load_model
+from ts_stateful.protocol.requests import Close, Open, Prompt
+
+__all__ = ["EngineAlone"]
+
+
+class EngineAlone:
+    """An engine that this process drives; sessions are not written to a store."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        torch.set_num_threads(threads)
+        config = load_config(
+            {"maxNumSequence": 64, "handler": {"model": str(model), "threads": threads}}
+        )
+        self._inputs = Inputs()
+        self._driver = Driver(load_model(config.handler, model, torch.device("cpu")), config)
+        self._num_opened = 0
+
+    def decode(self, width: int, history: int, num_tokens: int) -> float:
+        """Return tokens a second of `width` streams, while all run, in sessions of `history` tokens before their prompts."""
+        sessions = [self._opened(history - PROMPT_TOKENS) for _ in range(width)]
+        sent_at = time.perf_counter()
+        requests = [self._submit(session, PROMPT_TOKENS, num_tokens) for session in sessions]
+        for request in requests:
+            self._driver.wait(request)
+        turns = [Turn.of(sent_at, self._driver.pieces[request]) for request in requests]
+        self._driver.pieces.clear()
+        for session in sessions:
+            self._driver.ask(Close(session_id=session))
+        return steady_rate(turns)
+
+    def _opened(self, num_tokens: int) -> str:
+        self._num_opened += 1
+        session = f"session-{self._num_opened}"
+        picture = self._inputs.picture()
+        self._driver.ask(Open(session_id=session), creates_session=True, attachments=(picture,))
+        self._driver.wait(self._submit(session, num_tokens - IMAGE_TOKENS - 1, 1))
+        return session
+
+    def _submit(self, session: str, num_prompt: int, num_tokens: int) -> str:
+        prompt = text_of(self._inputs.prompt(num_prompt))
+        return self._driver.submit(
+            Prompt(
+                session_id=session,
+                prompt=prompt,
+                max_new_tokens=num_tokens,
+                ignore_eos=True,
+                stream=True,
+            )
+        )
