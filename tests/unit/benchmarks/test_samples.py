@@ -133,6 +133,14 @@ def _one_of_each() -> Samples:
         Sample("turns", "http", 16, 50.0, "tokens/s"),
         Sample("turns", "recompute", 16, 5.0, "tokens/s"),
     ]
+    for system, rate in (
+        ("http", 70.0),
+        ("http, without TorchServe", 95.0),
+        ("engine alone", 100.0),
+    ):
+        made += [Sample("front, decode", system, x, rate, "tokens/s") for x in (1, 8, 16, 32)]
+        made.append(Sample("front, hop", system, 1, 2.0, "ms"))
+        made.append(Sample("front, processor time", system, 16, 0.2, "s"))
     for measure in ("open, first", "open, repeated"):
         made.append(Sample(measure, "http", 258, 30.0, "ms"))
         made.append(Sample(measure, "floor, dynamic", 258, 15.0, "ms"))
@@ -164,6 +172,10 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["ttft_slope_over_floor"] == pytest.approx(2)
     assert ratios["ttft_1600_speedup_over_recompute"] == 20
     assert ratios["decode_16_over_floor"] == 0.5
+    assert ratios["front_asgi_decode_16_over_engine"] == pytest.approx(0.95)
+    assert ratios["front_torchserve_decode_8_over_engine"] == pytest.approx(0.7)
+    assert ratios["front_asgi_hop_ms"] == 2.0
+    assert ratios["front_torchserve_cpu_s_per_1000_pieces"] == 0.2
     assert ratios["decode_16_speedup_over_recompute"] == 10
     assert ratios["open_first_over_floor"] == ratios["open_repeat_over_prefill"] == 2
     assert ratios["idle_bytes_over_state"] == pytest.approx(1.1)
