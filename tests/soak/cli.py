@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=int, help="of all scripts (default: a random one, which is told)"
     )
-    parser.add_argument("--profile", choices=("continuous", "async"), default="continuous")
+    parser.add_argument("--profile", choices=("continuous", "async", "asgi"), default="continuous")
     parser.add_argument(
         "--users", type=int, default=8, metavar="N", help="at the same time (default: 8)"
     )

@@ -21,6 +21,7 @@ __all__ = ["Killer"]
 
 _WAYS: Final = {
     "continuous": ("engine", "worker", "engine", "both"),
+    "asgi": ("engine", "worker", "engine", "both"),
     # Here TorchServe itself does not get over the death of its worker.
     "async": ("engine",),
 }

@@ -83,7 +83,9 @@ class Snapshot:
         for role, name in (("fork server", FORK_SERVER), ("decoder", _DECODER)):
             roles[role] = [process for process in family if name_of(process.pid) == name]
         other = set(family).difference(*roles.values())
-        roles |= {"TorchServe": [java], "other": list(other)}
+        # The front without TorchServe is a child of this process, whose clients come and go.
+        of_server = [java] if java.pid != os.getpid() else []
+        roles |= {"TorchServe": of_server, "other": list(other)}
         return cls(
             stats=_stats(speaker),
             held={role: _held(processes) for role, processes in roles.items()},

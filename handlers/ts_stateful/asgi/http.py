@@ -83,7 +83,7 @@ class Predictions:
             await error_response(send, error, known)
             return
         headers = http_headers(pairs, place.path, model.names)
-        arrival = Arrival(parts, headers, Call(tuple(pairs)))
+        arrival = Arrival(parts, headers, Call(tuple(pairs)), known.request_id)
         await self._serve(model, arrival, known, receive, send)
 
     async def _named(self, model: ModelFront, parts: dict[str, object]) -> ModelFront:

@@ -9,7 +9,6 @@ import asyncio
 import ctypes
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -19,17 +18,20 @@ from typing import Any
 
 import grpc
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from ts_stateful.asgi.app import make_app, make_management_app
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.listener import Listener, make_listener
-from ts_stateful.asgi.metrics import make_metrics_app
+from ts_stateful.asgi.metrics import FrontMetrics, make_metrics_app
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.rpc import InferenceService
 from ts_stateful.asgi.settings import FrontSettings, Tls
 from ts_stateful.config.schema import ConfigError
+from ts_stateful.frontend.observer import TurnLog
 from ts_stateful.pb.inference_pb2_grpc import add_InferenceAPIsServiceServicer_to_server
+from ts_stateful.process.logs import configure_logs
 from ts_stateful.process.names import take_name
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.supervisor import EngineDied
@@ -50,10 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (path,) = sys.argv[1:] if arguments is None else arguments
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     take_name(FRONT)
-    logging.basicConfig(
-        level=os.environ.get("TS_STATEFUL_LOG_LEVEL", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure_logs("front")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         uvloop.run(_serve(FrontSettings.load(Path(path))))
     except (ConfigError, EngineDied) as error:
@@ -68,12 +68,16 @@ async def _serve(settings: FrontSettings) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the supervisor as well
     forks = ForkServer()
+    registry = CollectorRegistry()
+    metrics = FrontMetrics(registry)
     models = Models([ModelFront(source, forks) for source in settings.models])
+    for model in models:
+        model.intake.observer = TurnLog(metrics.of(model.name))
     bodies = BodyReader(settings.max_body_bytes, settings.body_idle_s)
     listeners = [
         (make_listener(make_app(models, bodies), settings, tls=settings.tls), settings.http_fd),
         (make_listener(make_management_app(models), settings), settings.management_fd),
-        (make_listener(make_metrics_app(models), settings), settings.metrics_fd),
+        (make_listener(make_metrics_app(models, registry), settings), settings.metrics_fd),
     ]
     running = [
         asyncio.ensure_future(listener.serve(sockets=[socket.socket(fileno=fd)]))

@@ -13,6 +13,7 @@ from ts_stateful.asgi.settings import Tls
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.cli.serve_options import LOOPBACK
 from ts_stateful.config.schema import ConfigError
+from ts_stateful.process.logs import LOG_FORMAT, LOG_LEVEL
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import Ports
 from ts_stateful.serving.server import LocalServer
@@ -64,6 +65,11 @@ def _problem(options: argparse.Namespace) -> str | None:
     return None
 
 
+def _log_variables(options: argparse.Namespace) -> dict[str, str]:
+    chosen = {LOG_FORMAT: options.log_format, LOG_LEVEL: options.log_level}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
 def _ports(options: argparse.Namespace) -> Ports:
     return Ports(
         http=options.http_port,
@@ -91,6 +97,7 @@ def _asgi(options: argparse.Namespace) -> LocalServer:
         ports=_ports(options),
         log_file=options.log_file,
         state_dir=options.state_dir,
+        environ=_log_variables(options),
         start_timeout_s=options.start_timeout,
         max_body_bytes=options.max_body_bytes,
         tls=tls,
@@ -107,6 +114,7 @@ def _torchserve(options: argparse.Namespace) -> LocalServer:
         ports=_ports(options),
         log_file=options.log_file,
         state_dir=options.state_dir,
+        environ=_log_variables(options),
         start_timeout_s=options.start_timeout,
         watch=is_watched(os.environ),
     )

@@ -57,6 +57,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--log-file", type=Path, metavar="FILE", help="also append the log to this file"
     )
     parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        help="of the front (asgi) and the engines (default: $TS_STATEFUL_LOG_FORMAT, or text)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        help="of the front (asgi) and the engines (default: $TS_STATEFUL_LOG_LEVEL, or INFO)",
+    )
+    parser.add_argument(
         "--start-timeout",
         type=positive,
         default=1200.0,

@@ -95,13 +95,24 @@ class SessionEngine(Generic[StateT]):
 
     def stats(self) -> Stats:
         """Return what this engine holds and has done."""
-        table = self.table
+        table, store = self.table, self._store
+        counts = table.counts
         return structs.replace(
             self.kind.stats(),
             sessions_open=table.num_kept,
             device_bytes=table.device_bytes,
             host_bytes=table.host_bytes,
-            store_failures=self._store.num_failed if self._store else 0,
+            device_budget_bytes=table.limits.device_bytes or 0,
+            host_budget_bytes=table.limits.host_bytes,
+            sessions_opened=counts.opened,
+            sessions_adopted=counts.adopted,
+            sessions_closed=counts.closed,
+            sessions_expired=counts.expired,
+            sessions_parked=counts.parked,
+            evictions=counts.evicted,
+            store_failures=store.num_failed if store else 0,
+            store_calls=store.num_calls if store else 0,
+            store_seconds=round(store.seconds, 3) if store else 0.0,
         )
 
     def check_integrity(self) -> None:

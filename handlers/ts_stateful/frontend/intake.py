@@ -13,6 +13,7 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.frontend.admission import Admission, call_of
 from ts_stateful.frontend.audit import DISCONNECTED, Trace
 from ts_stateful.frontend.inbox import Mailbox
+from ts_stateful.frontend.observer import NoObserver, Observer, report_of
 from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
 from ts_stateful.frontend.parsing.limits import HeldBytes, num_bytes
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
@@ -36,6 +37,7 @@ class Arrival(NamedTuple):
     data: Mapping[str, Any]
     headers: RequestHeaders
     call: Call = Call()
+    shown_id: str | None = None  # the client's name for it
 
 
 class Dispatching(HeldBytes, Protocol):
@@ -82,6 +84,7 @@ class Intake:
         self._admission = admission or Admission()
         self._clock = clock
         self._refusal: StatefulError | None = None
+        self.observer: Observer = NoObserver()
 
     def refuse_sessions(self, error: StatefulError) -> None:
         """Refuse requests that would open a session from now on."""
@@ -108,6 +111,7 @@ class Intake:
             num_bytes=num_bytes(arrival.data),
             taken_at=self._clock.monotonic(),
         )
+        pending.shown_id = arrival.shown_id or _short(request_id)
         self._mailbox.expect(request_id)
         self.attempt(request_id, lambda: self._accept(pending, arrival))
         return pending
@@ -133,6 +137,7 @@ class Intake:
         """Forget a request whose last response was returned."""
         self._mailbox.forget(pending.request_id)
         self._audit(pending, pending.status)
+        self.observer.answered(pending, report_of(pending.last_body))
         logger.debug(
             "request %s: %d, %.1f ms, %d bytes in, %d bytes out",
             _short(pending.request_id),
@@ -147,6 +152,7 @@ class Intake:
         self._mailbox.forget(pending.request_id)
         self._dispatcher.drop(pending.request_id)
         self._audit(pending, DISCONNECTED)
+        self.observer.dropped(pending)
         logger.info("request %s: dropped, its client disconnected", _short(pending.request_id))
 
     def _audit(self, pending: PendingResponse, status: int) -> None:

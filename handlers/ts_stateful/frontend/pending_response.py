@@ -58,6 +58,7 @@ class PendingResponse:
         taken_at: float = 0.0,
     ) -> None:
         self.request_id = request_id
+        self.shown_id = request_id  # the client's name for it, if it has one
         self.kind = kind
         self.num_bytes = num_bytes
         self.taken_at = taken_at
@@ -70,6 +71,7 @@ class PendingResponse:
         self.done = False  # the last response was returned
         self.status = 200
         self.num_sent = 0  # bytes of bodies
+        self.last_body = b""  # the engine's last document
         self._names = names
         self._queue: deque[Event] = deque()
         self._accepted: Event | None = None
@@ -88,6 +90,8 @@ class PendingResponse:
         """Add the next events."""
         for event in map(self.namespace.outward, events):
             self.trace.note(event)
+            if event.kind is EventKind.LAST:
+                self.last_body = event.body
             if event.kind is not EventKind.ADOPTED:
                 self._queue.append(event)
 

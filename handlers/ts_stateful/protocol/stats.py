@@ -16,6 +16,10 @@ class Stats(Struct, frozen=True):
     - `shared_hits`: embeddings and prefixes that a session found in the cache; `shared_bytes`: their part of `device_bytes`.
     - `requests_in_flight`: requests that a worker waits for.
     - `upload_bytes`: bytes of image parts that no prompt has used yet.
+    - `device_budget_bytes`, `host_budget_bytes`: the limits of the two tiers; 0 if there is none.
+    - `sessions_opened`, `_adopted`, `_closed`, `_expired`, `_parked`: sessions that came or went that way.
+    - `evictions`: sessions whose tensors left the device for want of room.
+    - `store_calls`, `store_seconds`: calls to the store that ended, and the time that they took together.
     """
 
     sessions_open: int = 0
@@ -33,6 +37,16 @@ class Stats(Struct, frozen=True):
     spill_failures: int = 0
     requests_in_flight: int = 0
     upload_bytes: int = 0
+    device_budget_bytes: int = 0
+    host_budget_bytes: int = 0
+    sessions_opened: int = 0
+    sessions_adopted: int = 0
+    sessions_closed: int = 0
+    sessions_expired: int = 0
+    sessions_parked: int = 0
+    evictions: int = 0
+    store_calls: int = 0
+    store_seconds: float = 0.0
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))

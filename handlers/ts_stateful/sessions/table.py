@@ -9,6 +9,7 @@ from lru import LRU
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExists, SessionExpired
+from ts_stateful.sessions.counts import TableCounts
 from ts_stateful.sessions.ended import EndedSessions
 from ts_stateful.sessions.eviction import EvictionCost, by_cost
 from ts_stateful.sessions.places import Limits, OneOwner, Owners, Places
@@ -32,9 +33,10 @@ class SessionTable(Generic[StateT]):
         cost: EvictionCost[StateT] | None = None,
         owners: Owners | None = None,
     ) -> None:
+        self.counts = TableCounts()
         self._cost = cost
         self._expired: list[Session[StateT]] = []
-        self._limits = limits
+        self.limits = limits
         self._shared = shared
         self._clock = clock
         self.places: Places[StateT] = Places(limits.max_sessions, owners or OneOwner(), clock)
@@ -79,13 +81,13 @@ class SessionTable(Generic[StateT]):
         else:
             self._make_place(owner, spared)
         now = self._clock.monotonic()
-        lifetime_s = min(ttl_s or self._limits.lifetime_s, self._limits.lifetime_s)
+        lifetime_s = min(ttl_s or self.limits.lifetime_s, self.limits.lifetime_s)
         session = Session(
             session_id=session_id,
             state=state,
             opened_at=now,
             expires_at=now + lifetime_s,
-            idle_s=self._limits.idle_s,
+            idle_s=self.limits.idle_s,
             last_used=now,
             metadata=metadata or {},
             origin=origin,
@@ -94,6 +96,7 @@ class SessionTable(Generic[StateT]):
         )
         self._sessions[session_id] = session
         self._ended.forget(session_id)
+        self.counts.opened += 1
         return session
 
     def adopt(self, session: Session[StateT], *, in_use: bool = False) -> None:
@@ -105,7 +108,7 @@ class SessionTable(Generic[StateT]):
             SessionExpired: its time is up.
             QuotaExceeded, TooManySessions: there is no place, and none of its owner's sessions can be parked.
         """
-        session.idle_s = self._limits.idle_s
+        session.idle_s = self.limits.idle_s
         if in_use:
             session.last_used = self._clock.monotonic()
         if self._clock.monotonic() >= session.deadline:
@@ -116,6 +119,7 @@ class SessionTable(Generic[StateT]):
         self._sessions[session.session_id] = session
         self._ended.forget(session.session_id)  # it ended here, but not where it comes from
         self.places.parked.forget(session.session_id)
+        self.counts.adopted += 1
 
     @property
     def num_kept(self) -> int:
@@ -146,7 +150,7 @@ class SessionTable(Generic[StateT]):
     def renew(self, session: Session[StateT]) -> None:
         """Give an open session the lifetime of one that is opened now."""
         session.opened_at = now = self._clock.monotonic()
-        session.expires_at = now + self._limits.lifetime_s
+        session.expires_at = now + self.limits.lifetime_s
         self.touch(session)
 
     def close(self, session: Session[StateT]) -> None:
@@ -201,8 +205,8 @@ class SessionTable(Generic[StateT]):
     @property
     def budget_bytes(self) -> float:
         """Bytes of the device and of host memory together."""
-        device = self._limits.device_bytes
-        return float("inf") if device is None else device + self._limits.host_bytes
+        device = self.limits.device_bytes
+        return float("inf") if device is None else device + self.limits.host_bytes
 
     def make_room(self, num_bytes: int, *, spared: Session[StateT] | None = None) -> bool:
         """Evict idle sessions but the one `spared` until `num_bytes` more fit the device's budget.
@@ -210,12 +214,12 @@ class SessionTable(Generic[StateT]):
         Return False, without an eviction, if they cannot fit. Sessions stay open. Their tensors go to host memory if that has
         room, the least recently used first; else they are dropped and computed again when they are needed.
         """
-        budget = self._limits.device_bytes
+        budget = self.limits.device_bytes
         excess = 0 if budget is None else self.device_bytes + num_bytes - budget
         if excess <= 0:
             return True
         # Copying to the host and back costs the same for each byte of any session.
-        idle = (self._idle if self._limits.host_bytes else self._dropping)(Residency.DEVICE)
+        idle = (self._idle if self.limits.host_bytes else self._dropping)(Residency.DEVICE)
         idle = [session for session in idle if session is not spared]
         evictable = sum(session.state.device_bytes for session in idle)
         if excess > evictable + self._shared.kept_bytes:
@@ -236,7 +240,7 @@ class SessionTable(Generic[StateT]):
     def check_integrity(self) -> None:
         """Assert what must hold between any two calls."""
         self._shared.check_integrity()
-        assert self.num_kept <= self._limits.max_sessions
+        assert self.num_kept <= self.limits.max_sessions
         for session_id, session in self._sessions.items():
             assert session.session_id == session_id
             assert session_id not in self._ended
@@ -247,7 +251,8 @@ class SessionTable(Generic[StateT]):
         """Move an idle session from the device to a lower tier; return the bytes that this freed on the device."""
         state = session.state
         before = state.device_bytes
-        if self._limits.host_bytes and self._host_room_for(before):
+        self.counts.evicted += 1
+        if self.limits.host_bytes and self._host_room_for(before):
             state.to_host()
         else:
             state.to_record()
@@ -262,9 +267,9 @@ class SessionTable(Generic[StateT]):
         return by_cost(self._idle(tier), self._clock.monotonic(), self._cost)
 
     def _host_room_for(self, num_bytes: int) -> bool:
-        if num_bytes > self._limits.host_bytes:
+        if num_bytes > self.limits.host_bytes:
             return False
-        excess = self.host_bytes + num_bytes - self._limits.host_bytes
+        excess = self.host_bytes + num_bytes - self.limits.host_bytes
         for session in self._dropping(Residency.HOST) if excess > 0 else ():
             if excess <= 0:
                 break
@@ -280,10 +285,14 @@ class SessionTable(Generic[StateT]):
         self._ended.add(session.session_id, error)
         if error is SessionExpired:
             self._expired.append(session)
+            self.counts.expired += 1
+        else:
+            self.counts.closed += 1
 
     def _make_place(self, owner: str | None, spared: Session[StateT] | None = None) -> None:
         session = self.places.make(self, owner, spared)
         if session is not None:
+            self.counts.parked += 1
             self.places.parked.add(session)
             self.places.parking.parked(session)
             self._shared.keep(session.state.shared)

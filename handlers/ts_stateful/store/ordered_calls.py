@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import SessionMoved, StatefulError, StoreFailed
 from ts_stateful.store.access import StoreAccess
@@ -38,8 +39,12 @@ class CallQueue:
 class StoreCalls:
     """Calls of one engine to one store; `results` takes their outcomes. All methods are for the engine's thread."""
 
-    def __init__(self, access: StoreAccess, results: ResultQueue) -> None:
+    def __init__(
+        self, access: StoreAccess, results: ResultQueue, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._clock = clock
         self.num_failed = 0  # writes
+        self.num_calls, self.seconds = 0, 0.0  # that have ended
         self.store, self.policy, self._executor = access.store, access.policy, access.executor
         self._results = results
 
@@ -48,13 +53,20 @@ class StoreCalls:
 
         def done() -> None:
             outcome: Any
+            began_at = self._clock.monotonic()
             try:
                 outcome = job()
             except Exception as error:  # the boundary of a store's thread
                 outcome = error.with_traceback(None)
-            self._results.put(partial(then, outcome))
+            taken_s = self._clock.monotonic() - began_at
+            self._results.put(partial(self._ended, taken_s, then, outcome))
 
         self._executor.submit(done)
+
+    def _ended(self, taken_s: float, then: Callable[[Any], None], outcome: Any) -> None:
+        self.num_calls += 1
+        self.seconds += taken_s
+        then(outcome)
 
     def in_order(
         self, queue: CallQueue, job: Callable[[], Any], then: Callable[[Any], None]

@@ -103,7 +103,7 @@ class LateSchedules(RuleBasedStateMachine):
             first_id=100_000 * self.num_engines,
         )
         table = harness.engine.table
-        table._limits = table._limits._replace(host_bytes=self.host_bytes)  # as on a GPU
+        table.limits = table.limits._replace(host_bytes=self.host_bytes)  # as on a GPU
         harness.pictures |= {name: noise(seed) for seed, name in enumerate(PICTURES)}
         return harness
 

@@ -56,7 +56,7 @@ class Crowd:
 
     def watch(self) -> None:
         """No budget is exceeded."""
-        limits = self.table._limits
+        limits = self.table.limits
         if limits.device_bytes is not None:
             assert self.table.device_bytes <= limits.device_bytes
             assert self.table.host_bytes <= limits.host_bytes
@@ -80,7 +80,7 @@ def test_a_thousand_sessions_in_the_memory_of_fifty(tmp_path: Path) -> None:
     whole = undisturbed.table.device_bytes
     spill = {"kvSpill": True, "kvSpillBytes": int(0.7 * whole)}
     crowd = Crowd(Harness(model, config(store=spill), store=store), at_a_time=15)
-    crowd.table._limits = crowd.table._limits._replace(
+    crowd.table.limits = crowd.table.limits._replace(
         device_bytes=int(0.04 * whole), host_bytes=int(0.01 * whole)
     )
     assert [answer["text"] for answer in crowd.ask(first, creates_session=True)] == expected

@@ -37,7 +37,7 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "doctor": {"protocol", "config", "client"},
     "cli": {
         *("pb", "protocol", "config", "client", "plan", "doctor"),
-        *("asgi", "serving", "torchserve"),
+        *("asgi", "process", "serving", "torchserve"),
     },
 }
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}

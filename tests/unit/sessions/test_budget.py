@@ -72,7 +72,7 @@ def test_what_costs_more_to_rebuild_stays_longer() -> None:
     left = []
     while sessions.leaving():
         left.append(sessions.leaving()[0].session_id)
-        assert sessions.make_room(sessions._limits.device_bytes - sessions.device_bytes + 1)  # type: ignore[operator]
+        assert sessions.make_room(sessions.limits.device_bytes - sessions.device_bytes + 1)  # type: ignore[operator]
     assert left == ["cheap", "old", "dear", "new"]
 
 

@@ -29,6 +29,7 @@ from ts_stateful.memory import give_memory_back
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan
 from ts_stateful.process.engine.placement_sync import PlacementSync
+from ts_stateful.process.logs import configure_logs
 from ts_stateful.process.messages import (
     Draining,
     Drop,
@@ -224,10 +225,10 @@ def preload(spec_path: Path) -> None:
 
 def main(lock_fd: int, spec_path: Path) -> int:
     """Run the engine of a spec, whose lock this process holds; return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     os.set_inheritable(lock_fd, False)  # held for as long as this process lives, and not longer
     spec = EngineSpec.load(spec_path)
     take_name(f"{ENGINE}-{spec.index}")
+    configure_logs(f"engine-{spec.index}")
     with contextlib.suppress(OSError):  # the kernel's OOM killer takes the engine before the worker
         Path("/proc/self/oom_score_adj").write_text("500")
     process = EngineProcess(spec, load_config(spec.document))

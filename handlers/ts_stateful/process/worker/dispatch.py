@@ -153,6 +153,11 @@ class Dispatcher:
             for link in self._links
         ]
 
+    @property
+    def restarts_by_engine(self) -> list[tuple[int, float]]:
+        """Return the number of restarts of each engine, and the seconds without it."""
+        return [(link.supervisor.num_lost, link.supervisor.recovery_s) for link in self._links]
+
     def describe(self, request_id: str) -> None:
         """Answer with the stats of all engines together and of each, after all engines have reported them."""
         missing = iter(range(len(self._links) - 1, -1, -1))

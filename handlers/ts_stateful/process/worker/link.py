@@ -70,7 +70,7 @@ class EngineLink:
     ) -> None:
         self.index = spec.index
         self._spec = spec
-        self._supervisor = Supervisor(spec, settings.load_timeout_sec, fork_server, clock)
+        self.supervisor = Supervisor(spec, settings.load_timeout_sec, fork_server, clock)
         self._settings = settings
         self._listener = listener
         self._clock = clock
@@ -109,7 +109,7 @@ class EngineLink:
     def description(self) -> dict[str, Any]:
         """The engine's state for operators; no session is named."""
         return {
-            "pid": self._supervisor.engine_pid,
+            "pid": self.supervisor.engine_pid,
             "device": self._spec.device,
             "up": self.is_up,
             **msgspec.structs.asdict(self.stats),
@@ -117,13 +117,13 @@ class EngineLink:
 
     def connect(self) -> None:
         """Find or start the engine and attach to it. Raises `EngineDied` if it does not start."""
-        self._attach(self._supervisor.connect())
+        self._attach(self.supervisor.connect())
 
     def find(self) -> bool:
         """Attach to the engine if it already runs; return False if it does not."""
-        if (connection := self._supervisor.find()) is not None:
+        if (connection := self.supervisor.find()) is not None:
             self._attach(connection)
-            self._supervisor.prepare()
+            self.supervisor.prepare()
         return connection is not None
 
     def restart(self) -> None:
@@ -179,14 +179,14 @@ class EngineLink:
             self.refresh(lambda: None)
             if now - self._last_sign > (heartbeat_s := self._settings.heartbeat_sec):
                 logger.error("no response from the engine for %g s (heartbeatSec)", heartbeat_s)
-                self._supervisor.kill()
+                self.supervisor.kill()
         elif now - down_since > (restart_s := self._settings.restart_deadline_sec):
             self._refuse(waiting, EngineUnavailable(_RESTARTING, retry_after_s=restart_s))
 
     def close(self) -> None:
         """Disconnect from the engine, which waits for the next worker."""
         self._closing = True
-        self._supervisor.stop()
+        self.supervisor.stop()
         with self._lock:
             self._in_flight.close()
             if self._channel is not None:
@@ -204,7 +204,7 @@ class EngineLink:
         if isinstance(message, Event):
             self._handle_event(message)
         elif isinstance(message, messages.EngineHello):
-            self._supervisor.engine_pid = message.engine_pid
+            self.supervisor.engine_pid = message.engine_pid
             self.num_sessions = len(message.session_ids)
             self._listener.on_placed(self.index, message.session_ids)
             self._attached.set()
@@ -276,7 +276,7 @@ class EngineLink:
         self.restart()
 
     def _restart(self) -> None:
-        self._supervisor.lost()
+        self.supervisor.lost()
         for back_off_s in chain(_BACK_OFF_S, repeat(_BACK_OFF_S[-1])):
             self._clock.sleep(back_off_s)
             if self._closing or self._in_flight.for_good:

@@ -45,6 +45,8 @@ class Supervisor:
         self._process: ForkedEngine | None = None  # None if another worker started it
         self._stopping = threading.Event()
         self.engine_pid: int | None = None
+        self.num_lost, self.recovery_s = 0, 0.0  # engines, and the time until the next one answered
+        self._lost_at: float | None = None
 
     def connect(self) -> socket.socket:
         """Connect to the engine; start it if it does not run.
@@ -56,6 +58,7 @@ class Supervisor:
         while not self._stopping.is_set():
             connection = self.find()
             if connection is not None:
+                self._found()
                 return connection
             if self._process is not None and self._process.has_ended():
                 status, self._process = self._process.status, None
@@ -73,6 +76,8 @@ class Supervisor:
 
     def lost(self) -> None:
         """Kill the process if it is still running, and forget it; call this when the connection breaks."""
+        self.num_lost += 1
+        self._lost_at = self._clock.monotonic()
         self.kill()
         deadline = self._clock.monotonic() + _REPORT_S
         while not self._has_ended():  # its socket might still accept connections
@@ -82,6 +87,11 @@ class Supervisor:
         if self._process is not None:
             logger.warning("the engine exited with status %s", self._process.status)
         self._process = self.engine_pid = None
+
+    def _found(self) -> None:
+        if self._lost_at is not None:
+            self.recovery_s += self._clock.monotonic() - self._lost_at
+            self._lost_at = None
 
     def kill(self) -> None:
         """Kill the engine process, even if it hangs."""

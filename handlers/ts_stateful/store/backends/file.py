@@ -122,6 +122,8 @@ class FileStore:
             with contextlib.suppress(FileNotFoundError):
                 folder.rename(removed)
                 _remove(removed)
+            with contextlib.suppress(OSError):  # it is not empty, or missing
+                folder.parent.rmdir()
             if self._fsync and folder.parent.is_dir():
                 _sync(folder.parent)
 

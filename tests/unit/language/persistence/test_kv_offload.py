@@ -37,11 +37,11 @@ def test_what_was_read_is_what_was_there(name: str, store: LateStore) -> None:
     harness.open("s", [noise(1), noise(2, 80, 30)] if made.vision else [])
     ask(harness, "s", ignore_eos=False)
     context = harness.engine.table.get("s").state
-    unbounded = harness.engine.table._limits
-    harness.engine.table._limits = unbounded._replace(device_bytes=context.device_bytes)
+    unbounded = harness.engine.table.limits
+    harness.engine.table.limits = unbounded._replace(device_bytes=context.device_bytes)
     harness.kind.persistence.became_idle()
     harness.pump()
-    harness.engine.table._limits = unbounded
+    harness.engine.table.limits = unbounded
     harness.engine.table.evict_idle()
     assert residency(harness, "s") == "store"
     before = len(context.log)

@@ -245,3 +245,13 @@ def test_a_missing_folder_is_reported(folder: Path) -> None:
     assert store.get("a") is None
     with pytest.raises(StoreUnavailable, match="is missing"):
         store.create("a", b"x")
+
+
+def test_a_value_that_is_removed_leaves_no_folder(folder: Path) -> None:
+    """One that was written after its session was removed, for instance."""
+    store = FileStore(folder)
+    for key in ("sessions/a/00000000", "sessions/b/00000000", "sessions/b/00000001"):
+        store.create(key, b"x")
+    store.delete("sessions/a/00000000")
+    store.delete("sessions/b/00000000")
+    assert [path.name for path in (folder / "sessions").iterdir()] == ["b"]

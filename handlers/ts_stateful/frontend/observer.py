@@ -1,0 +1,120 @@
+"""Reports of answered requests, for metrics and the log. Never content."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from ts_stateful.frontend.pending_response import PendingResponse
+from ts_stateful.protocol.answers import Usage
+
+__all__ = ["AnswerReport", "NoObserver", "Observer", "TurnLog", "report_of"]
+
+logger = logging.getLogger("ts_stateful.turns")
+
+_SESSION_DIGITS = 16
+
+
+class _Timing(Struct, frozen=True):
+    """The times of a turn in milliseconds, from its arrival at the engine."""
+
+    queue_ms: float = 0.0
+    first_token_ms: float = 0.0
+    total_ms: float = 0.0
+    restored_from: str | None = None
+
+
+class _Error(Struct, frozen=True):
+    code: str = ""
+
+
+class AnswerReport(Struct, frozen=True):
+    """The last document of an answer, as far as it has numbers. A turn has a `finish_reason`."""
+
+    session_id: str | None = None
+    turn: int | None = None
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    timing: _Timing = _Timing()
+    error: _Error | None = None
+    replayed: bool = False
+
+    @property
+    def per_token_ms(self) -> float | None:
+        """The mean time between two tokens of the reply; None if it has fewer."""
+        count = self.usage.completion_tokens - 1
+        spent_ms = self.timing.total_ms - self.timing.first_token_ms
+        return spent_ms / count if count > 0 else None
+
+
+class Observer(Protocol):
+    """A receiver of reports."""
+
+    def answered(self, pending: PendingResponse, report: AnswerReport) -> None:
+        """Take the report of a request whose last response was returned."""
+        ...
+
+    def dropped(self, pending: PendingResponse) -> None:
+        """Note a request whose client has disconnected."""
+        ...
+
+
+class NoObserver:
+    """No receiver."""
+
+    def answered(self, pending: PendingResponse, report: AnswerReport) -> None:
+        """See `Observer`."""
+
+    def dropped(self, pending: PendingResponse) -> None:
+        """See `Observer`."""
+
+
+class TurnLog:
+    """One line for each turn at INFO, and then another observer's turn."""
+
+    def __init__(self, then: Observer) -> None:
+        self._then = then
+
+    def answered(self, pending: PendingResponse, report: AnswerReport) -> None:
+        """See `Observer`."""
+        if report.finish_reason is not None and logger.isEnabledFor(logging.INFO):
+            logger.info(
+                "request=%s session=%s turn=%s prompt_tokens=%d cached_tokens=%d tokens=%d queue_ms=%.1f first_token_ms=%.1f"
+                " total_ms=%.1f finish=%s",
+                pending.shown_id,
+                _hashed(report.session_id),
+                report.turn,
+                report.usage.prompt_tokens,
+                report.usage.prompt_tokens_details.cached_tokens,
+                report.usage.completion_tokens,
+                report.timing.queue_ms,
+                report.timing.first_token_ms,
+                report.timing.total_ms,
+                report.finish_reason,
+            )
+        self._then.answered(pending, report)
+
+    def dropped(self, pending: PendingResponse) -> None:
+        """See `Observer`."""
+        self._then.dropped(pending)
+
+
+def report_of(body: bytes) -> AnswerReport:
+    """Read the last document of an answer. One that is no JSON, such as a raw output, has no numbers."""
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, ValueError):
+        return AnswerReport()
+
+
+_decode = msgspec.json.Decoder(AnswerReport).decode
+
+
+def _hashed(session_id: str | None) -> str:
+    if session_id is None:
+        return "-"
+    return hashlib.sha256(session_id.encode()).hexdigest()[:_SESSION_DIGITS]
