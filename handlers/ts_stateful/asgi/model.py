@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -22,7 +22,7 @@ from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.protocol.errors import ServerBusy
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["ModelFront"]
+__all__ = ["ModelFront", "header_names"]
 
 # TorchServe's names, where its variables are not set.
 _ID: Final = "ts_request_sequence_id"
@@ -50,7 +50,7 @@ class ModelFront:
         authenticator = make_authenticator(config.engine.auth, folder)
         self.name, self.version = source.name, source.version
         self.config = config
-        self.names = _header_names()
+        self.names = header_names(os.environ)
         self.mailbox = AsyncMailbox()
         served = ServedModel(config, document, source.name, folder)
         self.dispatcher = Dispatcher(served, self.mailbox, publishers, fork_server)
@@ -95,11 +95,11 @@ class ModelFront:
         self.dispatcher.close()
 
 
-def _header_names() -> HeaderNames:
+def header_names(environ: Mapping[str, str]) -> HeaderNames:
     """Return the names of the session headers, by the variables that TorchServe's worker reads."""
     context = SimpleNamespace(
-        header_key_sequence_id=os.environ.get("TS_REQUEST_SEQUENCE_ID", _ID),
-        header_key_sequence_start=os.environ.get("TS_REQUEST_SEQUENCE_START", _START),
-        header_key_sequence_end=os.environ.get("TS_REQUEST_SEQUENCE_END", _END),
+        header_key_sequence_id=environ.get("TS_REQUEST_SEQUENCE_ID", _ID),
+        header_key_sequence_start=environ.get("TS_REQUEST_SEQUENCE_START", _START),
+        header_key_sequence_end=environ.get("TS_REQUEST_SEQUENCE_END", _END),
     )
-    return HeaderNames.of(context, os.environ)
+    return HeaderNames.of(context, environ)

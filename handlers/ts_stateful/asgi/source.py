@@ -6,6 +6,7 @@ import json
 import re
 import uuid
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from msgspec import Struct
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.process.private import make_private
 
-__all__ = ["ModelSource", "open_source"]
+__all__ = ["ModelSource", "open_source", "open_sources"]
 
 _CONFIG = "model-config.yaml"
 _MANIFEST = Path("MAR-INF") / "MANIFEST.json"
@@ -39,10 +40,37 @@ class ModelSource(Struct, frozen=True):
     document: dict[str, Any]
 
 
-def open_source(given: str, folder: Path, *, name: str | None, config: Path | None) -> ModelSource:
+def open_sources(
+    given: Sequence[str], folder: Path, *, name: str | None, config: Path | None
+) -> tuple[ModelSource, ...]:
+    """Return the models of a server. `name` and `config` are for the first one, which is else named by its archive, or `chat`.
+
+    Raises:
+        ConfigError: see `open_source`, or two have the same name.
+    """
+    first, *others = given
+    sources = [open_source(first, folder, name=name, config=config)]
+    sources += [open_source(one, folder, unnamed=Path(one).name) for one in others]
+    names = [source.name for source in sources]
+    twice = next((one for one in names if names.count(one) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"two models are named {twice}; pack one with another name (./archive.sh --name), or give the first one --name"
+        )
+    return tuple(sources)
+
+
+def open_source(
+    given: str,
+    folder: Path,
+    *,
+    name: str | None = None,
+    config: Path | None = None,
+    unnamed: str = "chat",
+) -> ModelSource:
     """Return the model that `given` names; an archive is unpacked below `folder`.
 
-    `config` replaces the configuration inside, and `name` the archive's name.
+    `config` replaces the configuration inside, and `name` the archive's name. A model that is no archive is else `unnamed`.
 
     Raises:
         ConfigError: it is no model, or its configuration cannot be read.
@@ -53,12 +81,12 @@ def open_source(given: str, folder: Path, *, name: str | None, config: Path | No
     if (path / _MANIFEST).is_file():
         return _archive(path.resolve(), name, config)
     if path.is_dir():
-        return _folder(path.resolve(), name, config)
+        return _folder(path.resolve(), name or unnamed, config)
     if _HUB_ID.fullmatch(given):
         document = _document(config)
         document["handler"] = {**(document.get("handler") or {}), "model": given}
         empty = make_private(folder / uuid.uuid4().hex)
-        return ModelSource(_checked(name or "chat"), "1.0", str(empty), document)
+        return ModelSource(_checked(name or unnamed), "1.0", str(empty), document)
     raise ConfigError(
         f"{given}: no such file or folder, and no id of a model like owner/name; give a .mar file, the folder of an archive"
         " or of a model, or the id of a model on the hub"
@@ -88,7 +116,7 @@ def _archive(folder: Path, name: str | None, config: Path | None) -> ModelSource
     return ModelSource(_checked(name or named), version, str(folder), _document(config or inside))
 
 
-def _folder(folder: Path, name: str | None, config: Path | None) -> ModelSource:
+def _folder(folder: Path, name: str, config: Path | None) -> ModelSource:
     inside = folder / _CONFIG
     is_model = (folder / "config.json").is_file()
     if config is None and inside.is_file():
@@ -98,7 +126,7 @@ def _folder(folder: Path, name: str | None, config: Path | None) -> ModelSource:
     document = _document(config)
     if is_model:
         document["handler"] = {**(document.get("handler") or {}), "model": str(folder)}
-    return ModelSource(_checked(name or "chat"), "1.0", str(folder), document)
+    return ModelSource(_checked(name), "1.0", str(folder), document)
 
 
 def _document(path: Path | None) -> dict[str, Any]:

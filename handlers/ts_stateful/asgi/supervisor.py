@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ts_stateful.asgi.settings import FrontSettings, Tls
-from ts_stateful.asgi.source import open_source
+from ts_stateful.asgi.source import open_sources
 from ts_stateful.process.drain import drain, end_engines
 from ts_stateful.process.spec import STATE_FOLDER, keep_logs
 from ts_stateful.serving.local import ServerFailed, get_json
@@ -155,10 +155,9 @@ class AsgiServer(LocalServer):
     def _prepare(self, home: Path) -> None:
         """Open the models, and the ports, which stay open while a front starts again."""
         settings = self._settings
-        first, *others = settings.models
-        folder = home / "models"
-        sources = [open_source(first, folder, name=settings.name, config=settings.config)]
-        sources += [open_source(one, folder, name=None, config=None) for one in others]
+        sources = open_sources(
+            settings.models, home / "models", name=settings.name, config=settings.config
+        )
         self.name = sources[0].name
         for host, port in (
             (settings.host, self.ports.http),
@@ -170,7 +169,7 @@ class AsgiServer(LocalServer):
         probe.close()
         http, management, metrics = (one.fileno() for one in self._sockets)
         FrontSettings(
-            models=tuple(sources),
+            models=sources,
             http_fd=http,
             management_fd=management,
             metrics_fd=metrics,

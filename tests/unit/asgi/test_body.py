@@ -1,0 +1,123 @@
+"""Bodies of HTTP requests: bounds, forms, and clients that stop in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ts_stateful.asgi.body import BodyReader, Disconnected
+from ts_stateful.protocol.errors import (
+    InvalidRequest,
+    MediaTooLarge,
+    RequestTimeout,
+    ServerBusy,
+    StatefulError,
+)
+
+_FORM = (
+    b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\n{"type": "open"}\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n'
+    b"Content-Type: image/png\r\n\r\n\x89PNG\x00\r\n--x--\r\n"
+)
+
+
+class Client:
+    """A request in chunks; after them it stays open, or ends."""
+
+    def __init__(self, *chunks: bytes, ends: bool = True, leaves: bool = False) -> None:
+        self._chunks = list(chunks)
+        self._ends = ends
+        self._leaves = leaves
+
+    async def receive(self) -> dict[str, Any]:
+        """The next message, as a server passes it on."""
+        if not self._chunks and self._leaves:
+            return {"type": "http.disconnect"}
+        if not self._chunks:
+            await asyncio.Event().wait()
+        body = self._chunks.pop(0)
+        more = bool(self._chunks) or not self._ends
+        return {"type": "http.request", "body": body, "more_body": more}
+
+
+def read(
+    client: Client, *headers: tuple[bytes, bytes], query: bytes = b"", **options: Any
+) -> dict[str, Any]:
+    """The parts of a request."""
+    scope = {"type": "http", "headers": list(headers), "query_string": query}
+    reader = BodyReader(**{"max_bytes": 1000, "idle_s": 60.0, **options})
+    return asyncio.run(reader.parts(scope, client.receive, max_parts=4))
+
+
+def test_a_body_is_one_part() -> None:
+    """Parameters of the URL are others; no body is none."""
+    assert read(Client(b"{}", b" ")) == {"body": b"{} "}
+    assert read(Client(b""), query=b"a=1&b=%20") == {"a": "1", "b": " "}
+
+
+def test_a_form_has_its_parts() -> None:
+    """Files are bytes."""
+    kind = (b"content-type", b"multipart/form-data; boundary=x")
+    expected = {"data": '{"type": "open"}', "image": b"\x89PNG\x00"}
+    assert read(Client(_FORM[:70], _FORM[70:]), kind) == expected
+    urlencoded = (b"content-type", b"application/x-www-form-urlencoded")
+    assert read(Client(b"data=%7B%7D"), urlencoded) == {"data": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "problem"),
+    [
+        (b"x", b"multipart/form-data", InvalidRequest),
+        (b"no form", b"multipart/form-data; boundary=x", InvalidRequest),
+        (b"&".join(b"a=1" for _ in range(9)), b"application/x-www-form-urlencoded", InvalidRequest),
+        (b"y" * 1001, b"application/json", MediaTooLarge),
+        (b"--x\r\n" + b"y" * 1001, b"multipart/form-data; boundary=x", MediaTooLarge),
+    ],
+)
+def test_a_body_beyond_its_bounds_is_refused(
+    body: bytes, kind: bytes, problem: type[StatefulError]
+) -> None:
+    """Or one that is not what its type says."""
+    with pytest.raises(problem):
+        read(Client(body), (b"content-type", kind))
+
+
+def test_a_length_beyond_the_bound_is_refused_at_once() -> None:
+    """Nothing of the body is read."""
+    with pytest.raises(MediaTooLarge):
+        read(Client(), (b"content-length", b"1001"))
+
+
+def test_a_body_that_stops_is_given_up() -> None:
+    """By time, or because the client has disconnected."""
+    with pytest.raises(RequestTimeout):
+        read(Client(b"{", ends=False), idle_s=0.0)
+    with pytest.raises(Disconnected):
+        read(Client(b"{", ends=False, leaves=True))
+
+
+def test_bodies_together_are_bounded() -> None:
+    """One that is alone may have all of its bytes."""
+    reader = BodyReader(max_bytes=1000, idle_s=60.0)
+    scope = {"type": "http", "headers": [], "query_string": b""}
+
+    async def play() -> list[object]:
+        slow = [
+            asyncio.ensure_future(
+                reader.parts(scope, Client(b"y" * 900, ends=False).receive, max_parts=4)
+            )
+            for _ in range(10)
+        ]
+        done, waiting = await asyncio.wait(slow, timeout=0.1)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        last = await reader.parts(scope, Client(b"y" * 900).receive, max_parts=4)
+        return [*(task.exception() for task in done), last]
+
+    *refused, last = asyncio.run(play())
+    assert len(refused) == 2
+    assert all(isinstance(error, ServerBusy) for error in refused)
+    assert last == {"body": b"y" * 900}
