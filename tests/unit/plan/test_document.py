@@ -17,7 +17,7 @@ from ts_stateful.config.check import check_config
 from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.config.sizes import StatesSize, TransformerSize
 from ts_stateful.plan import Asked, Plan, PlanRefused, make_plan
-from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
 
 _TINY = TransformerSize(2, 1, 8, 8, 16, 3, 512, None, 4000, True)
 _CURE = re.compile(
@@ -33,7 +33,7 @@ _sizes = st.one_of(st.none(), st.integers(1, 1 << 20), st.integers(1, 1 << 42))
 _anything = st.fixed_dictionaries(
     {
         "sessions": st.one_of(st.integers(1, 20), st.integers(1, 20_000)),
-        "profile": st.sampled_from(Profile),
+        "profile": st.sampled_from(TORCHSERVE_PROFILES),
         "gpus": st.sampled_from([0, 1, 2, 4, 8, 64]),
         "active": st.one_of(st.none(), st.integers(1, 2000)),
         "dtype": st.sampled_from(["auto", "float32", "float16"]),
@@ -89,7 +89,7 @@ def test_a_known_plan() -> None:
     assert "are computed again when they continue" in warning
 
 
-@pytest.mark.parametrize("profile", Profile)
+@pytest.mark.parametrize("profile", TORCHSERVE_PROFILES)
 def test_numbers_of_a_profile(profile: Profile) -> None:
     """Continuous batches hold turns, sequence batches open and recently ended sessions, async batches a request."""
     asked = Asked(200, profile, idle_min=2, opened_per_min=30)
