@@ -18,6 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.server import ENDLESS, profile_server
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, SCENE, SCENE_BASE64, Speaker, eventually
+from ts_stateful.client import RetryPolicy
 from ts_stateful.client import connect as connect_client
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
@@ -180,8 +181,9 @@ def test_a_killed_front_comes_back(asgi: Speaker) -> None:
     """Engines and sessions stay; the client library resumes its stream where it was."""
     server = asgi.server
     engines = [engine.pid for engine in server.engines()]
+    policy = RetryPolicy(max_retries=100, max_delay_s=0.5)  # on a busy machine
     with (
-        connect_client(server.grpc_url) as connection,
+        connect_client(server.grpc_url, policy=policy) as connection,
         connection.open(images=[SCENE]) as session,
     ):
         for _ in range(3):

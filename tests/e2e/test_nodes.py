@@ -93,8 +93,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             )
             for number in (1, 2)
         ]
-        stack.callback(at_once, LocalServer.stop, servers)
-        at_once(LocalServer.start, servers)
+        stack.callback(at_once, lambda server: server.stop(), servers)
+        at_once(lambda server: server.start(), servers)
         ports = [server.ports for server in servers]
         nodes = Nodes(servers, stack.enter_context(haproxy(proxy, ports, log_path("haproxy"))))
         stack.callback(nodes.close)

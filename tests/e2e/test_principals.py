@@ -124,7 +124,7 @@ def test_a_session_belongs_to_the_principal_of_its_token(
         late.open()
 
 
-@pytest.mark.parametrize("profile", [Profile.SEQUENCE, Profile.ASYNC])
+@pytest.mark.parametrize("profile", [Profile.SEQUENCE, Profile.ASYNC, Profile.ASGI])
 def test_tokens_reach_the_model_over_grpc_in_every_profile(
     tmp_path: Path, issuer: Issuer, profile: Profile
 ) -> None:
