@@ -355,12 +355,14 @@ def test_all_models_are_watched_until_the_server_stops(stack: ExitStack) -> None
     machine.error = ServerRefused("wrong key", status=400, kind="InvalidKeyException")
     guard = Guard(MachineManagement(machine), ServerLog(echo=echo))
     guard.start()
-    stack.callback(guard.join, 60)
-    stack.callback(guard.stop)
-    eventually(lambda: "no repairs, the management API refuses: wrong key" in echo.getvalue())
-    machine.error = None
-    machine.kill()
-    eventually(lambda: machine.deeds == REPAIRS["continuous"])
+    try:
+        eventually(lambda: "no repairs, the management API refuses: wrong key" in echo.getvalue())
+        machine.error = None
+        machine.kill()
+        eventually(lambda: machine.deeds == REPAIRS["continuous"])
+    finally:  # before the stack ends the processes, which the watch would replace
+        guard.stop()
+        guard.join(60)
 
 
 @pytest.mark.parametrize(
