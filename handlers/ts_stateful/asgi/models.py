@@ -10,7 +10,7 @@ from ts_stateful.protocol.errors import EngineUnavailable, ModelNotFound
 
 __all__ = ["Models"]
 
-_STOPPING = "the server is about to stop; try again later"
+_DRAINING = "the server takes no new sessions now, because it drains; try again later"
 _POLL_S = 0.05
 _ATTACH_S = 2.0  # to engines that run
 
@@ -20,7 +20,7 @@ class Models:
 
     def __init__(self, models: Sequence[ModelFront]) -> None:
         self._models = {model.name: model for model in models}
-        self.is_draining = False
+        self.is_draining = self._is_stopping = False
 
     def __len__(self) -> int:
         return len(self._models)
@@ -59,11 +59,24 @@ class Models:
         """Return when all models are loaded. Raises as `Dispatcher.start` does."""
         await asyncio.gather(*(model.start() for model in self))
 
+    def refuse_sessions(self) -> None:
+        """Open no more sessions, and be not ready; those that are open go on."""
+        self._set_draining(EngineUnavailable(_DRAINING, retry_after_s=1.0))
+
+    def take_sessions(self) -> None:
+        """Undo `refuse_sessions`.
+
+        Raises:
+            EngineUnavailable: the server is about to stop.
+        """
+        if self._is_stopping:
+            raise EngineUnavailable("the server is about to stop; start another one")
+        self._set_draining(None)
+
     async def drain(self, timeout_s: float) -> None:
-        """Take no more sessions; return when the requests in flight are answered, or after `timeout_s`."""
-        self.is_draining = True
-        for model in self:
-            model.intake.refuse_sessions(EngineUnavailable(_STOPPING, retry_after_s=1.0))
+        """Refuse sessions for good; return when the requests in flight are answered, or after `timeout_s`."""
+        self._is_stopping = True
+        self.refuse_sessions()
         for _ in range(round(timeout_s / _POLL_S)):
             if not any(len(model.mailbox) for model in self):
                 return
@@ -73,3 +86,8 @@ class Models:
         """Disconnect from all engines."""
         for model in self:
             model.close()
+
+    def _set_draining(self, refusal: EngineUnavailable | None) -> None:
+        self.is_draining = refusal is not None
+        for model in self:
+            model.intake.refuse_sessions(refusal)

@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ import grpc
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from ts_stateful.asgi.admin import TokenGuard, make_admin_app
 from ts_stateful.asgi.app import make_app, make_management_app
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.listener import Listener, make_listener
@@ -27,7 +29,7 @@ from ts_stateful.asgi.metrics import FrontMetrics, make_metrics_app
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.rpc import InferenceService
-from ts_stateful.asgi.settings import FrontSettings, Tls
+from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.frontend.observer import TurnLog
 from ts_stateful.pb.inference_pb2_grpc import add_InferenceAPIsServiceServicer_to_server
@@ -67,6 +69,7 @@ async def _serve(settings: FrontSettings) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the supervisor as well
+    admin_token = os.environ.pop(ADMIN_TOKEN, None)  # engines and decoders need it not
     forks = ForkServer()
     registry = CollectorRegistry()
     metrics = FrontMetrics(registry)
@@ -78,6 +81,7 @@ async def _serve(settings: FrontSettings) -> None:
         (make_listener(make_app(models, bodies), settings, tls=settings.tls), settings.http_fd),
         (make_listener(make_management_app(models), settings), settings.management_fd),
         (make_listener(make_metrics_app(models, registry), settings), settings.metrics_fd),
+        *_admin_listeners(models, settings, admin_token),
     ]
     running = [
         asyncio.ensure_future(listener.serve(sockets=[socket.socket(fileno=fd)]))
@@ -97,6 +101,18 @@ async def _serve(settings: FrontSettings) -> None:
         await rpc.stop(_GRACE_S)
         await _stop([listener for listener, _ in listeners], running)
         models.close()
+
+
+def _admin_listeners(
+    models: Models, settings: FrontSettings, token: str | None
+) -> list[tuple[Listener, int]]:
+    """Return the listeners of the socket, whose mode lets in this user alone, and of the port, which needs the token."""
+    app = make_admin_app(models)
+    listeners = [(make_listener(app, settings), settings.admin_fd)]
+    if settings.admin_port_fd is not None and token:
+        guarded = make_listener(TokenGuard(app, token), settings)
+        listeners.append((guarded, settings.admin_port_fd))
+    return listeners
 
 
 async def _stop(listeners: list[Listener], running: Sequence[asyncio.Future[None]]) -> None:

@@ -9,7 +9,11 @@ from msgspec import Struct
 
 from ts_stateful.asgi.source import ModelSource
 
-__all__ = ["FrontSettings", "Tls"]
+__all__ = ["ADMIN_TOKEN", "FrontSettings", "Tls"]
+
+
+ADMIN_TOKEN = "TS_STATEFUL_ADMIN_TOKEN"
+"""The variable with the token of the port of administration."""
 
 
 class Tls(Struct, frozen=True, kw_only=True):
@@ -27,6 +31,8 @@ class FrontSettings(Struct, frozen=True, kw_only=True):
     http_fd: int
     management_fd: int
     metrics_fd: int
+    admin_fd: int
+    admin_port_fd: int | None = None
     host: str
     grpc_port: int
     max_body_bytes: int = 28_000_000

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ts_stateful.asgi.settings import FrontSettings, Tls
+from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
 from ts_stateful.asgi.source import open_sources
+from ts_stateful.config.schema import ConfigError
 from ts_stateful.process.drain import drain, end_engines
 from ts_stateful.process.spec import STATE_FOLDER, keep_logs
+from ts_stateful.serving.admin_socket import AdminSocket
 from ts_stateful.serving.local import ServerFailed, get_json
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server import LocalServer
@@ -53,6 +55,10 @@ class AsgiServerSettings:
     start_timeout_s: float = 120.0
     max_body_bytes: int = 28_000_000
     tls: Tls | None = None
+    admin_socket: Path | None = (
+        None  # by default in `state_dir`, or among the server's temporary files
+    )
+    admin_port: int | None = None  # on loopback, with the token of `ADMIN_TOKEN`; 0 is any free one
 
 
 class AsgiServer(LocalServer):
@@ -62,6 +68,7 @@ class AsgiServer(LocalServer):
         super().__init__(settings.name or "chat", settings.ports, settings.log_file, echo)
         self._settings = settings
         self._sockets: list[socket.socket] = []
+        self._admin: AdminSocket | None = None
         self._front: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
@@ -78,11 +85,21 @@ class AsgiServer(LocalServer):
         """The URL of the inference API by gRPC, for `ts_stateful.client.connect`."""
         return f"{self._scheme('grpc')}://{self._address}:{self.ports.grpc}"
 
+    @property
+    def admin_urls(self) -> list[str]:
+        """The URLs of the administration."""
+        if self._admin is None:
+            return []
+        urls = [f"unix://{self._admin.path}"]
+        if self._settings.admin_port is not None:
+            urls.append(f"http://{HOST}:{self._sockets[-1].getsockname()[1]}")
+        return urls
+
     def start(self) -> None:
         """Start the server and return when all models answer.
 
         Raises:
-            ConfigError: a model or its configuration cannot be read.
+            ConfigError: a model or its configuration cannot be read, or the port of administration has no token.
             ServerFailed: a port is in use, a model does not load, or it took longer than `start_timeout_s`.
         """
         assert self._thread is None, "started twice"
@@ -120,6 +137,9 @@ class AsgiServer(LocalServer):
         for one in self._sockets:
             one.close()
         self._sockets = []
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
         if self._home is not None:
             keep_logs(self._home, self._settings.state_dir)
             shutil.rmtree(self._home, ignore_errors=True)
@@ -155,6 +175,8 @@ class AsgiServer(LocalServer):
     def _prepare(self, home: Path) -> None:
         """Open the models, and the ports, which stay open while a front starts again."""
         settings = self._settings
+        if settings.admin_port is not None and not self._variables(home).get(ADMIN_TOKEN):
+            raise ConfigError(f"--admin-port needs a token, in the variable {ADMIN_TOKEN}")
         sources = open_sources(
             settings.models, home / "models", name=settings.name, config=settings.config
         )
@@ -168,11 +190,16 @@ class AsgiServer(LocalServer):
         probe = _listening(settings.host, self.ports.grpc)
         probe.close()
         http, management, metrics = (one.fileno() for one in self._sockets)
+        if settings.admin_port is not None:
+            self._sockets.append(_listening(HOST, settings.admin_port))
+        self._admin = AdminSocket.open(settings.admin_socket, settings.state_dir, home)
         FrontSettings(
             models=sources,
             http_fd=http,
             management_fd=management,
             metrics_fd=metrics,
+            admin_fd=self._admin.listener.fileno(),
+            admin_port_fd=None if settings.admin_port is None else self._sockets[-1].fileno(),
             host=settings.host,
             grpc_port=self.ports.grpc,
             max_body_bytes=settings.max_body_bytes,
@@ -199,6 +226,7 @@ class AsgiServer(LocalServer):
     def _run_front(self) -> None:
         """Start a front and return when it has exited."""
         assert self._home is not None
+        assert self._admin is not None
         self._front = subprocess.Popen(
             [sys.executable, "-m", "ts_stateful.asgi.process", str(self._home / "front.json")],
             env=self._variables(self._home),
@@ -207,7 +235,7 @@ class AsgiServer(LocalServer):
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            pass_fds=[one.fileno() for one in self._sockets],
+            pass_fds=[one.fileno() for one in (*self._sockets, self._admin.listener)],
             start_new_session=True,
         )
         log = threading.Thread(target=self._copy_log, args=(self._front.stderr,), daemon=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ts_stateful.engine.waiting import Missing, PendingRequest
+from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Session, StateT
@@ -76,6 +77,10 @@ class ModelKind(Protocol[StateT]):
 
     def stats(self) -> Stats:
         """Return what it has done and holds; the engine adds sessions and bytes."""
+        ...
+
+    def describe(self, session: Session[StateT]) -> SessionInfo:
+        """Return what `info` answers of a session."""
         ...
 
     def check_integrity(self) -> None:

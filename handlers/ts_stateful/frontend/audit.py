@@ -12,7 +12,7 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock, rfc3339
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Close, Fork, Open
 
-__all__ = ["DISCONNECTED", "AuditLog", "Trace"]
+__all__ = ["DISCONNECTED", "AuditLog", "Trace", "shortened"]
 
 logger = logging.getLogger("ts_stateful.audit")
 
@@ -85,7 +85,7 @@ class AuditLog:
                 "time": rfc3339(self._clock.unix()),
                 "verb": verb,
                 "principal": principal,
-                "session": _shortened(trace.session_id),
+                "session": shortened(trace.session_id),
                 "status": status,
                 "bytes_in": num_bytes[0],
                 "bytes_out": num_bytes[1],
@@ -93,7 +93,7 @@ class AuditLog:
             logger.info("%s", json.dumps(line) if self._form == "json" else _text(line))
 
 
-def _shortened(session_id: str | None) -> str | None:
+def shortened(session_id: str | None) -> str | None:
     """Return the start of the id's SHA-256, the same on all servers of a store."""
     if session_id is None:
         return None

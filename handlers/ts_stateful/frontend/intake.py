@@ -86,8 +86,8 @@ class Intake:
         self._refusal: StatefulError | None = None
         self.observer: Observer = NoObserver()
 
-    def refuse_sessions(self, error: StatefulError) -> None:
-        """Refuse requests that would open a session from now on."""
+    def refuse_sessions(self, error: StatefulError | None) -> None:
+        """Refuse requests that would open a session from now on; None takes them again."""
         self._refusal = error
 
     def take(

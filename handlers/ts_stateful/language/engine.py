@@ -20,11 +20,13 @@ from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model, load_model
 from ts_stateful.language.network.memory import limits_of
 from ts_stateful.language.persistence.persistence import make_persistence
+from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.requests import LanguageRequests
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.language.vision.loader import ImageLoader
 from ts_stateful.media.load import MediaLoader
+from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Session
@@ -108,6 +110,11 @@ class LanguageKind:
             spill_failures=offload.num_failed if offload else 0,
             upload_bytes=self.requests.uploads.num_bytes,
         )
+
+    def describe(self, session: Session[Context]) -> SessionInfo:
+        """See `ModelKind`."""
+        saved = self.persistence.is_saved(session)
+        return reports.info(session, self._core.clock, saved=saved)
 
     def check_integrity(self) -> None:
         """See `ModelKind`."""

@@ -13,10 +13,13 @@ import msgspec
 from msgspec import Struct
 
 from ts_stateful.protocol.events import Event, Submit
+from ts_stateful.protocol.operations import Operation, Outcome
 from ts_stateful.protocol.stats import Stats
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
+    "AdminAnswer",
+    "AdminRequest",
     "Draining",
     "Drop",
     "EngineHello",
@@ -83,14 +86,28 @@ class SessionReleased(Struct, frozen=True, tag="freed"):
     session_id: str
 
 
+class AdminRequest(Struct, frozen=True, tag="administer"):
+    """Worker to engine: an operation that an operator asks for."""
+
+    request_id: str
+    operation: Operation
+
+
+class AdminAnswer(Struct, frozen=True, tag="administered"):
+    """Engine to worker: the answer to `AdminRequest`."""
+
+    request_id: str
+    outcome: Outcome
+
+
 class Pong(Struct, frozen=True, tag="pong"):
     """Engine to worker: the answer to `Ping`."""
 
     stats: Stats
 
 
-ToEngine = WorkerHello | Submit | Drop | SessionReleased | SessionPlacedAck | Ping
-ToWorker = EngineHello | Event | SessionReleased | SessionPlaced | Draining | Pong
+ToEngine = WorkerHello | Submit | Drop | SessionReleased | SessionPlacedAck | Ping | AdminRequest
+ToWorker = EngineHello | Event | SessionReleased | SessionPlaced | Draining | Pong | AdminAnswer
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

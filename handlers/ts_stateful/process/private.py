@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
-__all__ = ["is_private", "make_private"]
+__all__ = ["is_private", "make_private", "user_folder"]
 
 
 def make_private(folder: Path) -> Path:
@@ -21,6 +22,16 @@ def make_private(folder: Path) -> Path:
         raise RuntimeError(f"{folder} is not a folder of this user; remove it")
     folder.chmod(0o700)
     return folder
+
+
+def user_folder() -> Path:
+    """Create and return the private folder of this user's servers: below `TS_STATEFUL_RUNTIME_DIR`, or the temporary folder.
+
+    Raises:
+        RuntimeError: it belongs to another user.
+    """
+    base = os.environ.get("TS_STATEFUL_RUNTIME_DIR") or tempfile.gettempdir()
+    return make_private(Path(base) / f"ts-stateful-{os.getuid()}")
 
 
 def is_private(folder: Path) -> bool:

@@ -8,9 +8,12 @@ import socket
 import struct
 from pathlib import Path
 
-__all__ = ["accept", "connect", "listen"]
+__all__ = ["MAX_SOCKET_PATH", "accept", "connect", "listen"]
 
 logger = logging.getLogger(__name__)
+
+MAX_SOCKET_PATH = 100
+"""Bytes of a socket's path, of the 108 that the kernel allows."""
 
 _CREDENTIALS = struct.Struct("3i")  # the kernel's `ucred`: pid, uid, gid
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from ts_stateful.process.private import make_private
+from ts_stateful.process.private import make_private, user_folder
+from ts_stateful.process.sockets import MAX_SOCKET_PATH
 
 __all__ = [
     "STATE_FOLDER",
@@ -26,8 +25,6 @@ __all__ = [
 
 STATE_FOLDER = "TS_STATEFUL_STATE_DIR"
 """The variable that names a folder for what outlives the server, such as the default store."""
-
-_MAX_SOCKET_PATH = 100  # of the 108 bytes that the kernel allows
 
 
 class EngineSpec(Struct, frozen=True, kw_only=True):
@@ -78,9 +75,9 @@ def runtime_folder(frontend_pid: int, *identity: object) -> Path:
     Raises:
         RuntimeError: the folder belongs to another user, or its path is too long for a socket.
     """
-    folder = _home() / f"{frontend_pid}-{_digest(identity)}"
+    folder = user_folder() / f"{frontend_pid}-{_digest(identity)}"
     make_private(folder)
-    if len(str(folder / "engine-00.sock")) > _MAX_SOCKET_PATH:
+    if len(str(folder / "engine-00.sock")) > MAX_SOCKET_PATH:
         raise RuntimeError(
             f"{folder} is too long for a socket; set TS_STATEFUL_RUNTIME_DIR to a shorter path"
         )
@@ -89,7 +86,7 @@ def runtime_folder(frontend_pid: int, *identity: object) -> Path:
 
 def group_file(frontend_pid: int, name: str) -> Path:
     """Return the file that the members of a group of one TorchServe share. Raises as `runtime_folder` does."""
-    return _home() / f"{frontend_pid}-{_digest(name)}.group"
+    return user_folder() / f"{frontend_pid}-{_digest(name)}.group"
 
 
 def forget_groups(folder: Path, frontend_pid: int) -> None:
@@ -106,13 +103,6 @@ def keep_logs(home: Path, state_folder: Path | None) -> None:
     for path in home.rglob("engine-*.log"):
         with contextlib.suppress(OSError):
             shutil.copy(path, logs / path.name)
-
-
-def _home() -> Path:
-    base = os.environ.get("TS_STATEFUL_RUNTIME_DIR") or tempfile.gettempdir()
-    home = Path(base) / f"ts-stateful-{os.getuid()}"
-    make_private(home)
-    return home
 
 
 def _digest(identity: object) -> str:

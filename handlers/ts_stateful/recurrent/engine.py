@@ -14,6 +14,7 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Placement, Services
 from ts_stateful.engine.waiting import Missing, PendingRequest
+from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory
 from ts_stateful.protocol.events import Submit
@@ -24,6 +25,7 @@ from ts_stateful.recurrent.outbox import StepOutbox
 from ts_stateful.recurrent.passes import Passes
 from ts_stateful.recurrent.persistence import NoStepPersistence, StepPersistence
 from ts_stateful.recurrent.program import Program, load_program
+from ts_stateful.recurrent.reports import info
 from ts_stateful.recurrent.requests import RecurrentRequests
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.slots import SlotPool, initial_states, slot_bytes
@@ -111,6 +113,10 @@ class RecurrentKind:
     def stats(self) -> Stats:
         """See `ModelKind`."""
         return Stats(turns_in_progress=len(self._steps), steps_done=self._num_steps)
+
+    def describe(self, session: Session[SequenceState]) -> SessionInfo:
+        """See `ModelKind`."""
+        return info(session, self._core.clock)
 
     def check_integrity(self) -> None:
         """See `ModelKind`."""

@@ -52,6 +52,11 @@ class LocalServer(ABC):
         """The URL of the inference API by gRPC, for `ts_stateful.client.connect`."""
         return f"grpc://{HOST}:{self.ports.grpc}"
 
+    @property
+    def admin_urls(self) -> list[str]:
+        """The URLs of the administration, for `ts-stateful --admin`; TorchServe has none."""
+        return []
+
     def __enter__(self: _Server) -> _Server:
         self.start()
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ts_stateful.clock import Clock
@@ -32,6 +33,11 @@ class ParkedSessions:
         """Return True if a session of this id was parked, and has not expired."""
         parked = self._parked.get(session_id) if isinstance(session_id, str) else None
         return parked is not None and self._clock.monotonic() < parked.deadline
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the ids of parked sessions that have not expired."""
+        now = self._clock.monotonic()
+        return (name for name, parked in self._parked.items() if now < parked.deadline)
 
     def has_room(self, owner: str | None, most: int) -> bool:
         """Return True if the store has fewer than `most` parked sessions of an owner."""

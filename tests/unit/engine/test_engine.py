@@ -13,8 +13,10 @@ from tests.support.harness import LaterExecutor
 from ts_stateful.config.schema import Config
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.engine import SessionEngine
+from ts_stateful.engine.reports import session_info
 from ts_stateful.engine.services import Services, WorkQueue
 from ts_stateful.engine.waiting import Missing, PendingRequest
+from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.errors import SessionClosed, SessionExpired, SessionNotFound
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Info, Open
@@ -99,6 +101,9 @@ class NumberKind:
 
     def stats(self) -> Stats:
         return Stats(steps_done=7)
+
+    def describe(self, session: Session[Number]) -> SessionInfo:
+        return session_info(session, self.core.clock)
 
     def check_integrity(self) -> None: ...
 

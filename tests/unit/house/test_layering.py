@@ -146,6 +146,7 @@ def test_messages_import_only_the_protocol() -> None:
     assert own <= {
         "ts_stateful.protocol.requests",
         "ts_stateful.protocol.events",
+        "ts_stateful.protocol.operations",
         "ts_stateful.protocol.stats",
     }
 

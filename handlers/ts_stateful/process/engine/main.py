@@ -23,6 +23,7 @@ import psutil
 import torch
 
 from ts_stateful.config.schema import Config, load_config
+from ts_stateful.engine.administration import administer
 from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Placement, Services, WorkQueue
 from ts_stateful.memory import give_memory_back
@@ -31,6 +32,8 @@ from ts_stateful.process.engine.lifespan import Lifespan
 from ts_stateful.process.engine.placement_sync import PlacementSync
 from ts_stateful.process.logs import configure_logs
 from ts_stateful.process.messages import (
+    AdminAnswer,
+    AdminRequest,
     Draining,
     Drop,
     EngineHello,
@@ -170,6 +173,9 @@ class EngineProcess:
             self._placement_sync.acknowledge(message.request_id, channel)
         elif isinstance(message, Ping):
             channel.send(Pong(self._engine.stats()))
+        elif isinstance(message, AdminRequest):
+            outcome = administer(self._engine, message.operation)
+            channel.send(AdminAnswer(message.request_id, outcome))
         elif isinstance(message, WorkerHello):
             self._channels.add(channel)
             self.lifespan.attached(message.archive)

@@ -146,6 +146,11 @@ class Dispatcher:
         return [link.is_up for link in self._links]
 
     @property
+    def links(self) -> Sequence[EngineLink]:
+        """The engines, for operators; requests go through `submit`."""
+        return self._links
+
+    @property
     def stats_by_engine(self) -> list[Stats]:
         """Return the stats that each engine has reported last, with the requests in flight to it."""
         return [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from itertools import chain, repeat
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from ts_stateful.config.schema import EngineConfig
 from ts_stateful.process import messages
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.spec import EngineSpec
+from ts_stateful.process.worker.engine_calls import EngineCalls
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.in_flight import InFlight, InFlightRequests
 from ts_stateful.process.worker.supervisor import EngineDied, Supervisor
@@ -29,6 +30,7 @@ from ts_stateful.protocol.errors import (
     TooManySessions,
 )
 from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.operations import Operation, Outcome
 from ts_stateful.protocol.requests import Step
 from ts_stateful.protocol.stats import Stats
 
@@ -81,7 +83,7 @@ class EngineLink:
         self._last_sign = clock.monotonic()
         self._closing = False
         self._attached = threading.Event()
-        self._pings: deque[Callable[[], None]] = deque()  # what follows each unanswered ping
+        self._calls = EngineCalls(self)
         self.stats = Stats()
         self.num_sessions = 0  # in the engine, as far as this worker can count them
 
@@ -163,11 +165,11 @@ class EngineLink:
 
     def refresh(self, then: Callable[[], None]) -> None:
         """Request the engine's stats; call `then` after they arrive, or at once if there is no engine."""
-        with self._lock:
-            if sent := self.send(messages.Ping()):
-                self._pings.append(then)
-        if not sent:
-            then()
+        self._calls.ping(then)
+
+    def administer(self, operation: Operation) -> Future[Outcome]:
+        """Ask the engine for an operation; the result is `EngineUnavailable` if it exits first, or does not run."""
+        return self._calls.ask(operation)
 
     def watch(self) -> None:
         """Ping the engine, kill it if it hangs, and refuse requests that waited too long for a restart; call every second."""
@@ -225,9 +227,9 @@ class EngineLink:
                 # The engine's number lacks sessions created since the ping; until they are answered, the own count is better.
                 if not any(request.message.creates_session for request in self._in_flight):
                     self.num_sessions = message.stats.sessions_open
-                then = self._pings.popleft() if self._pings else None
-            if then is not None:
-                then()
+            self._calls.pinged()
+        elif isinstance(message, messages.AdminAnswer):
+            self._calls.answered(message)
 
     def _handle_event(self, event: Event) -> None:
         with self._lock:
@@ -265,11 +267,9 @@ class EngineLink:
             self._down_since = self._clock.monotonic()
             self.num_sessions = 0
             self.stats = Stats()
-            unanswered, self._pings = self._pings, deque()
             rejected = self._in_flight.engine_died()
             stranded = self._in_flight.stranded
-        for then in unanswered:
-            then()
+        self._calls.lost()
         logger.warning("the engine exited with %d requests in flight", len(self._in_flight))
         self._refuse(rejected, InternalError("the engine crashed repeatedly on this request"))
         self._refuse(stranded, _STOPPING)
