@@ -78,6 +78,7 @@ def profile_server(
     handler: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     watch: bool = True,
+    admin_port: int | None = None,
     **keys: Any,
 ) -> LocalServer:
     """A server for the shapes model on free ports, not started yet; TorchServe, or the front without it.
@@ -89,6 +90,7 @@ def profile_server(
         handler: settings under `handler` that differ from the repository's model-config.yaml.
         environ: variables for TorchServe on top of the tests' own.
         watch: whether workers that TorchServe loses are replaced.
+        admin_port: of the administration, without TorchServe.
         keys: settings beside `handler` that differ.
     """
     document = yaml.safe_load((ROOT / "model-config.yaml").read_text())
@@ -110,6 +112,7 @@ def profile_server(
             log_file=log,
             environ=environ or {},
             start_timeout_s=START_TIMEOUT_S,
+            admin_port=admin_port,
         )
         return AsgiServer(asgi)
     settings = TorchServeSettings(

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import msgspec
 
+from ts_stateful.cli.admin import administer_server
+from ts_stateful.cli.admin_options import COMMANDS
 from ts_stateful.cli.chat import ChatLoop, ChatOptions
 from ts_stateful.cli.check import check
 from ts_stateful.cli.doctor import examine
@@ -50,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _serve(options)
         if options.command == "doctor":
             return _OK if examine(options) else _FAILED
+        if options.command in COMMANDS:
+            return _OK if administer_server(options) else _FAILED
         return _talk(options)
     except KeyboardInterrupt:
         return _INTERRUPTED

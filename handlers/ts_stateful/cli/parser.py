@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from ts_stateful.cli import doctor, plan, serve_options
+from ts_stateful.cli import admin_options, doctor, plan, serve_options
 from ts_stateful.cli.chat import COMMANDS
 from ts_stateful.cli.numbers import positive, whole
 
@@ -23,6 +23,7 @@ _EPILOG = """\
 environment:
   TS_STATEFUL_URL    the server, if --url is not given
   TS_STATEFUL_TOKEN  the token, if --token is not given (other users of a machine can see options)
+  TS_STATEFUL_ADMIN  the server of the commands for operators, if --admin is not given
 
 examples:
   ts-stateful serve build/chat.mar
@@ -30,6 +31,8 @@ examples:
   ts-stateful prompt "What color is the circle?" --image examples/shapes/scene.png
   ts-stateful prompt "Describe it" --image https://example.com/cat.jpg --url http://127.0.0.1:8080 --json
   ts-stateful info
+  ts-stateful sessions --sort bytes
+  ts-stateful top
   ts-stateful doctor --repair
   ts-stateful plan --sessions 500 --gpus 4 --gpu-memory 80GiB --model /models/llava-1.5-7b-hf > model-config.yaml
   ts-stateful check model-config.yaml
@@ -111,12 +114,18 @@ def build_parser() -> argparse.ArgumentParser:
     info = add("info", "show the server or one of its sessions", _INFO_EPILOG, connection)
     info.add_argument("session", nargs="?", help="the id of a session; omit it for the server")
     info.add_argument("--json", action="store_true", help="print one JSON document")
+    _add_operating(add)
+    _add_offline(add)
+    return parser
+
+
+def _add_operating(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the commands for operators."""
     serve_options.add_options(add("serve", "serve models in the foreground", serve_options.EPILOG))
     doctor.add_options(
         add("doctor", "examine a model that does not answer, and repair it", doctor.EPILOG)
     )
-    _add_offline(add)
-    return parser
+    admin_options.add_commands(add)
 
 
 def _add_offline(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:

@@ -55,6 +55,8 @@ def _problem(options: argparse.Namespace) -> str | None:
             return "the front torchserve takes one archive"
         if options.config or options.tls_certificate or options.host != LOOPBACK:
             return "--config, --host and --tls-* are for the front asgi; pack the configuration by ./archive.sh"
+        if options.admin_socket is not None or options.admin_port is not None:
+            return "--admin-socket and --admin-port are for the front asgi"
     missing = [path for path in files if path is not None and not path.exists()]
     if missing:
         return f"no such file: {missing[0]}"
@@ -101,6 +103,8 @@ def _asgi(options: argparse.Namespace) -> LocalServer:
         start_timeout_s=options.start_timeout,
         max_body_bytes=options.max_body_bytes,
         tls=tls,
+        admin_socket=options.admin_socket,
+        admin_port=options.admin_port,
     )
     return AsgiServer(settings, echo=sys.stderr)
 
@@ -127,8 +131,10 @@ def _announce(server: LocalServer) -> None:
         f"grpc        {server.grpc_url}\n"
         f"management  {server.management_url}\n"
         f"metrics     {server.metrics_url}/metrics\n"
-        "ready\n"
     )
+    for url in server.admin_urls:
+        sys.stdout.write(f"admin       {url}\n")
+    sys.stdout.write("ready\n")
     sys.stdout.flush()
 
 

@@ -124,6 +124,18 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="longest request (default: %(default)s)",
     )
     group.add_argument(
+        "--admin-socket",
+        type=Path,
+        metavar="PATH",
+        help="Unix socket of the administration (default: admin.sock in --state-dir, or a temporary one)",
+    )
+    group.add_argument(
+        "--admin-port",
+        type=whole(0),
+        metavar="PORT",
+        help="also on this port of 127.0.0.1, with the token in $TS_STATEFUL_ADMIN_TOKEN (default: none)",
+    )
+    group.add_argument(
         "--tls-certificate", type=Path, metavar="FILE", help="PEM; serve HTTP and gRPC over TLS"
     )
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM; its private key")
