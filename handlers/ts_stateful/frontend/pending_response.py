@@ -62,6 +62,7 @@ class PendingResponse:
         self.kind = kind
         self.num_bytes = num_bytes
         self.taken_at = taken_at
+        self.sent_at = -math.inf  # of the last response (monotonic seconds)
         self.namespace = NO_NAMESPACE
         self.trace = Trace()
         self.responder: Responder = OwnResponder(framed=kind is ClientKind.HTTP)

@@ -36,9 +36,9 @@ class Pace:
     While nothing happens, calls thus wait longer and longer, up to `patient_wait_s`. They wait that long from the start while
     bodies are big: the body of a request without a response is sent again with every call.
 
-    TorchServe detects a disconnected client only after the first response, which settles the status. A running request gets
-    that response, which may be empty, when it is `settle_s` old. With a body that is not light it gets one at once. An error
-    before then has its own status.
+    TorchServe detects a disconnected client only when it has something to send. The first response settles the status. A
+    running request gets it, perhaps empty, when it is `settle_s` old. With a body that is not light it gets one at once. An
+    error before then has its own status. From then on a request is never without a response for longer than `probe_s`.
 
     While the bodies that are sent again are so big that calls become slow for all clients, a request with a heavy body gets its
     first response at that age in any case.
@@ -47,6 +47,7 @@ class Pace:
     wait_s: float = 0.005
     patient_wait_s: float = 0.02
     settle_s: float = 0.25
+    probe_s: float = 0.25
 
 
 class ContinuousDelivery:
@@ -99,16 +100,18 @@ class ContinuousDelivery:
 
     def _collect(self, pending: PendingResponse, *, is_crowded: bool) -> Response | None:
         events = self._inbox.take(pending.request_id)
-        if events:
-            self._quiet_s = self._pace.wait_s
         pending.add(events)
         is_light = pending.num_bytes <= _LIGHT_BYTES
         is_old = self._intake.age_s(pending) >= self._pace.settle_s
-        take = partial(pending.next, hold=is_old or not is_light)
+        now = self._clock.monotonic()
+        is_silent = now - pending.sent_at >= self._pace.probe_s
+        take = partial(pending.next, hold=is_silent and (is_old or not is_light))
         response = self._intake.attempt(pending.request_id, take)
         is_burden = is_crowded and pending.num_bytes > _HEAVY_BYTES
         if response is None and is_burden and is_old and pending.is_http and not pending.started:
             response = pending.begin()
+        if response is not None:
+            pending.sent_at = now
         if pending.done:
             del self._pending[pending.request_id]
             self._intake.finish(pending)
@@ -130,6 +133,6 @@ class ContinuousDelivery:
         if self._num_resent > _HEAVY_BYTES:
             return self._pace.patient_wait_s
         wait_s = self._quiet_s if quiet else self._pace.wait_s
-        # The next call waits this long, if nothing comes.
+        # The next call waits this long, if no request joins.
         self._quiet_s = min(2 * wait_s, self._pace.patient_wait_s)
         return wait_s

@@ -20,6 +20,7 @@ from tests.support.fake_dispatcher import (
     refused,
 )
 from tests.support.fake_torchserve import HTTP, ContinuousFrontend, Job, grpc_job
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.frontend.delivery.pull import ContinuousDelivery, Pace
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.pending_response import PendingResponse
@@ -38,13 +39,16 @@ class Server:
         script: Callable[[Submit], Sequence[Event]] = lambda _: (),
         *,
         settle_s: float = 0,
+        probe_s: float = 0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.inbox = Inbox()
         self.dispatcher = ScriptedDispatcher(self.inbox, script)
         self.delivery = ContinuousDelivery(
             self.dispatcher.intake(Profile.CONTINUOUS),
             self.inbox,
-            Pace(wait_s=0, patient_wait_s=0, settle_s=settle_s),
+            Pace(wait_s=0, patient_wait_s=0, settle_s=settle_s, probe_s=probe_s),
+            clock,
         )
         self.frontend = ContinuousFrontend(self.delivery.handle)
 
@@ -93,6 +97,19 @@ def test_a_prompt_over_http_is_held_open_so_that_a_disconnect_shows() -> None:
     assert (job.status, job.body) == (200, b'{"text": "hello"}')
     assert job.response_headers == {"content-type": "application/json", ID: "s"}
     server.check_empty()
+
+
+def test_a_silent_request_gets_an_empty_response_now_and_then() -> None:
+    """So that its client's disconnect shows. A row with text needs none, and costs nothing between its texts."""
+    clock = FakeClock()
+    server = Server(lambda s: [accepted(s.request_id)], probe_s=2, clock=clock)
+    silent, stream = Job("a", _PROMPT), Job("b", _STREAM)
+    answered = [server.frontend.round(silent, stream)]
+    for _ in range(5):
+        clock.sleep(1)
+        server.post(part("b", "x"))
+        answered.append(server.frontend.round())
+    assert answered == [["a", "b"], ["b"], ["a", "b"], ["b"], ["a", "b"], ["b"]]
 
 
 def test_what_fails_soon_has_its_own_status() -> None:
@@ -266,7 +283,7 @@ def test_one_big_body_keeps_its_status() -> None:
 
 
 def test_calls_wait_longer_while_nothing_happens() -> None:
-    """An event or a new request makes them short again."""
+    """A new request makes them short again, because more may join; an event ends a call in any case."""
     inbox, frontend = waiting()
     frontend.round(Job("a", _PROMPT))
     for _ in range(4):
@@ -276,7 +293,7 @@ def test_calls_wait_longer_while_nothing_happens() -> None:
     frontend.round()
     frontend.round()
     frontend.round(Job("b", _PROMPT))
-    assert inbox.waits_s == [1, 2, 4, 5, 5, 5, 1, 2, 1]
+    assert inbox.waits_s == [1, 2, 4, 5, 5, 5, 5, 5, 1]
 
 
 def test_headers_of_the_client_do_not_come_back() -> None:
