@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import select
+import queue
 import socket
 import subprocess
 import sys
@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ts_stateful.process.messages import EngineHello, Ping, Pong, WorkerHello, receive, send
+from ts_stateful.process.blocks import BlockReader
+from ts_stateful.process.messages import EngineHello, Ping, Pong, WorkerHello, frame, receive
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.stats import Stats
@@ -52,23 +53,37 @@ class MortalEngine:
                 with contextlib.suppress(ConnectionError):  # the worker has disconnected first
                     self._serve(connection, process.pid)
                 process.kill()
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # which ends the thread that reads
 
     def _serve(self, connection: socket.socket, pid: int) -> None:
         taken: list[str] = []
+        messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
         while True:
-            if not select.select([connection], [], [], _PAUSE_S)[0]:
+            try:
+                message = messages.get(timeout=_PAUSE_S)
+            except queue.Empty:
                 while taken:  # no request that kills has come
-                    send(connection, Event(taken.pop(0), EventKind.LAST, b"{}"))
+                    connection.sendall(frame(Event(taken.pop(0), EventKind.LAST, b"{}")))
                 continue
-            message: Any = receive(connection, at_engine=True)
             if message is None:
                 return
             if isinstance(message, WorkerHello):
-                send(connection, EngineHello(pid))
+                connection.sendall(frame(EngineHello(pid)))
             elif isinstance(message, Ping):
-                send(connection, Pong(Stats()))
+                connection.sendall(frame(Pong(Stats())))
             elif isinstance(message, Submit):
                 self.lives[-1].append(message.request_id)
                 taken.append(message.request_id)
                 if self._kills(message):
                     return
+
+
+def _read(connection: socket.socket, messages: queue.SimpleQueue[Any]) -> None:
+    """Queue all messages, and None after the last."""
+    blocks = BlockReader(connection)
+    with contextlib.suppress(OSError):
+        while (message := receive(blocks, at_engine=True)) is not None:
+            messages.put(message)
+    messages.put(None)

@@ -9,7 +9,8 @@ import socket
 import threading
 from typing import Any, Protocol
 
-from ts_stateful.process.messages import MessageTooLong, receive, send
+from ts_stateful.process.blocks import BlockReader
+from ts_stateful.process.messages import MessageTooLong, frame, receive
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import InternalError, InvalidRequest, StatefulError
 from ts_stateful.protocol.events import Event, EventKind, Submit
@@ -17,6 +18,8 @@ from ts_stateful.protocol.events import Event, EventKind, Submit
 __all__ = ["Channel", "ChannelOwner"]
 
 logger = logging.getLogger(__name__)
+
+_WRITE_BYTES = 1 << 16  # bodies must not pile up here
 
 
 class ChannelOwner(Protocol):
@@ -66,8 +69,9 @@ class Channel:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _read(self) -> None:
+        blocks = BlockReader(self._connection)
         try:
-            while (message := receive(self._connection, at_engine=self._at_engine)) is not None:
+            while (message := receive(blocks, at_engine=self._at_engine)) is not None:
                 self._owner.on_message(self, message)
         except MessageTooLong as error:
             logger.error("closing the connection: %s", error)
@@ -81,12 +85,17 @@ class Channel:
             self._owner.on_close(self)
 
     def _write(self) -> None:
+        frames: list[bytes] = []  # those of a step leave together
         try:
             while (message := self._outgoing.get()) is not None:
-                if isinstance(message, threading.Event):
+                is_flush = isinstance(message, threading.Event)
+                if not is_flush:
+                    frames.append(self._frame(message))
+                if is_flush or self._outgoing.empty() or sum(map(len, frames)) > _WRITE_BYTES:
+                    self._connection.sendall(b"".join(frames))
+                    frames.clear()
+                if is_flush:
                     message.set()
-                else:
-                    self._send(message)
         except OSError as error:
             logger.debug("connection lost: %s", error)
         except Exception:  # the boundary of the writing thread
@@ -96,10 +105,10 @@ class Channel:
             self._threads[0].join()
             self._connection.close()
 
-    def _send(self, message: Any) -> None:
-        """Write a message. One that is too long costs its request, and no other: the connection stays."""
+    def _frame(self, message: Any) -> bytes:
+        """Return a message as it is sent. One that is too long costs its request, and no other: the connection stays."""
         try:
-            send(self._connection, message)
+            return frame(message)
         except MessageTooLong as error:
             logger.error("not sent: %s", error)
             if isinstance(message, Submit):
@@ -107,7 +116,8 @@ class Channel:
                 self._owner.on_message(self, _failed(message.request_id, refusal))
             elif isinstance(message, Event):
                 failure = InternalError(f"the answer cannot be sent: {error}")
-                send(self._connection, _failed(message.request_id, failure))
+                return frame(_failed(message.request_id, failure))
+            return b""
 
 
 def _failed(request_id: str, error: StatefulError) -> Event:

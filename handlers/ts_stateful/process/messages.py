@@ -5,13 +5,13 @@ Both ends belong to one user, so both trust the form. `protocol` has validated w
 
 from __future__ import annotations
 
-import socket
 import struct
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from ts_stateful.process.blocks import BlockReader, ConnectionEnded
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.operations import Operation, Outcome
 from ts_stateful.protocol.stats import Stats
@@ -30,8 +30,8 @@ __all__ = [
     "SessionPlacedAck",
     "SessionReleased",
     "WorkerHello",
+    "frame",
     "receive",
-    "send",
 ]
 
 
@@ -125,44 +125,31 @@ class MessageTooLong(OSError):
         )
 
 
-def send(connection: socket.socket, message: ToEngine | ToWorker) -> None:
-    """Write one message. Raises OSError if the other side has closed the connection.
+def frame(message: ToEngine | ToWorker) -> bytes:
+    """Return a message as it is sent.
 
     Raises:
-        MessageTooLong: nothing was written.
+        MessageTooLong: it is longer than `MAX_MESSAGE_BYTES`.
     """
     payload = _encoder.encode(message)
     if len(payload) > MAX_MESSAGE_BYTES:
         raise MessageTooLong(len(payload))
-    connection.sendall(_LENGTH.pack(len(payload)) + payload)
+    return _LENGTH.pack(len(payload)) + payload
 
 
-def receive(connection: socket.socket, *, at_engine: bool) -> Any | None:
+def receive(blocks: BlockReader, *, at_engine: bool) -> Any | None:
     """Read the next message; return None if the other side has closed the connection.
 
     `at_engine` is True on the engine's side. Raises OSError if the connection breaks.
 
     Raises:
-        MessageTooLong: the other side announces more bytes; none of them is read.
+        MessageTooLong: the other side announces more bytes; none of them is allocated.
     """
-    head = _read(connection, _LENGTH.size)
-    if head is None:
-        return None
-    (num_bytes,) = _LENGTH.unpack(head)
-    if num_bytes > MAX_MESSAGE_BYTES:
-        raise MessageTooLong(num_bytes)
-    payload = _read(connection, num_bytes)
-    if payload is None:
+    try:
+        (num_bytes,) = _LENGTH.unpack(blocks.take(_LENGTH.size))
+        if num_bytes > MAX_MESSAGE_BYTES:
+            raise MessageTooLong(num_bytes)
+        payload = blocks.take(num_bytes)
+    except ConnectionEnded:
         return None
     return (_to_engine if at_engine else _to_worker).decode(payload)
-
-
-def _read(connection: socket.socket, num_bytes: int) -> bytearray | None:
-    buffer = bytearray(num_bytes)
-    view = memoryview(buffer)
-    while view:
-        count = connection.recv_into(view)
-        if count == 0:
-            return None
-        view = view[count:]
-    return buffer

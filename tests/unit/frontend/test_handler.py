@@ -26,6 +26,7 @@ from ts_stateful.frontend.delivery.push import SequenceDelivery
 from ts_stateful.frontend.delivery.push_async import AsyncDelivery
 from ts_stateful.frontend.handler import SessionHandler
 from ts_stateful.frontend.inbox import Mailbox
+from ts_stateful.frontend.parsing.parts import BatchReader
 from ts_stateful.process.worker.dispatch import ServedModel, StatsPublisher
 from ts_stateful.protocol.stats import Stats
 
@@ -131,7 +132,7 @@ def test_the_worker_is_prepared_for_hostile_requests() -> None:
     gc.unfreeze()
     initialized(_CONTINUOUS)
     assert gc.get_freeze_count() > 0
-    assert torchserve._retrieve_request.keywords == {"max_parts": 16}
+    assert isinstance(torchserve._retrieve_inference_msg.__self__, BatchReader)
 
 
 def test_the_sequence_profile_takes_over_ids_that_the_frontend_makes() -> None:

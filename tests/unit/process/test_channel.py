@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.support.worker import WAIT_S
+from ts_stateful.process.blocks import BlockReader
 from ts_stateful.process.channel import Channel
-from ts_stateful.process.messages import MAX_MESSAGE_BYTES, MessageTooLong, Ping, receive, send
+from ts_stateful.process.messages import MAX_MESSAGE_BYTES, MessageTooLong, Ping, frame, receive
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Open, Prompt
 
@@ -83,36 +84,34 @@ def test_a_length_beyond_the_limit_closes_the_connection(
 
 
 def test_the_longest_message_is_received() -> None:
-    """One byte more is refused before anything is written."""
+    """One byte more is refused."""
     prompt = Prompt(session_id="s", prompt="")
-    frame = len(memory_of(Submit("r", prompt, attachments=(bytes(1 << 16),)))) - (1 << 16)
+    rest = len(frame(Submit("r", prompt, attachments=(bytes(1 << 16),)))) - 4 - (1 << 16)
     # A longer attachment takes two more bytes for its length.
-    longest = bytes(MAX_MESSAGE_BYTES - frame)
+    longest = bytes(MAX_MESSAGE_BYTES - rest)
     left, right = socket.socketpair()
     with left, right:
         received: list[Any] = []
-        reader = threading.Thread(target=lambda: received.append(receive(right, at_engine=True)))
+        blocks = BlockReader(right)
+        reader = threading.Thread(target=lambda: received.append(receive(blocks, at_engine=True)))
         reader.start()
-        send(left, Submit("r", prompt, attachments=(longest,)))
+        left.sendall(frame(Submit("r", prompt, attachments=(longest,))))
         reader.join(WAIT_S)
         assert len(received[0].attachments[0]) == len(longest)
-        with pytest.raises(MessageTooLong):
-            send(left, Submit("r", prompt, attachments=(longest + b"x",)))
-        right.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            right.recv(1)
+    with pytest.raises(MessageTooLong):
+        frame(Submit("r", prompt, attachments=(longest + b"x",)))
 
 
-def memory_of(message: Submit) -> bytes:
-    """Return a message as it is sent, without its length."""
-    left, right = socket.socketpair()
-    with left, right:
-        writer = threading.Thread(target=send, args=(left, message))
-        writer.start()
-        length = int.from_bytes(right.recv(4, socket.MSG_WAITALL), "big")
-        data = right.recv(length, socket.MSG_WAITALL)
-        writer.join(WAIT_S)
-    return data
+@pytest.mark.parametrize("size", [0, 1, 1 << 12, 1 << 17])
+def test_messages_arrive_in_their_order(pair: Pair, size: int) -> None:
+    """Many are written together."""
+    names = [str(number) for number in range(500)]
+    for name in names:
+        pair.engine.send(Event(name, EventKind.PART, bytes(size)))
+    pair.engine.flush(WAIT_S)
+    events = [pair.at_worker.messages.get(timeout=WAIT_S) for _ in names]
+    assert [event.request_id for event in events] == names
+    assert all(len(event.body) == size for event in events)
 
 
 def test_a_request_that_is_too_long_is_refused_alone(pair: Pair) -> None:

@@ -1,77 +1,116 @@
-"""TorchServe's reading of requests in the worker, with a bound on the parts of each.
+"""TorchServe's reading of requests in the worker, in blocks and with a bound on the parts of each.
 
 TorchServe reads every part with six system calls and keeps it, before it calls the handler. A form of 2 MB can have a million.
+In the continuous profile it sends each request in flight again in every batch.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
-from functools import partial
-from itertools import islice
+import sys
 from typing import Any
 
 from ts.protocol import otf_message_handler as torchserve
 
-__all__ = ["bound_parts", "read_request"]
+from ts_stateful.process.blocks import BlockReader, ConnectionEnded
 
-_WINDOW_BYTES = 1 << 18
-_length_at = struct.Struct("!i").unpack_from
+__all__ = ["BatchReader", "bound_parts"]
+
+_LENGTH = struct.Struct("!i")
 _END = -1  # in the place of a length
-_FIELDS = 3  # of a part: name, content type, value; each after its length
 
 
 def bound_parts(max_parts: int) -> None:
-    """Let this worker read requests by `read_request`."""
-    torchserve._retrieve_request = partial(read_request, max_parts=max_parts)
+    """Let this worker read batches by a `BatchReader`, and with it everything else that TorchServe sends."""
+    reader = BatchReader(max_parts)
+    torchserve._retrieve_buffer = reader.take
+    torchserve._retrieve_inference_msg = reader.read_batch
+    logging.getLogger().addFilter(_is_worth_a_line)
 
 
-def read_request(connection: socket.socket, max_parts: int) -> dict[str, Any] | None:
-    """Read the next request of a batch as TorchServe does; return None at the end of the batch.
+class BatchReader:
+    """The reader of a worker's one connection, in the place of TorchServe's functions.
 
-    Of a request with more than `max_parts` parts, return one more than that, without their content. Raises SystemExit if the
-    frontend has disconnected.
+    All methods raise SystemExit if the frontend has disconnected.
     """
-    length = torchserve._retrieve_int(connection)
-    if length == _END:
-        return None
-    request_id = torchserve._retrieve_buffer(connection, length)
-    headers = list(iter(partial(torchserve._retrieve_reqest_header, connection), None))
-    parts = list(
-        islice(iter(partial(torchserve._retrieve_input_data, connection), None), max_parts + 1)
-    )
-    if len(parts) > max_parts:
-        _skip_parts(connection)
-        # Parts of the same name would count as one.
-        parts = [{"name": str(i), "contentType": "", "value": b""} for i in range(max_parts + 1)]
-    return {"requestId": request_id, "headers": headers, "parameters": parts}
+
+    def __init__(self, max_parts: int) -> None:
+        self._max_parts = max_parts
+        self._blocks: BlockReader | None = None
+
+    def take(self, connection: socket.socket, length: int) -> bytes | bytearray:
+        """Read `length` bytes."""
+        if self._blocks is None:
+            self._blocks = BlockReader(connection)
+        try:
+            return self._blocks.take(length)
+        except ConnectionEnded:
+            sys.exit(0)
+
+    def read_batch(self, connection: socket.socket) -> list[dict[str, Any]]:
+        """Read a batch of requests as TorchServe does, but all values as bytes.
+
+        Of a request with more than `max_parts` parts, return one more than that, without their content.
+        """
+        if self._blocks is None:
+            self._blocks = BlockReader(connection)
+        try:
+            return self._batch(self._blocks)
+        except ConnectionEnded:
+            sys.exit(0)
+
+    def _batch(self, blocks: BlockReader) -> list[dict[str, Any]]:
+        batch = []
+        while (length := _length(blocks)) != _END:
+            name, headers = blocks.take(length), _headers(blocks)
+            parts = self._parts(blocks)
+            batch.append({"requestId": name, "headers": headers, "parameters": parts})
+        return batch
+
+    def _parts(self, blocks: BlockReader) -> list[dict[str, Any]]:
+        parts: list[dict[str, Any]] = []
+        while (length := _length(blocks)) != _END:
+            if len(parts) == self._max_parts:
+                _skip_parts(blocks, length)
+                # Parts of the same name would count as one.
+                return [_part(str(number)) for number in range(self._max_parts + 1)]
+            name = blocks.take(length).decode("utf-8")
+            kind = _field(blocks).decode("utf-8")
+            parts.append(_part(name, kind, _field(blocks)))
+        return parts
 
 
-def _skip_parts(connection: socket.socket) -> None:
-    """Read the remaining parts of a request, and its end."""
-    while True:
-        window = connection.recv(_WINDOW_BYTES, socket.MSG_PEEK)
-        size, is_last = _whole_parts(window)
-        if size:
-            torchserve._retrieve_buffer(connection, size)
-        elif torchserve._retrieve_input_data(connection) is None:  # longer than the window
-            return
-        if is_last:
-            return
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    return record.msg != "Backend received inference at: %d"  # once for each batch
 
 
-def _whole_parts(window: bytes) -> tuple[int, bool]:
-    """Return the bytes of the whole parts at the start of a window, and True if they end with the last one of the request."""
-    whole = at = 0
-    try:
-        while True:
-            for _ in range(_FIELDS):
-                (length,) = _length_at(window, at)
-                at += 4 + length
-                if length == _END:
-                    return whole + 4, True
-            if at > len(window):
-                return whole, False
-            whole = at
-    except struct.error:
-        return whole, False
+def _headers(blocks: BlockReader) -> list[dict[str, bytes | bytearray]]:
+    headers = []
+    while (length := _length(blocks)) != _END:
+        name = blocks.take(length)
+        headers.append({"name": name, "value": _field(blocks)})
+    return headers
+
+
+def _skip_parts(blocks: BlockReader, length: int) -> None:
+    """Read the remaining parts of a request, after the `length` of the name of the first, and its end."""
+    while length != _END:
+        blocks.skip(length)
+        blocks.skip(_length(blocks))  # of the content type
+        blocks.skip(_length(blocks))  # of the value
+        length = _length(blocks)
+
+
+def _part(name: str, kind: str = "", value: bytes | bytearray = b"") -> dict[str, Any]:
+    return {"name": name, "contentType": kind, "value": value}
+
+
+def _field(blocks: BlockReader) -> bytes | bytearray:
+    return blocks.take(_length(blocks))
+
+
+def _length(blocks: BlockReader) -> int:
+    length: int = _LENGTH.unpack(blocks.take(_LENGTH.size))[0]
+    return length
