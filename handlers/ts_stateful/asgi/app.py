@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from ts_stateful.asgi.body import BodyReader
@@ -11,7 +15,7 @@ from ts_stateful.asgi.http import OpenAiRoot, Predictions
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.websocket import Sessions
 
-__all__ = ["make_app", "make_management_app"]
+__all__ = ["make_app", "make_management_app", "make_metrics_app"]
 
 _ANY = ["GET", "POST", "PUT", "OPTIONS"]  # as TorchServe
 
@@ -37,6 +41,15 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
 def make_management_app(models: Models) -> Starlette:
     """Return the application of the management port, which clients do not reach."""
     return Starlette(routes=_health(Health(models)))
+
+
+def make_metrics_app(registry: CollectorRegistry) -> Starlette:
+    """Return the application of the metrics' port."""
+
+    async def metrics(_request: Request) -> Response:
+        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return Starlette(routes=[Route("/metrics", metrics)])
 
 
 def _health(health: Health) -> list[BaseRoute]:

@@ -16,9 +16,10 @@ from ts_stateful.asgi.body import BodyReader, Disconnected
 from ts_stateful.asgi.exchange import exchange
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
-from ts_stateful.asgi.request_headers import Correlation, correlation, http_headers
+from ts_stateful.asgi.request_headers import http_headers
 from ts_stateful.frontend.assemble import max_parts
 from ts_stateful.frontend.intake import Arrival
+from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import Response
 from ts_stateful.principals.authenticator import Call
 from ts_stateful.protocol.answers import encode
@@ -71,7 +72,7 @@ class Predictions:
         pairs = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
         ]
-        known = correlation(pairs)
+        known = Correlation.of(pairs)
         try:
             model = await self.models.find(place.model, place.version)
             parts = await self._bodies.parts(scope, receive, max_parts(model.config))
@@ -83,7 +84,7 @@ class Predictions:
             await error_response(send, error, known)
             return
         headers = http_headers(pairs, place.path, model.names)
-        arrival = Arrival(parts, headers, Call(tuple(pairs)), known.request_id)
+        arrival = Arrival(parts, headers, Call(tuple(pairs)), known)
         await self._serve(model, arrival, known, receive, send)
 
     async def _named(self, model: ModelFront, parts: dict[str, object]) -> ModelFront:

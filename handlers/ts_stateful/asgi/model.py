@@ -15,6 +15,7 @@ from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import load_config
 from ts_stateful.frontend.assemble import Ends, check_model, make_intake
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
+from ts_stateful.frontend.metrics.prometheus import MeasuredModel
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader
 from ts_stateful.principals.make import make_authenticator
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
@@ -60,6 +61,11 @@ class ModelFront:
         self._started = asyncio.Event()
         frontend = config.frontend
         self._max_requests = frontend.batch_size + frontend.job_queue_size
+
+    @property
+    def measured(self) -> MeasuredModel:
+        """The model for metrics of its engines."""
+        return MeasuredModel(self.name, self.dispatcher, self.config.frontend.max_sessions)
 
     @property
     def is_ready(self) -> bool:

@@ -19,19 +19,18 @@ from typing import Any
 
 import grpc
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from ts_stateful.asgi.admin import TokenGuard, make_admin_app
-from ts_stateful.asgi.app import make_app, make_management_app
+from ts_stateful.asgi.app import make_app, make_management_app, make_metrics_app
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.listener import Listener, make_listener
-from ts_stateful.asgi.metrics import FrontMetrics, make_metrics_app
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.rpc import InferenceService
 from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.frontend.observer import TurnLog
+from ts_stateful.frontend.metrics.prometheus import EngineMetrics
+from ts_stateful.frontend.observation import Observation
 from ts_stateful.pb.inference_pb2_grpc import add_InferenceAPIsServiceServicer_to_server
 from ts_stateful.process.logs import configure_logs
 from ts_stateful.process.names import take_name
@@ -71,16 +70,16 @@ async def _serve(settings: FrontSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the supervisor as well
     admin_token = os.environ.pop(ADMIN_TOKEN, None)  # engines and decoders need it not
     forks = ForkServer()
-    registry = CollectorRegistry()
-    metrics = FrontMetrics(registry)
+    observation = Observation(os.environ)
     models = Models([ModelFront(source, forks) for source in settings.models])
     for model in models:
-        model.intake.observer = TurnLog(metrics.of(model.name))
+        model.intake.observer = observation.of(model.name)
+    observation.registry.register(EngineMetrics(model.measured for model in models))
     bodies = BodyReader(settings.max_body_bytes, settings.body_idle_s)
     listeners = [
         (make_listener(make_app(models, bodies), settings, tls=settings.tls), settings.http_fd),
         (make_listener(make_management_app(models), settings), settings.management_fd),
-        (make_listener(make_metrics_app(models, registry), settings), settings.metrics_fd),
+        (make_listener(make_metrics_app(observation.registry), settings), settings.metrics_fd),
         *_admin_listeners(models, settings, admin_token),
     ]
     running = [
@@ -101,6 +100,7 @@ async def _serve(settings: FrontSettings) -> None:
         await rpc.stop(_GRACE_S)
         await _stop([listener for listener, _ in listeners], running)
         models.close()
+        observation.close()
 
 
 def _admin_listeners(

@@ -3,44 +3,13 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 
-__all__ = ["Correlation", "correlation", "grpc_headers", "http_headers", "texts"]
+__all__ = ["grpc_headers", "http_headers", "texts"]
 
 _EXPIRES = re.compile(r";\s*Expires=.*", re.IGNORECASE)
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-# https://www.w3.org/TR/trace-context/#traceparent-header
-_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-
-
-class Correlation(NamedTuple):
-    """The names by which others know a request: `request_id` is the client's, or a new one."""
-
-    request_id: str
-    traceparent: str | None
-
-    def pairs(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers of the answer."""
-        pairs = [(b"x-request-id", self.request_id.encode())]
-        return (
-            pairs
-            if self.traceparent is None
-            else [*pairs, (b"traceparent", self.traceparent.encode())]
-        )
-
-
-def correlation(pairs: Iterable[tuple[str, str]]) -> Correlation:
-    """Read `x-request-id` and `traceparent`; one that is malformed counts as absent."""
-    found = {name: value for name, value in pairs if name in ("x-request-id", "traceparent")}
-    given, trace = found.get("x-request-id", ""), found.get("traceparent", "")
-    return Correlation(
-        given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
-        trace if _TRACEPARENT.fullmatch(trace) else None,
-    )
 
 
 def http_headers(pairs: Iterable[tuple[str, str]], path: str, names: HeaderNames) -> RequestHeaders:

@@ -15,11 +15,12 @@ from google.rpc.status_pb2 import Status
 from ts_stateful.asgi.exchange import exchange
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
-from ts_stateful.asgi.request_headers import correlation, grpc_headers, texts
+from ts_stateful.asgi.request_headers import grpc_headers, texts
 from ts_stateful.config.access import JwtAuth
 from ts_stateful.frontend.admission import call_of
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.body import PUSHED
+from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import Response
 from ts_stateful.pb.inference_pb2 import (
     PredictionResponse,
@@ -173,8 +174,8 @@ def _responses(
         name == auth.header.lower() for name, _ in metadata
     )
     call = call_of(data, in_message=True) if in_message else Call(metadata)
-    shown_id = correlation(metadata).request_id
-    return exchange(model, Arrival(data, grpc_headers(session_id), call, shown_id))
+    known = Correlation.of(metadata)
+    return exchange(model, Arrival(data, grpc_headers(session_id), call, known))
 
 
 def _message(response: Response, request: PredictionsRequest) -> PredictionResponse:

@@ -65,7 +65,9 @@ class AsgiServer(LocalServer):
     """A server without TorchServe."""
 
     def __init__(self, settings: AsgiServerSettings, *, echo: TextIO | None = None) -> None:
-        super().__init__(settings.name or "chat", settings.ports, settings.log_file, echo)
+        super().__init__(
+            settings.name or "chat", settings.ports, settings.log_file, echo, settings.environ
+        )
         self._settings = settings
         self._sockets: list[socket.socket] = []
         self._admin: AdminSocket | None = None
@@ -215,8 +217,8 @@ class AsgiServer(LocalServer):
                 if self._is_stopping or not self._ready.is_set():
                     return
                 assert self._front is not None
-                self._log.write(
-                    f"the front exited with status {self._front.returncode}; starting another\n"
+                self._log.line(
+                    f"the front exited with status {self._front.returncode}; starting another"
                 )
                 if time.monotonic() - began < _SHORT_LIFE_S:
                     time.sleep(_PAUSE_S)

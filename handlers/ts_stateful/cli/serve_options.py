@@ -59,12 +59,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-format",
         choices=("text", "json"),
-        help="of the front (asgi) and the engines (default: $TS_STATEFUL_LOG_FORMAT, or text)",
+        help="of the logs (default: $TS_STATEFUL_LOG_FORMAT, or text)",
     )
     parser.add_argument(
         "--log-level",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        help="of the front (asgi) and the engines (default: $TS_STATEFUL_LOG_LEVEL, or INFO)",
+        help="least level of the logs (default: $TS_STATEFUL_LOG_LEVEL, or INFO)",
     )
     parser.add_argument(
         "--start-timeout",

@@ -66,6 +66,8 @@ class EngineConfig(AccessConfig, frozen=True, kw_only=True):
     """Seconds to load the model."""
     device_cache_bytes: _Count | None = None
     """Bytes that sessions may keep on the device. Unset: no bound on a CPU, 80 % of the free memory on a GPU."""
+    metrics_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    """With TorchServe: a port of 127.0.0.1 for the metrics that the other front has at its own; one for each model."""
     limits: LimitsConfig = LimitsConfig()
 
 

@@ -24,9 +24,13 @@ from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Dispatching, Intake
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.metrics.gauges import Gauges
+from ts_stateful.frontend.metrics.prometheus import MeasuredModel
+from ts_stateful.frontend.observation import Observation
+from ts_stateful.frontend.observer import Observer
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader, check_header_names
 from ts_stateful.frontend.parsing.parts import bound_parts
 from ts_stateful.principals.make import make_authenticator
+from ts_stateful.process.logs import format_worker_log
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
 from ts_stateful.protocol.profile import Profile
 
@@ -48,6 +52,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
             ConfigError: the configuration would hang, leak or lose something; the message has the remedy.
             EngineDied: an engine does not start.
         """
+        format_worker_log()
         document = with_environment(context.model_yaml_config, os.environ)
         config = load_config(document)
         profile = config.frontend.profile
@@ -68,6 +73,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         bound_parts(max_parts(config))
         ends = Ends(dispatcher, mailbox)
         intake = make_intake(config, context.model_name, profile, headers, authenticator, ends)
+        intake.observer = self._observer(config, context.model_name, dispatcher)
         self._delivery = _delivery(profile, intake, mailbox, config)
         self._hangup = HangUp()
         # The objects of a big body make collections frequent, which would visit every object of torch each time.
@@ -75,6 +81,14 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         gc.freeze()
         self.initialized = True
         logger.info("model %s: profile %s", context.model_name, profile.value)
+
+    def _observer(self, config: Config, model_name: str, engines: Any) -> Observer:
+        observation = Observation(os.environ)
+        port = config.engine.metrics_port
+        if port is not None:
+            model = MeasuredModel(model_name, engines, config.frontend.max_sessions)
+            observation.export(model, port)
+        return observation.of(model_name)
 
     def _check_kind(self, config: Config) -> None:
         if self.declares_states and config.state is None:

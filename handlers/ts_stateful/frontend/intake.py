@@ -14,6 +14,7 @@ from ts_stateful.frontend.admission import Admission, call_of
 from ts_stateful.frontend.audit import DISCONNECTED, Trace
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.observer import NoObserver, Observer, report_of
+from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
 from ts_stateful.frontend.parsing.limits import HeldBytes, num_bytes
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
@@ -37,7 +38,7 @@ class Arrival(NamedTuple):
     data: Mapping[str, Any]
     headers: RequestHeaders
     call: Call = Call()
-    shown_id: str | None = None  # the client's name for it
+    known: Correlation | None = None
 
 
 class Dispatching(HeldBytes, Protocol):
@@ -96,7 +97,8 @@ class Intake:
         """Submit a new request from TorchServe; its events, exactly one of them the last, go to the mailbox."""
         read = self._headers.read(headers)
         call = call_of(headers if read.is_http else data, in_message=not read.is_http)
-        pending = self.accept(request_id, Arrival(data, read, call))
+        known = Correlation.of((name.lower(), value) for name, value in headers.items())
+        pending = self.accept(request_id, Arrival(data, read, call, known))
         _free(data)
         return pending
 
@@ -111,7 +113,7 @@ class Intake:
             num_bytes=num_bytes(arrival.data),
             taken_at=self._clock.monotonic(),
         )
-        pending.shown_id = arrival.shown_id or _short(request_id)
+        pending.known = arrival.known or Correlation(_short(request_id))
         self._mailbox.expect(request_id)
         self.attempt(request_id, lambda: self._accept(pending, arrival))
         return pending

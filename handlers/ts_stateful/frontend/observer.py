@@ -1,9 +1,7 @@
-"""Reports of answered requests, for metrics and the log. Never content."""
+"""Reports of answered requests, for metrics, the log and traces. Never content."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from typing import Protocol
 
 import msgspec
@@ -12,11 +10,7 @@ from msgspec import Struct
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.answers import Usage
 
-__all__ = ["AnswerReport", "NoObserver", "Observer", "TurnLog", "report_of"]
-
-logger = logging.getLogger("ts_stateful.turns")
-
-_SESSION_DIGITS = 16
+__all__ = ["AnswerReport", "NoObserver", "Observer", "Observers", "report_of"]
 
 
 class _Timing(Struct, frozen=True):
@@ -73,34 +67,21 @@ class NoObserver:
         """See `Observer`."""
 
 
-class TurnLog:
-    """One line for each turn at INFO, and then another observer's turn."""
+class Observers:
+    """Several receivers, in order."""
 
-    def __init__(self, then: Observer) -> None:
-        self._then = then
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
 
     def answered(self, pending: PendingResponse, report: AnswerReport) -> None:
         """See `Observer`."""
-        if report.finish_reason is not None and logger.isEnabledFor(logging.INFO):
-            logger.info(
-                "request=%s session=%s turn=%s prompt_tokens=%d cached_tokens=%d tokens=%d queue_ms=%.1f first_token_ms=%.1f"
-                " total_ms=%.1f finish=%s",
-                pending.shown_id,
-                _hashed(report.session_id),
-                report.turn,
-                report.usage.prompt_tokens,
-                report.usage.prompt_tokens_details.cached_tokens,
-                report.usage.completion_tokens,
-                report.timing.queue_ms,
-                report.timing.first_token_ms,
-                report.timing.total_ms,
-                report.finish_reason,
-            )
-        self._then.answered(pending, report)
+        for observer in self._observers:
+            observer.answered(pending, report)
 
     def dropped(self, pending: PendingResponse) -> None:
         """See `Observer`."""
-        self._then.dropped(pending)
+        for observer in self._observers:
+            observer.dropped(pending)
 
 
 def report_of(body: bytes) -> AnswerReport:
@@ -112,9 +93,3 @@ def report_of(body: bytes) -> AnswerReport:
 
 
 _decode = msgspec.json.Decoder(AnswerReport).decode
-
-
-def _hashed(session_id: str | None) -> str:
-    if session_id is None:
-        return "-"
-    return hashlib.sha256(session_id.encode()).hexdigest()[:_SESSION_DIGITS]

@@ -13,6 +13,7 @@ import msgspec
 from ts_stateful.frontend.audit import Trace
 from ts_stateful.frontend.dialects.dialect import JSON, Responder
 from ts_stateful.frontend.dialects.own import OwnResponder
+from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.parsing.headers import HeaderNames
 from ts_stateful.principals.namespace import NO_NAMESPACE
 from ts_stateful.protocol.errors import Unauthenticated
@@ -58,7 +59,7 @@ class PendingResponse:
         taken_at: float = 0.0,
     ) -> None:
         self.request_id = request_id
-        self.shown_id = request_id  # the client's name for it, if it has one
+        self.known = Correlation(request_id)
         self.kind = kind
         self.num_bytes = num_bytes
         self.taken_at = taken_at

@@ -1,4 +1,4 @@
-"""The one format of the logs of front and engines."""
+"""The one format of the logs of fronts, workers and engines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ts_stateful.clock import rfc3339
 
-__all__ = ["LOG_FORMAT", "LOG_LEVEL", "configure_logs"]
+__all__ = ["LOG_FORMAT", "LOG_LEVEL", "configure_logs", "format_worker_log", "make_formatter"]
 
 LOG_FORMAT = "TS_STATEFUL_LOG_FORMAT"
 """The variable that chooses `text` or `json`."""
@@ -22,16 +22,38 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 def configure_logs(process: str, environ: Mapping[str, str] = os.environ) -> None:
     """Write the log of this process to standard error; `process` is its name in JSON."""
-    level = environ.get(LOG_LEVEL, "").upper()
     handler = logging.StreamHandler()
+    handler.setFormatter(make_formatter(process, environ))
+    logging.basicConfig(level=_level(environ), handlers=[handler])
+
+
+def format_worker_log(environ: Mapping[str, str] = os.environ) -> None:
+    """Give the log of TorchServe's worker, which TorchServe reads line by line, the same format and level."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_WorkerFormatter(make_formatter("worker", environ)))
+    logging.getLogger().setLevel(_level(environ))
+
+
+def make_formatter(process: str, environ: Mapping[str, str]) -> logging.Formatter:
+    """Return the format of a line; `process` is its name in JSON."""
     is_json = environ.get(LOG_FORMAT, "").lower() == "json"
-    handler.setFormatter(JsonFormatter(process) if is_json else logging.Formatter(_TEXT))
-    known = isinstance(logging.getLevelName(level), int)
-    logging.basicConfig(level=level if known else logging.INFO, handlers=[handler])
+    return JsonFormatter(process) if is_json else logging.Formatter(_TEXT)
+
+
+class _WorkerFormatter(logging.Formatter):
+    """Another formatter, and TorchServe's metrics as they are: its frontend finds them by their first characters."""
+
+    def __init__(self, other: logging.Formatter) -> None:
+        super().__init__()
+        self._other = other
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        return message if message.startswith("[METRICS]") else self._other.format(record)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line, with the `fields` of the record if it has some."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -46,6 +68,12 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line.update(getattr(record, "fields", {}))
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def _level(environ: Mapping[str, str]) -> int:
+    level = logging.getLevelName(environ.get(LOG_LEVEL, "").upper())
+    return level if isinstance(level, int) else logging.INFO

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -25,11 +27,18 @@ class LocalServer(ABC):
     Its output goes to `log_file` and `echo`, where they are given. Without a file, only the tail is kept, in memory.
     """
 
-    def __init__(self, name: str, ports: Ports, log_file: Path | None, echo: TextIO | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        ports: Ports,
+        log_file: Path | None,
+        echo: TextIO | None,
+        environ: Mapping[str, str],
+    ) -> None:
         self.name = name
         self.ports = ports.filled()
         self.log_file = log_file
-        self._log = ServerLog(log_file, echo)
+        self._log = ServerLog(log_file, echo, {**os.environ, **environ})
         self._home: Path | None = None
 
     @property

@@ -1,23 +1,34 @@
-"""The output of a TorchServe and of the watch over it."""
+"""The output of a server and of its supervision."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import threading
 from collections import deque
-from datetime import datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
+
+from ts_stateful.process.logs import make_formatter
 
 __all__ = ["ServerLog"]
 
 _TAIL_LINES = 60
+_LOGGER = "ts_stateful.supervisor"
 
 
 class ServerLog:
     """The last lines in memory; all of them in `file`, if one is given, and in `echo`. A thread-safe `RepairOutput`."""
 
-    def __init__(self, file: Path | None = None, echo: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        file: Path | None = None,
+        echo: TextIO | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._format = make_formatter("supervisor", environ).format
         self._file = file
         self._echo = echo
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -27,9 +38,9 @@ class ServerLog:
         return "".join(self._tail)
 
     def line(self, text: str = "") -> None:
-        """Write a line of the watch, in the style of log4j2.xml."""
-        time = datetime.now().isoformat(timespec="milliseconds").replace(".", ",")
-        self.write(f"{time} watch {text}\n")
+        """Write a line of the supervision, in the format of the server's own."""
+        record = {"name": _LOGGER, "levelno": logging.INFO, "levelname": "INFO", "msg": text}
+        self.write(f"{self._format(logging.makeLogRecord(record))}\n")
 
     def write(self, line: str) -> None:
         """Write a line with its end."""

@@ -35,6 +35,15 @@ __all__ = ["TorchServe", "TorchServeSettings"]
 _POLL_S = 0.1
 _STOP_S = 20.0  # after SIGTERM; then SIGKILL
 _ENGINES_STOP_S = 60.0  # longer than they need to finish their requests; then SIGKILL
+# Lines that name no failure: of the launcher; of Java's logging; on machines without a GPU; and of gRPC, for clients that ask
+# which profile this is or that disconnect.
+_HARMLESS = (
+    "Warning: TorchServe is using non-default JVM parameters: ",
+    "WARNING: sun.reflect.Reflection.getCallerClass is not supported.",
+    "nvidia-smi not available or failed: ",
+    ":Exception while executing runnable io.grpc.internal.ServerImpl$JumpToApplicationThread",
+    ":Transport failed",
+)
 _LOAD_FAILED = ("Load model failed", "Failed to load model")
 
 
@@ -58,7 +67,7 @@ class TorchServe(LocalServer):
     """One TorchServe in its own process group."""
 
     def __init__(self, settings: TorchServeSettings, *, echo: TextIO | None = None) -> None:
-        super().__init__(settings.name, settings.ports, settings.log_file, echo)
+        super().__init__(settings.name, settings.ports, settings.log_file, echo, settings.environ)
         self._settings = settings
         self._guard: Guard | None = None
         self._load_failed = False
@@ -179,7 +188,8 @@ class TorchServe(LocalServer):
         with process.stdout:
             for line in process.stdout:
                 self._load_failed = self._load_failed or any(text in line for text in _LOAD_FAILED)
-                self._log.write(line)
+                if not any(text in line for text in _HARMLESS):
+                    self._log.write(line)
 
     def _watch(self) -> None:
         assert self._home is not None

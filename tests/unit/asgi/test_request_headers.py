@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ts_stateful.asgi.model import header_names
-from ts_stateful.asgi.request_headers import correlation, grpc_headers, http_headers
+from ts_stateful.asgi.request_headers import grpc_headers, http_headers
 
 _TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -65,13 +65,3 @@ def test_a_grpc_message_has_its_own_id_alone() -> None:
     """An empty one is none yet."""
     assert grpc_headers("a").session_ids == ("a",)
     assert grpc_headers("").session_ids == grpc_headers(None).session_ids == ()
-
-
-def test_a_request_keeps_its_names() -> None:
-    """Ones that are malformed are replaced, or left out."""
-    kept = correlation([("x-request-id", "mine-1"), ("traceparent", _TRACE)])
-    assert kept.pairs() == [(b"x-request-id", b"mine-1"), (b"traceparent", _TRACE.encode())]
-    for given, trace in (("a b", _TRACE[:-1]), ("x" * 129, "00-" + "0" * 32 + _TRACE[35:])):
-        made = correlation([("x-request-id", given), ("traceparent", trace)])
-        assert len(made.request_id) == 32
-        assert made.traceparent is None

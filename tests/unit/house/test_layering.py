@@ -144,6 +144,7 @@ def test_messages_import_only_the_protocol() -> None:
     """The messages between worker and engine contain requests, events and statistics only."""
     own = {name for name in _imports("ts_stateful.process.messages") if name.startswith(_PACKAGE)}
     assert own <= {
+        "ts_stateful.process.blocks",
         "ts_stateful.protocol.requests",
         "ts_stateful.protocol.events",
         "ts_stateful.protocol.operations",

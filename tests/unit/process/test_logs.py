@@ -21,10 +21,10 @@ except ZeroDivisionError:
 """
 
 
-def lines(**environ: str) -> list[str]:
+def lines(program: str = _PROGRAM, **environ: str) -> list[str]:
     """The log of a process of its own, by its variables."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
+        [sys.executable, "-c", program],
         env={"PYTHONPATH": ":".join(filter(None, sys.path)), **environ},
         capture_output=True,
         text=True,
@@ -45,3 +45,23 @@ def test_json_has_one_object_a_line() -> None:
 def test_the_level_is_chosen(level: str, shown: str) -> None:
     """An unknown one is INFO."""
     assert lines(TS_STATEFUL_LOG_LEVEL=level)[0].endswith(shown)
+
+
+_WORKER = """
+import logging, sys
+from ts_stateful.process.logs import format_worker_log
+logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
+format_worker_log()
+logging.getLogger("a").info("one", extra={"fields": {"tokens": 5}})
+logging.getLogger("ts.metrics").info("[METRICS]Time.ms:1|#")
+"""
+
+
+def test_torchserves_worker_has_the_same_format() -> None:
+    """But for the lines in which TorchServe looks for metrics."""
+    first, metrics = lines(_WORKER, TS_STATEFUL_LOG_FORMAT="json")
+    line = json.loads(first)
+    assert (line["process"], line["message"], line["tokens"]) == ("worker", "one", 5)
+    assert metrics == "[METRICS]Time.ms:1|#"
+    assert lines(_WORKER)[0].endswith(" INFO a: one")
+    assert lines(_WORKER, TS_STATEFUL_LOG_LEVEL="ERROR") == []

@@ -374,11 +374,11 @@ def test_the_environment_turns_the_watch_off(value: str | None, on: bool) -> Non
 
 
 def test_the_log_of_a_server_has_lines_of_the_watch(tmp_path: Path) -> None:
-    """They look like TorchServe's own, in the file as well."""
+    """They look like the server's own, in the file as well."""
     log = ServerLog(tmp_path / "logs" / "server.log")
     log.write("of TorchServe\n")
     log.line("of the watch")
     written = (tmp_path / "logs" / "server.log").read_text()
     assert written == str(log)
     assert written.startswith("of TorchServe\n20")
-    assert written.endswith(" watch of the watch\n")
+    assert written.endswith(" INFO ts_stateful.supervisor: of the watch\n")

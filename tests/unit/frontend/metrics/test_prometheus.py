@@ -9,8 +9,8 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
-from ts_stateful.asgi.metrics import FrontMetrics, make_metrics_app
-from ts_stateful.asgi.models import Models
+from ts_stateful.asgi.app import make_metrics_app
+from ts_stateful.frontend.metrics.prometheus import EngineMetrics, FrontMetrics, MeasuredModel
 from ts_stateful.frontend.observer import AnswerReport, report_of
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.answers import encode
@@ -75,14 +75,12 @@ def test_a_reply_of_one_token_has_no_time_between_two() -> None:
 def test_each_engine_has_its_own_values() -> None:
     """Counts end in `_total`; the limit of sessions is the model's."""
     stats = [Stats(sessions_open=2, evictions=3), Stats(sessions_open=5)]
-    dispatcher = SimpleNamespace(
+    engines: Any = SimpleNamespace(
         stats_by_engine=stats, engines_up=[True, False], restarts_by_engine=[(0, 0.0), (2, 1.5)]
     )
-    config = SimpleNamespace(frontend=SimpleNamespace(max_sessions=256))
-    model: Any = SimpleNamespace(name="chat", dispatcher=dispatcher, config=config)
     registry = CollectorRegistry()
-    client = TestClient(make_metrics_app(Models([model]), registry))
-    text = client.get("/metrics").text
+    registry.register(EngineMetrics([MeasuredModel("chat", engines, max_sessions=256)]))
+    text = TestClient(make_metrics_app(registry)).get("/metrics").text
     for line in (
         'ts_stateful_sessions_open{engine="1",model="chat"} 5.0',
         'ts_stateful_evictions_total{engine="0",model="chat"} 3.0',

@@ -1,25 +1,20 @@
-"""Metrics for Prometheus: of requests and turns, as the front sees them, and the stats that engines report."""
+"""Metrics for Prometheus: of requests and turns, as a front sees them, and the stats that engines report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from ts_stateful.asgi.models import Models
 from ts_stateful.frontend.observer import AnswerReport
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.stats import Stats
 
-__all__ = ["FrontMetrics", "make_metrics_app"]
+__all__ = ["EngineMetrics", "FrontMetrics", "MeasuredEngines", "MeasuredModel"]
 
 # Counts since the engine's start; all others are of the moment.
 _COUNTERS = frozenset(
@@ -120,28 +115,45 @@ class ModelMetrics:
         self._metrics.error(self._model, _DISCONNECTED)
 
 
-def make_metrics_app(models: Models, registry: CollectorRegistry) -> Starlette:
-    """Return the application of the metrics' port; it adds the engines' stats to the registry."""
-    registry.register(_Engines(models))
+class MeasuredEngines(Protocol):
+    """The engines of a model: a `Dispatcher`."""
 
-    async def metrics(_request: Request) -> Response:
-        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    @property
+    def stats_by_engine(self) -> Sequence[Stats]:
+        """The stats that each engine has reported last."""
+        ...
 
-    return Starlette(routes=[Route("/metrics", metrics)])
+    @property
+    def engines_up(self) -> Sequence[bool]:
+        """True for each engine that is connected."""
+        ...
+
+    @property
+    def restarts_by_engine(self) -> Sequence[tuple[int, float]]:
+        """The number of deaths of each engine, and the seconds without it."""
+        ...
 
 
-class _Engines(Collector):
+class MeasuredModel(NamedTuple):
+    """A model with its engines."""
+
+    name: str
+    engines: MeasuredEngines
+    max_sessions: int
+
+
+class EngineMetrics(Collector):
     """The stats that engines report, and what the front knows of the engines."""
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, models: Iterable[MeasuredModel]) -> None:
+        self._models = tuple(models)
 
     def collect(self) -> Iterator[Metric]:
         """Yield a metric for each of the stats, by model and engine."""
         for name in Stats.__struct_fields__:
             family = _family(name, name.replace("_", " "), is_counter=name in _COUNTERS)
             for model in self._models:
-                for index, stats in enumerate(model.dispatcher.stats_by_engine):
+                for index, stats in enumerate(model.engines.stats_by_engine):
                     family.add_metric((model.name, str(index)), getattr(stats, name))
             yield family
         yield from self._of_processes()
@@ -149,7 +161,7 @@ class _Engines(Collector):
             "ts_stateful_sessions_limit", "Open sessions that there may be.", labels=("model",)
         )
         for model in self._models:
-            limit.add_metric((model.name,), model.config.frontend.max_sessions)
+            limit.add_metric((model.name,), model.max_sessions)
         yield limit
 
     def _of_processes(self) -> Iterator[Metric]:
@@ -157,8 +169,8 @@ class _Engines(Collector):
         restarts = _family("engine_restarts", "Engines that died.", is_counter=True)
         recovery = _family("engine_recovery_seconds", "Time without an engine.", is_counter=True)
         for model in self._models:
-            found = model.dispatcher.restarts_by_engine
-            for index, is_up in enumerate(model.dispatcher.engines_up):
+            found = model.engines.restarts_by_engine
+            for index, is_up in enumerate(model.engines.engines_up):
                 labels = (model.name, str(index))
                 up.add_metric(labels, float(is_up))
                 restarts.add_metric(labels, found[index][0])
