@@ -25,6 +25,7 @@ __all__ = [
     "SHAPES_MODEL",
     "START_TIMEOUT_S",
     "WINDOW",
+    "endless_model",
     "log_path",
     "pack",
     "profile_server",
@@ -101,7 +102,7 @@ def profile_server(
     config.write_text(yaml.safe_dump(document))
     kind = Profile.CONTINUOUS if profile is Profile.ASGI else profile
     options = ["--profile", kind.value, "--config", str(config)]
-    model = _endless_model(folder / "model") if endless else SHAPES_MODEL
+    model = endless_model(folder / "model") if endless else SHAPES_MODEL
     archive = pack(folder / "archive", *options, model=model)
     log = log_path(name or profile.value)
     log.unlink(missing_ok=True)
@@ -128,7 +129,7 @@ def profile_server(
     return TorchServe(settings)
 
 
-def _endless_model(folder: Path) -> Path:
+def endless_model(folder: Path) -> Path:
     """The model with a wider window, of which its weights know nothing."""
     shutil.copytree(SHAPES_MODEL, folder)
     config = json.loads((folder / "config.json").read_text())

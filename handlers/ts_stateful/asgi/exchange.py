@@ -20,7 +20,7 @@ async def exchange(model: ModelFront, arrival: Arrival) -> AsyncGenerator[Respon
     """
     intake, mailbox = model.intake, model.mailbox
     request_id = uuid.uuid4().hex  # a client's own could be another client's
-    pending = intake.accept(request_id, arrival)
+    pending = intake.accept(request_id, model.placed(arrival))
     try:
         while not pending.done:
             pending.add(await mailbox.take(request_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import load_config
 from ts_stateful.frontend.assemble import Ends, check_model, make_intake
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
+from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.metrics.prometheus import MeasuredModel
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader
 from ts_stateful.principals.make import make_authenticator
@@ -22,6 +24,7 @@ from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPu
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.protocol.errors import ServerBusy
 from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.session_ids import new_session_id
 
 __all__ = ["ModelFront", "header_names"]
 
@@ -34,6 +37,9 @@ _END: Final = "ts_request_sequence_end"
 class ModelFront:
     """One model, with its engines.
 
+    `replica` is the name of this front among its replicas; the ids of new sessions end with it. Such a front has no
+    supervisor, so its engines exit after its own process.
+
     Raises:
         ConfigError: the configuration does not work.
     """
@@ -43,6 +49,7 @@ class ModelFront:
         source: ModelSource,
         fork_server: ForkServer | None = None,
         publishers: Sequence[StatsPublisher] = (),
+        replica: str | None = None,
     ) -> None:
         document = with_environment(source.document, os.environ)
         config = load_config(document)
@@ -53,7 +60,9 @@ class ModelFront:
         self.config = config
         self.names = header_names(os.environ)
         self.mailbox = AsyncMailbox()
-        served = ServedModel(config, document, source.name, folder)
+        self._replica = replica
+        owner = os.getppid() if replica is None else os.getpid()
+        served = ServedModel(config, document, source.name, folder, owner)
         self.dispatcher = Dispatcher(served, self.mailbox, publishers, fork_server)
         ends = Ends(self.dispatcher, self.mailbox)
         reader = HeaderReader(self.names)
@@ -95,6 +104,13 @@ class ModelFront:
                 f"{self._max_requests} requests are in flight (batchSize and jobQueueSize together); try again later",
                 retry_after_s=1.0,
             )
+
+    def placed(self, arrival: Arrival) -> Arrival:
+        """Return the request with the id of the session that it may open, if ids name their replica."""
+        if self._replica is None:
+            return arrival
+        made = f"{new_session_id()}.{self._replica}"
+        return arrival._replace(headers=dataclasses.replace(arrival.headers, minted_id=made))
 
     def close(self) -> None:
         """Disconnect from the engines, which wait for the next front."""

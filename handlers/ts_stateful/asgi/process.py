@@ -21,11 +21,11 @@ import grpc
 import uvloop
 
 from ts_stateful.asgi.admin import TokenGuard, make_admin_app
-from ts_stateful.asgi.app import make_app, make_management_app, make_metrics_app
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.listener import Listener, make_listener
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
+from ts_stateful.asgi.routes import make_app, make_management_app, make_metrics_app
 from ts_stateful.asgi.rpc import InferenceService
 from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
 from ts_stateful.config.schema import ConfigError

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator
 
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 
-__all__ = ["grpc_headers", "http_headers", "texts"]
+__all__ = [
+    "bare_session_id",
+    "grpc_headers",
+    "http_headers",
+    "texts",
+    "with_underscores",
+]
 
 _EXPIRES = re.compile(r";\s*Expires=.*", re.IGNORECASE)
 
@@ -18,7 +24,7 @@ def http_headers(pairs: Iterable[tuple[str, str]], path: str, names: HeaderNames
     A session header may be spelled with `-` for `_`. What an answer has after its id, `; Expires=...`, may come back with it.
     """
     pairs = list(pairs)
-    ids = [_EXPIRES.sub("", value).strip(" \t") for value in _values(pairs, names.ids)]
+    ids = [bare_session_id(value) for value in _values(pairs, names.ids)]
     types = [value for name, value in pairs if name == "content-type"]
     return RequestHeaders(
         is_http=True,
@@ -34,6 +40,16 @@ def http_headers(pairs: Iterable[tuple[str, str]], path: str, names: HeaderNames
     )
 
 
+def bare_session_id(value: str) -> str:
+    """Return the session id of a header's value."""
+    return _EXPIRES.sub("", value).strip(" \t")
+
+
+def with_underscores(name: str) -> str:
+    """Return the one spelling of a header's name."""
+    return name.replace("-", "_")
+
+
 def grpc_headers(session_id: str | None) -> RequestHeaders:
     """Return the headers of a gRPC message with this `sequence_id`."""
     return RequestHeaders(
@@ -46,8 +62,8 @@ def grpc_headers(session_id: str | None) -> RequestHeaders:
 
 
 def _values(pairs: Iterable[tuple[str, str]], names: frozenset[str]) -> list[str]:
-    spelled = {name.replace("_", "-") for name in names}
-    return [value for name, value in pairs if name.replace("_", "-") in spelled]
+    spelled = set(map(with_underscores, names))
+    return [value for name, value in pairs if with_underscores(name) in spelled]
 
 
 def _is_true(values: list[str]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
-from ts_stateful.asgi.app import make_metrics_app
+from ts_stateful.asgi.routes import make_metrics_app
 from ts_stateful.frontend.metrics.prometheus import EngineMetrics, FrontMetrics, MeasuredModel
 from ts_stateful.frontend.observer import AnswerReport, report_of
 from ts_stateful.frontend.pending_response import PendingResponse
