@@ -107,6 +107,7 @@ class RayCluster:
             **os.environ,
             "PYTHONPATH": str(_HANDLERS),
             "RAY_SERVE_SESSION_ID_HEADER_KEY": HEADER,
+            "RAY_AUTH_MODE": "disabled",  # it is on for users who have a token
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # of `stop`, when nothing is served any more
         }
         with self._log.open("ab") as log:
