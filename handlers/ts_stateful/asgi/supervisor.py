@@ -48,6 +48,7 @@ class AsgiServerSettings:
     name: str | None = None  # of the first model; the archive's by default
     config: Path | None = None  # of the first model; the archive's by default
     host: str = HOST
+    metrics_host: str = HOST
     ports: Ports = field(default_factory=Ports)
     log_file: Path | None = None  # gets the output; without it, only the tail is kept, in memory
     state_dir: Path | None = None  # for what outlives the server
@@ -186,7 +187,7 @@ class AsgiServer(LocalServer):
         for host, port in (
             (settings.host, self.ports.http),
             (HOST, self.ports.management),
-            (HOST, self.ports.metrics),
+            (settings.metrics_host, self.ports.metrics),
         ):
             self._sockets.append(_listening(host, port))
         probe = _listening(settings.host, self.ports.grpc)

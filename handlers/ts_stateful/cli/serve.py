@@ -53,7 +53,11 @@ def _problem(options: argparse.Namespace) -> str | None:
         files += [options.ts_config, options.log_config, *map(Path, options.models)]
         if len(options.models) > 1:
             return "the front torchserve takes one archive"
-        if options.config or options.tls_certificate or options.host != LOOPBACK:
+        if (
+            options.config
+            or options.tls_certificate
+            or {options.host, options.metrics_host} != {LOOPBACK}
+        ):
             return "--config, --host and --tls-* are for the front asgi; pack the configuration by ./archive.sh"
         if options.admin_socket is not None or options.admin_port is not None:
             return "--admin-socket and --admin-port are for the front asgi"
@@ -101,6 +105,7 @@ def _asgi(options: argparse.Namespace) -> LocalServer:
         state_dir=options.state_dir,
         environ=_log_variables(options),
         start_timeout_s=options.start_timeout,
+        metrics_host=options.metrics_host,
         max_body_bytes=options.max_body_bytes,
         tls=tls,
         admin_socket=options.admin_socket,

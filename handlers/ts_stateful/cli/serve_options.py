@@ -97,6 +97,9 @@ def _add_ports(parser: argparse.ArgumentParser) -> None:
         default=LOOPBACK,
         help="of the HTTP and gRPC ports (asgi; default: %(default)s). The others are on 127.0.0.1",
     )
+    group.add_argument(
+        "--metrics-host", default=LOOPBACK, help="of the metrics port (asgi; default: %(default)s)"
+    )
     for flags, default in (
         (("--http-port", "--port"), 8080),
         (("--management-port",), 8081),

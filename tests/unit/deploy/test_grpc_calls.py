@@ -60,7 +60,9 @@ def test_haproxy_refuses_calls_that_the_profile_does_not_serve(
     fake = FakeSessions("sequence" if profile == "any" else profile)
     with http_server(fake) as http, grpc_server(fake) as port:
         nodes = [Ports(http=http, grpc=port)] * 2
-        with haproxy(binary, nodes, tmp_path / "log", TS_PROFILE=profile) as proxy:
+        with haproxy(
+            binary, nodes, tmp_path / "log", TS_FRONT="torchserve", TS_PROFILE=profile
+        ) as proxy:
             with connect(proxy.grpc_url) as connection:
                 assert connection.hello().profile == fake.profile
             with grpc.insecure_channel(proxy.grpc_url.removeprefix("grpc://")) as channel:

@@ -12,7 +12,7 @@ from tests.e2e.server import ROOT
 from tests.support.manifests import container, manifests, pod, workloads
 
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}\b")
-PODS = ("haproxy", "redis", "torchserve")
+PODS = ("haproxy", "node", "redis")
 
 
 @pytest.fixture(params=PODS)
@@ -71,7 +71,7 @@ def test_mounts_do_not_nest(workload: Any) -> None:
 
 
 def test_secrets_are_named_and_not_written(workload: Any) -> None:
-    """Passwords come by reference, and TorchServe gets the certificate of Redis without its key."""
+    """Passwords come by reference, and nodes get the certificate of Redis without its key."""
     for variable in container(workload).get("env", []):
         if "PASSWORD" in variable["name"] or "AUTH" in variable["name"]:
             assert variable["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "password"}
@@ -81,7 +81,7 @@ def test_secrets_are_named_and_not_written(workload: Any) -> None:
         for volume in pod(workload).get("volumes", [])
         for item in volume.get("secret", {}).get("items", [])
     }
-    assert workload["metadata"]["name"] != "torchserve" or keys == {"ca.crt"}
+    assert workload["metadata"]["name"] != "node" or keys == {"ca.crt"}
 
 
 def test_the_cluster_checks_it_too() -> None:
@@ -129,14 +129,14 @@ def test_nothing_is_reached_that_is_not_named() -> None:
     """Clients reach HAProxy, HAProxy the nodes, the nodes Redis, and Redis nothing."""
     assert policies()["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     assert accepts("haproxy") == {("client", "http"), ("client", "grpc")}
-    assert accepts("torchserve") == {
+    assert accepts("node") == {
         ("haproxy", "http"),
         ("haproxy", "grpc"),
         ("metrics", "metrics"),
     }
-    assert accepts("redis") == {("torchserve", "redis")}
-    assert reached_by("haproxy") == {("torchserve", "http"), ("torchserve", "grpc")}
-    assert reached_by("torchserve") == {("redis", "redis")}
+    assert accepts("redis") == {("node", "redis")}
+    assert reached_by("haproxy") == {("node", "http"), ("node", "grpc")}
+    assert reached_by("node") == {("redis", "redis")}
     assert reached_by("redis") == set()
 
 

@@ -65,7 +65,9 @@ def proxy(
     """Start HAProxy in front of the node, which stands for both."""
     nodes = [Ports(http=node.port)] * 2
     log = tmp_path_factory.mktemp("proxy") / "log"
-    with haproxy(binary, nodes, log, impatient, TS_UPLOADS=str(UPLOADS)) as proxy:
+    with haproxy(
+        binary, nodes, log, impatient, TS_FRONT="torchserve", TS_UPLOADS=str(UPLOADS)
+    ) as proxy:
         yield proxy
 
 
@@ -236,7 +238,9 @@ def test_tls_offers_http_2_and_1(
     fake = FakeSessions("continuous")
     with http_server(fake) as http, grpc_server(fake) as port:
         nodes = [Ports(http=http, grpc=port)] * 2
-        with haproxy(binary, nodes, tmp_path / "log", TS_CERT=str(certificate)) as proxy:
+        with haproxy(
+            binary, nodes, tmp_path / "log", TS_FRONT="torchserve", TS_CERT=str(certificate)
+        ) as proxy:
             context = ssl_context(certificate)
             if offered:
                 context.set_alpn_protocols(offered)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
 import subprocess
@@ -17,10 +17,13 @@ import yaml
 from tests.e2e.server import ROOT
 from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions
-from tests.support.haproxy import CONFIG, NO_HAPROXY, check, haproxy_binary
-from tests.support.manifests import KUBERNETES, container, manifests
+from tests.support.haproxy import CONFIG, NO_HAPROXY, check, haproxy, haproxy_binary
+from tests.support.manifests import KUBERNETES, container, manifests, pod
+from tests.support.worker import eventually
+from ts_stateful.cli.parser import build_parser
 from ts_stateful.config.schema import EngineConfig
 from ts_stateful.protocol.sagemaker import SESSION_ID
+from ts_stateful.serving.ports import Ports
 
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 HEADERS = ("ts_request_sequence_id", SESSION_ID)
@@ -33,7 +36,15 @@ def served(repository: Path) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("environ", [{}, {"TS_DNS": "torchserve.default.svc.cluster.local"}])
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"TS_DNS": "node.default.svc.cluster.local"},
+        {"TS_FRONT": "torchserve"},
+        {"TS_FRONT": "torchserve", "TS_DNS": "node.default.svc.cluster.local"},
+    ],
+)
 def test_haproxy_takes_the_configuration(environ: dict[str, str]) -> None:
     """Nodes may have addresses or a name; there is no warning."""
     binary = haproxy_binary()
@@ -122,7 +133,6 @@ def test_haproxy_finds_the_nodes(objects: dict[tuple[str, str], Any]) -> None:
         f"presetenv {name} " in text or name in ("POD_NAMESPACE", "TS_DNS", "TS_CERT")
         for name in variables
     )
-    assert variables["TS_MODEL"] == environment(objects["StatefulSet", "torchserve"])["MODEL"]
 
 
 def test_the_sources_of_the_nodes_image_exist() -> None:
@@ -141,25 +151,58 @@ def test_the_sources_of_the_nodes_image_exist() -> None:
 
 
 def test_a_node_has_time_to_finish_its_turns(objects: dict[tuple[str, str], Any]) -> None:
-    """Its first process drains the engines; TorchServe's own stop takes additional time."""
-    pod = objects["StatefulSet", "torchserve"]["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] >= EngineConfig().drain_sec + 10
-    assert '"-m", "ts_stateful.torchserve.entrypoint"' in (KUBERNETES / "Dockerfile").read_text()
+    """At SIGTERM, which tini passes on."""
+    spec = pod(objects["StatefulSet", "node"])
+    assert spec["terminationGracePeriodSeconds"] >= EngineConfig().drain_sec + 10
+    (command,) = re.findall("^ENTRYPOINT (.*)$", (KUBERNETES / "Dockerfile").read_text(), re.M)
+    assert json.loads(command)[:2] == ["tini", "--"]
 
 
-def test_the_probe_asks_the_model() -> None:
-    """Its status is 0 if the model answers, and 1 otherwise."""
+def test_the_command_of_a_node_is_valid(objects: dict[tuple[str, str], Any]) -> None:
+    """It serves one archive of the volume to others, and its metrics."""
+    text = (KUBERNETES / "Dockerfile").read_text()
+    entry = json.loads(re.findall("^ENTRYPOINT (.*)$", text, re.M)[0])
+    only = container(objects["StatefulSet", "node"])
+    assert entry[2] == "ts-stateful"
+    options = build_parser().parse_args([*entry[3:], *only["args"]])
+    assert (options.command, options.front) == ("serve", "asgi")
+    assert options.host == options.metrics_host == "0.0.0.0"
+    ports = {port["name"]: port["containerPort"] for port in only["ports"]}
+    assert ports == {
+        "http": options.http_port,
+        "grpc": options.grpc_port,
+        "metrics": options.metrics_port,
+    }
+    (model,) = options.models
+    mounts = [one["mountPath"] for one in only["volumeMounts"]]
+    assert any(model.startswith(f"{path}/") for path in mounts)
+
+
+def test_the_probes_are_the_fronts(objects: dict[tuple[str, str], Any]) -> None:
+    """A node whose engine is replaced is not ready, and is not restarted."""
+    only = container(objects["StatefulSet", "node"])
+    paths = {kind: only[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
+    assert paths == {
+        "startup": {"path": "/livez", "port": "http"},
+        "liveness": {"path": "/livez", "port": "http"},
+        "readiness": {"path": "/readyz", "port": "http"},
+    }
+
+
+@pytest.mark.parametrize("front", ["asgi", "torchserve"])
+def test_haproxy_checks_what_the_front_answers(front: str, tmp_path: Path) -> None:
+    """These nodes answer `hello` like TorchServe, and have no /readyz."""
+    binary = haproxy_binary()
+    if binary is None:
+        pytest.skip(NO_HAPROXY)
     fake = FakeSessions()
     with http_server(fake) as port:
-        for model, status in (("chat", 0), ("another", 1)):
-            done = subprocess.run(
-                [sys.executable, KUBERNETES / "hello.py", str(port)],
-                env={**os.environ, "MODEL": model},
-                capture_output=True,
-                check=False,
-            )
-            assert done.returncode == status
-    assert len(fake.of_kind("hello")) == 1
+        nodes = [Ports(http=port, grpc=port)] * 2
+        with haproxy(binary, nodes, tmp_path / "log", TS_FRONT=front) as proxy:
+            if front == "asgi":
+                eventually(proxy.has_lost_one)
+            else:
+                eventually(lambda: bool(fake.of_kind("hello")))
 
 
 @pytest.mark.parametrize("folder", ["base", "gpu"])
