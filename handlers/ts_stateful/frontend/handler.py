@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
 def _publishers(context: Any, group: str | None) -> list[StatsPublisher]:
     gauges = Gauges(context.metrics, context.model_name, group)
     # Each worker uses its own model's name also in a group, because CloudWatch adds up values of the same name.
-    cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ)
+    cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ, sys.stdout)
     return [gauges] if cloudwatch is None else [gauges, cloudwatch]
 
 

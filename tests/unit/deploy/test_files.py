@@ -12,20 +12,24 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.e2e.sagemaker_container import DEPLOY, image_environment
+from tests.e2e.sagemaker_container import DEPLOY, FRONTS, dockerfile, image_environment
 from tests.e2e.server import ROOT
 from ts_stateful.protocol import sagemaker as sagemaker_api
 
 SCRIPT = DEPLOY / "build_and_push.sh"
-DOCKERFILE = DEPLOY / "Dockerfile"
 
 
 @pytest.mark.parametrize(
     ("linter", "file"),
-    [("cfn-lint", DEPLOY / "role.yaml"), ("hadolint", DOCKERFILE), ("shellcheck", SCRIPT)],
+    [
+        ("cfn-lint", DEPLOY / "role.yaml"),
+        *(("hadolint", dockerfile(front)) for front in FRONTS),
+        ("shellcheck", SCRIPT),
+        ("shellcheck", DEPLOY / "serve.sh"),
+    ],
 )
 def test_the_linter_finds_nothing(linter: str, file: Path) -> None:
-    """This holds for the CloudFormation template, the Dockerfile and the script."""
+    """This holds for the CloudFormation template, the Dockerfiles and the scripts."""
     command = Path(sys.executable).with_name(linter)
     if not command.exists():
         pytest.skip(f"needs {linter}")
@@ -42,19 +46,22 @@ def test_the_notebook_is_valid_and_has_no_output() -> None:
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
 
 
-def test_the_image_names_the_session_headers_as_sagemaker_does() -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_the_image_names_the_session_headers_as_sagemaker_does(front: str) -> None:
     """In the continuous profile only the worker reads them."""
-    environment = image_environment()
+    environment = image_environment(front)
     assert environment["TS_REQUEST_SEQUENCE_ID"] == sagemaker_api.SESSION_ID
     assert environment["TS_REQUEST_SEQUENCE_END"] == sagemaker_api.CLOSED_SESSION_ID
 
 
-def test_the_sources_of_the_dockerfile_are_in_its_context() -> None:
+@pytest.mark.parametrize("front", FRONTS)
+def test_the_sources_of_the_dockerfile_are_in_its_context(front: str) -> None:
     """Docker receives nothing else: no environments, models or results."""
-    lines = DOCKERFILE.read_text().splitlines()
+    file = dockerfile(front)
+    lines = file.read_text().splitlines()
     copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
     assert all((ROOT / name).exists() for name in copied)
-    kept = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()[1:]
+    kept = file.with_name(f"{file.name}.dockerignore").read_text().splitlines()[1:]
     assert kept[0] == "*"
     assert {name.removeprefix("!/").split("/**")[0] for name in kept[1:]} == copied
 
@@ -106,6 +113,16 @@ def test_the_image_is_built_pushed_and_named(commands: Path) -> None:
     assert calls[-1] == f"docker push {image.strip()}"
 
 
+@pytest.mark.parametrize("front", FRONTS)
+def test_the_front_is_chosen(commands: Path, front: str) -> None:
+    """By its own Dockerfile; one of them has neither TorchServe's command nor Java."""
+    _, calls = push(commands, "--region", "us-west-2", "--front", front)
+    (build,) = [call for call in calls if call.startswith("docker build")]
+    assert f"--file {dockerfile(front)} " in build
+    entry = dockerfile(front).read_text()
+    assert ("JAVA_HOME" in entry) is ("torchserve.entrypoint" in entry) is (front == "torchserve")
+
+
 def test_another_base_needs_no_login(commands: Path) -> None:
     """Only the registries of AWS need one."""
     _, calls = push(commands, "--region", "us-west-2", "--base", "python:3.12-slim")
@@ -115,7 +132,11 @@ def test_another_base_needs_no_login(commands: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--tags", "7"], "unknown option: --tags"), (["--tag"], "--tag needs a value")],
+    [
+        (["--tags", "7"], "unknown option: --tags"),
+        (["--tag"], "--tag needs a value"),
+        (["--front", "nginx"], "--front is torchserve or asgi, not nginx"),
+    ],
 )
 def test_a_wrong_option_is_refused(arguments: list[str], message: str) -> None:
     """Nothing is built."""

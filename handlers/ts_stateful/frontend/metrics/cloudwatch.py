@@ -1,4 +1,4 @@
-"""The engines' stats as metrics of CloudWatch, which on SageMaker receives the worker's log.
+"""The engines' stats as metrics of CloudWatch, which on SageMaker receives the log.
 
 CloudWatch reads them from a line of JSON in the log, the embedded metric format:
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html.
@@ -7,7 +7,6 @@ log4j2.xml leaves the line unchanged.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -42,14 +41,16 @@ class CloudWatchMetrics:
         self._minute: int | None = None
 
     @classmethod
-    def of(cls, model_name: str, environ: Mapping[str, str]) -> CloudWatchMetrics | None:
-        """Return a writer to standard output, by model and, if it is known, by endpoint; None if not configured."""
+    def of(
+        cls, model_name: str, environ: Mapping[str, str], out: TextIO
+    ) -> CloudWatchMetrics | None:
+        """Return a writer to `out`, by model and, if it is known, by endpoint; None if not configured."""
         namespace = environ.get(_NAMESPACE)
         if not namespace:
             return None
         endpoint = environ.get(_ENDPOINT_NAME)
         dimensions = {"EndpointName": endpoint} if endpoint else {}
-        return cls(namespace, {**dimensions, "ModelName": model_name}, sys.stdout)
+        return cls(namespace, {**dimensions, "ModelName": model_name}, out)
 
     def publish(self, stats: Stats) -> None:
         """Write the stats, if none were written in this minute."""

@@ -80,13 +80,14 @@ def test_a_minute_has_one_line() -> None:
     ],
 )
 def test_the_environment_switches_them_on(
-    environ: dict[str, str], dimensions: dict[str, str], capsys: pytest.CaptureFixture[str]
+    environ: dict[str, str], dimensions: dict[str, str]
 ) -> None:
-    """By their namespace; on standard output, by model and, if it is named, by endpoint."""
-    metrics = CloudWatchMetrics.of("model", environ)
+    """By their namespace; by model and, if it is named, by endpoint."""
+    out = io.StringIO()
+    metrics = CloudWatchMetrics.of("model", environ, out)
     assert metrics is not None
     metrics.publish(Stats())
-    line = json.loads(capsys.readouterr().out)
+    line = json.loads(out.getvalue())
     assert line["_aws"]["CloudWatchMetrics"][0]["Dimensions"] == [list(dimensions)]
     assert dimensions.items() <= line.items()
 
@@ -94,4 +95,4 @@ def test_the_environment_switches_them_on(
 @pytest.mark.parametrize("environ", [{}, {"TS_STATEFUL_CLOUDWATCH_NAMESPACE": ""}])
 def test_without_a_namespace_there_are_none(environ: dict[str, str]) -> None:
     """Elsewhere they have no reader."""
-    assert CloudWatchMetrics.of("model", environ) is None
+    assert CloudWatchMetrics.of("model", environ, io.StringIO()) is None
