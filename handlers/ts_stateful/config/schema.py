@@ -32,7 +32,10 @@ __all__ = [
     "load_config",
 ]
 
-_NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+
+_REMOVED = {
+    "engineGroup": "`ts-stateful serve` (the front asgi) pushes and pulls streams of one model under one name",
+}
 
 
 class ConfigError(ValueError):
@@ -52,8 +55,6 @@ class EngineConfig(AccessConfig, frozen=True, kw_only=True):
     """CPU threads of an engine. 0: torch's choice, but one thread for a model under 10 million weights."""
     engines: Literal["auto"] | _Count = "auto"
     """Engine processes. `auto`: one per device. Several on one GPU need `deviceCacheBytes`."""
-    engine_group: Annotated[str, Meta(pattern=_NAME)] | None = None
-    """Registrations in one TorchServe that name the same group share engines and sessions."""
     engine_linger_sec: _Positive = 60.0
     """Seconds that an engine without a worker waits for the next one."""
     drain_sec: Annotated[float, Meta(ge=0)] = 20.0
@@ -268,9 +269,19 @@ def load_config(document: Mapping[str, Any] | None) -> Config:
     document = dict(document or {})
     handler = document.pop("handler", None) or {}
     frontend = _convert(document, FrontendConfig, prefix="")
+    if isinstance(handler, Mapping):
+        _check_removed(handler)
     if isinstance(handler, Mapping) and "states" in handler:
         return Config(frontend=frontend, state=_convert(handler, StateConfig, prefix="handler"))
     return Config(frontend=frontend, handler=_convert(handler, HandlerConfig, prefix="handler"))
+
+
+def _check_removed(handler: Mapping[str, Any]) -> None:
+    for key in handler:
+        if key in _REMOVED:
+            raise ConfigError(
+                f"model-config.yaml: handler.{key} was removed: {_REMOVED[key]}; delete the key"
+            )
 
 
 def _convert(document: Any, kind: type[Any], prefix: str) -> Any:

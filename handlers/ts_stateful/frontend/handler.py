@@ -66,7 +66,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         dispatcher = self.dispatcher_factory(
             ServedModel(config, document, context.model_name, model_folder),
             mailbox,
-            _publishers(context, config.engine.engine_group),
+            _publishers(context),
         )
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
@@ -107,9 +107,8 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         return self._delivery.handle(data, context)
 
 
-def _publishers(context: Any, group: str | None) -> list[StatsPublisher]:
-    gauges = Gauges(context.metrics, context.model_name, group)
-    # Each worker uses its own model's name also in a group, because CloudWatch adds up values of the same name.
+def _publishers(context: Any) -> list[StatsPublisher]:
+    gauges = Gauges(context.metrics, context.model_name)
     cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ, sys.stdout)
     return [gauges] if cloudwatch is None else [gauges, cloudwatch]
 

@@ -26,9 +26,6 @@ __all__ = [
     "MessageTooLong",
     "Ping",
     "Pong",
-    "SessionPlaced",
-    "SessionPlacedAck",
-    "SessionReleased",
     "WorkerHello",
     "frame",
     "receive",
@@ -36,9 +33,9 @@ __all__ = [
 
 
 class WorkerHello(Struct, frozen=True, tag="attach"):
-    """Worker to engine, first on every connection: the folder of the worker's archive; None if the engine is shared."""
+    """Worker to engine, first on every connection: the folder of the worker's archive."""
 
-    archive: str | None
+    archive: str
 
 
 class Drop(Struct, frozen=True, tag="drop"):
@@ -67,25 +64,6 @@ class Draining(Struct, frozen=True, tag="leaving"):
     successor: bool
 
 
-class SessionPlaced(Struct, frozen=True, tag="holds"):
-    """Engine to the other workers that share it: these sessions are here, because one worker sent this request."""
-
-    request_id: str
-    session_ids: tuple[str, ...]
-
-
-class SessionPlacedAck(Struct, frozen=True, tag="heard"):
-    """Worker to engine, the answer to `SessionPlaced`: the worker sends requests for these sessions there from now on."""
-
-    request_id: str
-
-
-class SessionReleased(Struct, frozen=True, tag="freed"):
-    """Worker to a shared engine, which passes it to its other workers: the next step of this id begins a sequence."""
-
-    session_id: str
-
-
 class AdminRequest(Struct, frozen=True, tag="administer"):
     """Worker to engine: an operation that an operator asks for."""
 
@@ -106,8 +84,8 @@ class Pong(Struct, frozen=True, tag="pong"):
     stats: Stats
 
 
-ToEngine = WorkerHello | Submit | Drop | SessionReleased | SessionPlacedAck | Ping | AdminRequest
-ToWorker = EngineHello | Event | SessionReleased | SessionPlaced | Draining | Pong | AdminAnswer
+ToEngine = WorkerHello | Submit | Drop | Ping | AdminRequest
+ToWorker = EngineHello | Event | Draining | Pong | AdminAnswer
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

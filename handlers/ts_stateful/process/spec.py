@@ -17,8 +17,6 @@ from ts_stateful.process.sockets import MAX_SOCKET_PATH
 __all__ = [
     "STATE_FOLDER",
     "EngineSpec",
-    "forget_groups",
-    "group_file",
     "keep_logs",
     "runtime_folder",
 ]
@@ -30,8 +28,7 @@ STATE_FOLDER = "TS_STATEFUL_STATE_DIR"
 class EngineSpec(Struct, frozen=True, kw_only=True):
     """One engine process: number `index` on `device`, for the model unpacked in `model_dir`.
 
-    `document` is the parsed model-config.yaml. The engine exits after the process `frontend_pid` (TorchServe). If `shared`,
-    workers of several registrations may use the engine; `model_name` is then the name of the group.
+    `document` is the parsed model-config.yaml. The engine exits after the process `frontend_pid` (TorchServe).
     """
 
     index: int
@@ -42,15 +39,9 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     folder: str
     max_sessions: int
     document: dict[str, Any]
-    shared: bool = False
-
-    @property
-    def archive(self) -> str | None:
-        """The folder of the only registration that uses the engine; None if there may be several."""
-        return None if self.shared else self.model_dir
 
     def path(self, suffix: str) -> Path:
-        """Return the path of an engine's file: `sock`, `lock`, `json`, `log`, or a file of `trial_lock`."""
+        """Return the path of an engine's file: `sock`, `lock`, `json` or `log`."""
         return Path(self.folder) / f"engine-{self.index}.{suffix}"
 
     def save(self) -> Path:
@@ -82,17 +73,6 @@ def runtime_folder(frontend_pid: int, *identity: object) -> Path:
             f"{folder} is too long for a socket; set TS_STATEFUL_RUNTIME_DIR to a shorter path"
         )
     return folder
-
-
-def group_file(frontend_pid: int, name: str) -> Path:
-    """Return the file that the members of a group of one TorchServe share. Raises as `runtime_folder` does."""
-    return user_folder() / f"{frontend_pid}-{_digest(name)}.group"
-
-
-def forget_groups(folder: Path, frontend_pid: int) -> None:
-    """Remove the group files beside an engine's folder, after TorchServe has exited."""
-    for path in folder.parent.glob(f"{frontend_pid}-*.group"):
-        path.unlink(missing_ok=True)
 
 
 def keep_logs(home: Path, state_folder: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.worker import Worker, eventually
+from tests.support.worker import Worker
 from ts_stateful.config.schema import load_config
 from ts_stateful.protocol.requests import Close, InputTensor, Open, Step
 from ts_stateful.protocol.tensors import read_inputs
@@ -72,16 +72,3 @@ def test_only_an_ended_sequence_begins_again_after_a_crash(worker: Worker) -> No
     assert step(worker, 5, "open") == "session_not_found"
     assert step(worker, 7, "open", start=True) == 7
     assert step(worker, 1, "open") == 8
-
-
-def test_workers_that_share_engines_agree_about_ended_sequences(
-    start: Start, tmp_path: Path
-) -> None:
-    """A sequence goes on through another worker on its engine, and begins again after its end there."""
-    (tmp_path / "counter.py").write_text(SOURCE)
-    one, two = (start(model_dir=tmp_path, engineGroup="g", engines=2, **HANDLER) for _ in "ab")
-    for name in "abcd":
-        assert [step(one, 1, name), step(two, 2, name), step(one, 3, name)] == [1, 3, 6]
-        assert step(two, 4, name, end=True) == 10
-        eventually(lambda name=name: step(one, 5, name) == 5)  # type: ignore[misc]
-        assert step(two, 1, name) == 6

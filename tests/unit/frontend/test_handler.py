@@ -93,12 +93,12 @@ def test_the_profile_chooses_the_delivery(document: dict[str, Any], delivery: ty
     assert (model.document, model.name, model.folder) == (document, "chat", Path("/models/chat"))
 
 
-def test_cloudwatch_gets_the_stats_of_a_group_by_the_name_of_a_model(
+def test_cloudwatch_gets_the_stats_by_the_name_of_the_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It adds up values of one name, and each worker of a group has the stats of all."""
+    """On standard output, of which TorchServe makes the log."""
     monkeypatch.setenv("TS_STATEFUL_CLOUDWATCH_NAMESPACE", "N")
-    handler = initialized({**_CONTINUOUS, "handler": {"engineGroup": "g"}})
+    handler = initialized(_CONTINUOUS)
     for publisher in handler.publishers:
         publisher.publish(Stats(sessions_open=3))
     line = json.loads(capsys.readouterr().out)

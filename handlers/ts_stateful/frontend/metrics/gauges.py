@@ -11,18 +11,12 @@ from ts_stateful.protocol.stats import Stats
 
 __all__ = ["Gauges"]
 
-_OF_WORKERS = {"requests_in_flight"}  # the others are the engines' stats
-
 
 class Gauges:
-    """Gauges of the stats; `cache` is the context's `metrics`.
+    """Gauges of the stats; `cache` is the context's `metrics`."""
 
-    The workers of a `group` share their engines. They publish under its name, so that nothing counts twice.
-    """
-
-    def __init__(self, cache: Any, model_name: str, group: str | None = None) -> None:
+    def __init__(self, cache: Any, model_name: str) -> None:
         self._model_name = model_name
-        self._group = group or model_name
         self._published: dict[str, int] = {}
         self._gauges = {
             name: cache.add_metric_to_cache(
@@ -39,5 +33,4 @@ class Gauges:
         for name, value in structs.asdict(stats).items():
             if self._published.get(name) != value:
                 self._published[name] = value
-                owner = self._model_name if name in _OF_WORKERS else self._group
-                self._gauges[name].add_or_update(value, [owner])
+                self._gauges[name].add_or_update(value, [self._model_name])

@@ -34,7 +34,7 @@ class Lifespan:
         self,
         settings: EngineConfig,
         frontend: psutil.Process,
-        archive: str | None = None,
+        archive: str,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class Lifespan:
         """Return True if the engine only finishes what it has."""
         return self._ends_at is not None
 
-    def attached(self, archive: str | None) -> None:
+    def attached(self, archive: str) -> None:
         """Record that a worker is attached, whose archive is in this folder."""
         self._detached_since = self._archive_missing_since = None
         self._archive = archive
@@ -89,7 +89,7 @@ class Lifespan:
             self.drain("TorchServe has exited")
         if self._detached_since is None:
             return
-        if self._archive is None or Path(self._archive).exists():
+        if Path(self._archive).exists():
             self._archive_missing_since = None
         elif self._archive_missing_since is None:
             self._archive_missing_since = now

@@ -29,7 +29,6 @@ from ts_stateful.engine.services import Placement, Services, WorkQueue
 from ts_stateful.memory import give_memory_back
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan
-from ts_stateful.process.engine.placement_sync import PlacementSync
 from ts_stateful.process.logs import configure_logs
 from ts_stateful.process.messages import (
     AdminAnswer,
@@ -39,13 +38,11 @@ from ts_stateful.process.messages import (
     EngineHello,
     Ping,
     Pong,
-    SessionPlacedAck,
-    SessionReleased,
     WorkerHello,
 )
 from ts_stateful.process.names import ENGINE, take_name
 from ts_stateful.process.sockets import accept, listen
-from ts_stateful.process.spec import STATE_FOLDER, EngineSpec, forget_groups
+from ts_stateful.process.spec import STATE_FOLDER, EngineSpec
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.store.access import store_of
 from ts_stateful.store.ordered_calls import StoreCalls
@@ -73,12 +70,11 @@ class EngineProcess:
         self._queue = WorkQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
-        self._placement_sync = PlacementSync(self)
         self._worked_at: float | None = None  # since memory was returned to the system
         self._draining = Draining(successor=True)
         self._spoke_at = 0.0  # with a worker
         frontend = psutil.Process(spec.frontend_pid)
-        self.lifespan = Lifespan(config.engine, frontend, spec.archive)
+        self.lifespan = Lifespan(config.engine, frontend, spec.model_dir)
         self._engine = self._load(config)
         _set_threads(config.engine.threads, self._engine.num_parameters)
         self.lifespan.detached()  # from here on: no worker could come while the model was loaded
@@ -88,7 +84,7 @@ class EngineProcess:
         default = Path(os.environ.get(STATE_FOLDER) or Path(spec.folder).parent) / "store"
         access = store_of(settings, default) if settings is not None else None
         store = StoreCalls(access, self._queue) if access is not None else None
-        services = Services(self._placement_sync, self._queue, store=store)
+        services = Services(self, self._queue, store=store)
         placement = Placement(spec.model_dir, spec.model_name, spec.device, spec.max_sessions)
         module = import_module(_engine_module(config))
         engine: SessionEngine[Any] = module.load_engine(config, placement, services)
@@ -101,7 +97,6 @@ class EngineProcess:
         logger.info("engine %d serves on %s", self._spec.index, self._spec.device)
         while not self.lifespan.is_over(self._is_busy):
             self._queue.run(self._patience())
-            self._placement_sync.release()
             self._engine.tick()
             if self._engine.busy:
                 self._engine.step()
@@ -161,16 +156,10 @@ class EngineProcess:
         if isinstance(message, Submit):
             self._spoke_at = time.monotonic()
             self._owners[message.request_id] = channel
-            self._sync_placement(channel, message)
             self._engine.submit(message)
         elif isinstance(message, Drop):
             self._owners.pop(message.request_id, None)
             self._engine.drop(message.request_id)
-        elif isinstance(message, SessionReleased):
-            for other in self._channels - {channel}:
-                other.send(message)
-        elif isinstance(message, SessionPlacedAck):
-            self._placement_sync.acknowledge(message.request_id, channel)
         elif isinstance(message, Ping):
             channel.send(Pong(self._engine.stats()))
         elif isinstance(message, AdminRequest):
@@ -185,17 +174,8 @@ class EngineProcess:
             if self.lifespan.is_draining:
                 channel.send(self._draining)
 
-    def _sync_placement(self, channel: Channel, message: Submit) -> None:
-        """Send new session ids to the other workers of this engine, so that none asks another engine for them."""
-        others = self._channels - {channel}
-        if others:
-            new = tuple(name for name in message.session_ids if name not in self._engine.table)
-            if new:
-                self._placement_sync.place(message.request_id, new, others)
-
     def _closed(self, channel: Channel) -> None:
         self._channels.discard(channel)
-        self._placement_sync.disconnect(channel)
         if not self._channels:
             self.lifespan.detached()
         self._engine.set_away(not self._channels)
@@ -203,8 +183,8 @@ class EngineProcess:
             del self._owners[request_id]
             self._engine.drop(request_id)
 
-    def deliver(self, event: Event) -> None:
-        """See `EventOutlet`."""
+    def emit(self, event: Event) -> None:
+        """See `EventSink`."""
         owners, name = self._owners, event.request_id
         owner = owners.pop(name, None) if event.ends else owners.get(name)
         if owner is not None:
@@ -245,7 +225,6 @@ def main(lock_fd: int, spec_path: Path) -> int:
     spec.path("sock").unlink(missing_ok=True)
     if process.lifespan.frontend_exited:
         shutil.rmtree(spec.folder, ignore_errors=True)
-        forget_groups(Path(spec.folder), spec.frontend_pid)
     return 0
 
 

@@ -18,7 +18,6 @@ from ts_stateful.config.schema import Config, ConfigError, EngineConfig
 from ts_stateful.process.archive import identity_of
 from ts_stateful.process.spec import EngineSpec, runtime_folder
 from ts_stateful.process.worker.fork_server import ForkServer
-from ts_stateful.process.worker.group import Membership, terms_of
 from ts_stateful.process.worker.link import EngineLink
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import SessionExists
@@ -67,9 +66,6 @@ class Dispatcher:
     """The engines of one worker.
 
     Several dispatchers may share a `fork_server`; by default each has its own.
-
-    Raises:
-        ConfigError: another registration of the same `handler.engineGroup` has a different configuration.
     """
 
     def __init__(
@@ -85,12 +81,8 @@ class Dispatcher:
         self._stop = threading.Event()
         self._fork_server = ForkServer()
         settings = model.config.engine
-        self._membership: Membership | None = None
-        if settings.engine_group is not None:
-            terms = terms_of(model.config, model.folder)
-            self._membership = Membership(model.frontend_pid, settings.engine_group, terms)
-        specs, forks = _specs(model, self._membership), fork_server or self._fork_server
-        self._links = [EngineLink(spec, settings, forks, self) for spec in specs]
+        forks = fork_server or self._fork_server
+        self._links = [EngineLink(spec, settings, forks, self) for spec in _specs(model)]
 
     def start(self) -> None:
         """Start the engines, and return when all of them answer.
@@ -192,8 +184,6 @@ class Dispatcher:
         for link in self._links:
             link.close()
         self._fork_server.close()
-        if self._membership is not None:
-            self._membership.leave()
 
     def _fork(self, message: Submit, new_session_id: str | None, link: EngineLink) -> None:
         # A fork must be on the engine of its source. Only the other engine can report if its session of this id is open.
@@ -239,25 +229,22 @@ class Dispatcher:
         return sum(self.stats_by_engine, Stats())
 
 
-def _specs(model: ServedModel, membership: Membership | None) -> list[EngineSpec]:
+def _specs(model: ServedModel) -> list[EngineSpec]:
     settings, document = model.config.engine, dict(model.document)
-    identity: tuple[object, ...] = (model.name, identity_of(model.folder, settings.model), document)
-    if membership is not None:
-        identity = membership.identity
-    folder = runtime_folder(model.frontend_pid, *identity)
+    archive = identity_of(model.folder, settings.model)
+    folder = runtime_folder(model.frontend_pid, model.name, archive, document)
     max_sessions = model.config.frontend.max_sessions
     names = devices(settings)[:max_sessions]
     return [
         EngineSpec(
             index=index,
             device=device,
-            model_name=settings.engine_group or model.name,
+            model_name=model.name,
             model_dir=str(model.folder),
             frontend_pid=model.frontend_pid,
             folder=str(folder),
             max_sessions=(max_sessions + index) // len(names),  # adds up to `max_sessions`
             document=document,
-            shared=membership is not None,
         )
         for index, device in enumerate(names)
     ]

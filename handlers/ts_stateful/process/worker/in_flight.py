@@ -11,7 +11,6 @@ from typing import Protocol
 
 from msgspec import structs
 
-from ts_stateful.process.worker.trial_lock import TrialLock
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Cancel, Continue, Info
 
@@ -83,15 +82,10 @@ class InFlight:
 
 
 class InFlightRequests:
-    """The requests of one worker to one engine, in their order of arrival.
+    """The requests of one worker to one engine, in their order of arrival."""
 
-    The trial lock may hold requests up while other workers use the engine; `send_held` sends them later.
-    """
-
-    def __init__(self, sender: RequestSender, trial_lock: TrialLock | None = None) -> None:
+    def __init__(self, sender: RequestSender) -> None:
         self._sender = sender
-        self._trial_lock = trial_lock or TrialLock()
-        self._is_held = False  # a request is held up, and later ones must not overtake it
         self._requests: dict[str, InFlight] = {}
         self.num_bytes = 0  # of the clients' requests
         self._suspect: InFlight | None = None  # tried alone while all others wait
@@ -124,7 +118,7 @@ class InFlightRequests:
         """Take a request; send it at once unless another one is tried alone."""
         self._requests[request.message.request_id] = request
         self.num_bytes += request.message.num_bytes
-        if self._suspect is None and not self._is_held:
+        if self._suspect is None:
             self._send(request)
 
     def remove(self, request_id: str) -> InFlight | None:
@@ -133,21 +127,14 @@ class InFlightRequests:
         if request is not None:
             self.num_bytes -= request.message.num_bytes
             self.clear(request)
-            self._release_if_idle()
         return request
 
     def send_waiting(self) -> None:
         """Send what the engine does not have, in order; a suspect goes first and alone."""
         waiting = self._waiting()
-        self._is_held = False
         self._suspect = next((request for request in waiting if request.is_suspect), None)
         for request in waiting if self._suspect is None else [self._suspect]:
             self._send(request)
-
-    def send_held(self) -> None:
-        """Send what the trial lock has held up, as far as it can be acquired now. Call this about every second."""
-        if self._is_held:
-            self.send_waiting()
 
     def drain(self, *, for_good: bool) -> None:
         """Send no new requests to this engine, which finishes what it has and exits.
@@ -155,10 +142,6 @@ class InFlightRequests:
         They wait for its successor. Refusing them would leave gaps in sessions whose clients do not wait for answers.
         """
         self.draining, self.for_good = True, for_good
-
-    def close(self) -> None:
-        """Send nothing any more."""
-        self._trial_lock.close()
 
     def clear(self, request: InFlight) -> None:
         """End the trial of a request that the engine has survived."""
@@ -171,8 +154,7 @@ class InFlightRequests:
         self.draining = self.for_good
         sent = [request for request in self if request.sent]
         for request in sent:
-            request.count_death(exclusive=len(sent) == 1 and self._trial_lock.is_exclusive)
-        self._trial_lock.release()
+            request.count_death(exclusive=len(sent) == 1)
         return [request for request in sent if request.is_rejected]
 
     def _waiting(self) -> list[InFlight]:
@@ -181,12 +163,4 @@ class InFlightRequests:
     def _send(self, request: InFlight) -> None:
         if self.draining and not isinstance(request.message.command, _ABOUT_TURNS):
             return
-        exclusive = request is self._suspect
-        self._is_held = self._is_held or not self._trial_lock.acquire(exclusive=exclusive)
-        if not self._is_held:
-            request.sent = self._sender.send(request.to_send)
-            self._release_if_idle()  # there may be no engine
-
-    def _release_if_idle(self) -> None:
-        if not any(request.sent for request in self._requests.values()):
-            self._trial_lock.release()
+        request.sent = self._sender.send(request.to_send)

@@ -21,7 +21,6 @@ from ts_stateful.process.worker.engine_calls import EngineCalls
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.in_flight import InFlight, InFlightRequests
 from ts_stateful.process.worker.supervisor import EngineDied, Supervisor
-from ts_stateful.process.worker.trial_lock import trial_lock_of
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import (
     EngineUnavailable,
@@ -50,7 +49,7 @@ class EngineListener(Protocol):
         """Handle an event of a request."""
 
     def on_placed(self, engine: int, session_ids: tuple[str, ...]) -> None:
-        """Handle sessions that the engine has: all of them on each connection, later new ones."""
+        """Handle the sessions that the engine has, on each connection."""
 
     def on_released(self, session_id: str) -> None:
         """Handle a session id whose next step begins a sequence, because the last one has ended or was refused."""
@@ -77,7 +76,7 @@ class EngineLink:
         self._listener = listener
         self._clock = clock
         self._lock = threading.RLock()
-        self._in_flight = InFlightRequests(self, trial_lock_of(spec))
+        self._in_flight = InFlightRequests(self)
         self._channel: Channel | None = None
         self._down_since: float | None = clock.monotonic()
         self._last_sign = clock.monotonic()
@@ -139,7 +138,7 @@ class EngineLink:
             self._down_since = None
             self._last_sign = self._clock.monotonic()
             self._channel.start()
-            self._channel.send(messages.WorkerHello(self._spec.archive))
+            self._channel.send(messages.WorkerHello(self._spec.model_dir))
             self._in_flight.send_waiting()
         # The engine's sessions decide where requests go, so they must be known before the first request.
         self._attached.wait(self._settings.heartbeat_sec)
@@ -175,7 +174,6 @@ class EngineLink:
         """Ping the engine, kill it if it hangs, and refuse requests that waited too long for a restart; call every second."""
         now = self._clock.monotonic()
         with self._lock:
-            self._in_flight.send_held()
             down_since, waiting = self._down_since, list(self._in_flight)
         if down_since is None:
             self.refresh(lambda: None)
@@ -190,7 +188,6 @@ class EngineLink:
         self._closing = True
         self.supervisor.stop()
         with self._lock:
-            self._in_flight.close()
             if self._channel is not None:
                 self._channel.close()
 
@@ -215,12 +212,6 @@ class EngineLink:
                 self._in_flight.drain(for_good=not message.successor)
                 stranded = self._in_flight.stranded
             self._refuse(stranded, _STOPPING)
-        elif isinstance(message, messages.SessionPlaced):
-            self.num_sessions += len(message.session_ids)  # until the next stats
-            self._listener.on_placed(self.index, message.session_ids)
-            self.send(messages.SessionPlacedAck(message.request_id))
-        elif isinstance(message, messages.SessionReleased):
-            self._listener.on_released(message.session_id)
         elif isinstance(message, messages.Pong):
             self.stats = message.stats
             with self._lock:
@@ -250,8 +241,6 @@ class EngineLink:
         refused = not_created and event.status != InternalError.status
         if isinstance(command, Step) and command.session_id and (refused or event.closed):
             self._listener.on_released(command.session_id)
-            if self._spec.shared:
-                self.send(messages.SessionReleased(command.session_id))
         if event.status == TooManySessions.status and request.next_engines:
             self._listener.on_full(request.message, request.next_engines)
         else:

@@ -13,7 +13,7 @@ import yaml
 
 from ts_stateful.config.check import Finding, check_config, check_file
 from ts_stateful.config.edit import edited
-from ts_stateful.config.schema import load_config
+from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.protocol.profile import TORCHSERVE_PROFILES
 
 _GOOD: dict[str, Any] = {
@@ -45,6 +45,12 @@ def _found(document: dict[str, Any]) -> list[tuple[str, str]]:
 def test_the_three_profiles_pass(document: dict[str, Any]) -> None:
     """A configuration of each profile as documented has no finding."""
     assert _found(document) == []
+
+
+def test_a_removed_key_names_what_has_its_place() -> None:
+    """The message says what to delete and what to use."""
+    with pytest.raises(ConfigError, match=r"handler\.engineGroup was removed: `ts-stateful serve`"):
+        load_config({**_GOOD, "handler": {"engineGroup": "g"}})
 
 
 def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:

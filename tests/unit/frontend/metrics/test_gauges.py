@@ -18,15 +18,6 @@ def test_stats_become_gauges_of_the_model() -> None:
     assert log.units["StatefulDeviceBytes"] == "bytes"
 
 
-def test_registrations_that_share_engines_publish_the_same() -> None:
-    """Under the name of their group; only what a worker has in flight is its own."""
-    log = MetricLog()
-    for name in ("chat", "chat-stream"):
-        Gauges(log, name, "g").publish(Stats(sessions_open=3, requests_in_flight=1))
-    assert log.values["StatefulSessionsOpen"] == [(3, ["g"])]
-    assert log.values["StatefulRequestsInFlight"] == [(1, ["chat-stream"])]
-
-
 def test_only_what_has_changed_is_written() -> None:
     """A quiet server writes no lines."""
     log = MetricLog()
