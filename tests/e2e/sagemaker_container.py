@@ -1,8 +1,8 @@
 """What happens in a container of SageMaker, without Docker: its entrypoint, in namespaces of its own.
 
-The environment and the files are those of the Dockerfiles in deploy/sagemaker. SageMaker's own entrypoint writes into /etc, takes
-any other TorchServe that it sees for its own, and has to stop as the first process of its container: hence a private view of
-mounts and processes, for which `unshare` needs no root where the kernel lets users have namespaces.
+The environment and the files are those of the Dockerfiles in deploy/sagemaker. SageMaker's own entrypoint writes into /etc,
+takes any other TorchServe that it sees for its own, and has to stop as the first process of its container: hence a private view
+of mounts and processes, for which `unshare` needs no root where the kernel lets users have namespaces.
 """
 
 from __future__ import annotations
