@@ -7,6 +7,7 @@ import logging
 import queue
 import socket
 import threading
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ts_stateful.process.blocks import BlockReader
@@ -18,8 +19,6 @@ from ts_stateful.protocol.events import Event, EventKind, Submit
 __all__ = ["Channel", "ChannelOwner"]
 
 logger = logging.getLogger(__name__)
-
-_WRITE_BYTES = 1 << 16  # bodies must not pile up here
 
 
 class ChannelOwner(Protocol):
@@ -43,6 +42,8 @@ class Channel:
         self._owner = owner
         self._at_engine = at_engine
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._num_waiting = 0  # messages that the writing thread has not written to the end
+        self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._read, name="channel-read", daemon=True),
             threading.Thread(target=self._write, name="channel-write", daemon=True),
@@ -55,18 +56,45 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Queue a message and return at once. It is lost if the connection breaks."""
-        self._outgoing.put(message)
+        with self._lock:
+            self._enqueue(message)
+
+    def send_together(self, messages: Iterable[Any]) -> None:
+        """Send messages without another thread if the peer has read all others; what it is slow to read is queued."""
+        try:
+            data = b"".join(map(self._frame, messages))
+        except Exception:  # the boundary of a message; both sides are notified
+            logger.exception("cannot send a message; closing the connection")
+            self.close()
+            return
+        with self._lock:
+            sent = 0 if self._num_waiting else self._send_now(data)
+            if sent < len(data):
+                self._enqueue(data[sent:])
 
     def flush(self, timeout_s: float) -> None:
         """Return when all earlier messages are written, or after `timeout_s`."""
         written = threading.Event()
-        self._outgoing.put(written)
+        self.send(written)
         written.wait(timeout_s)
 
     def close(self) -> None:
         """Close the connection; the reading thread then calls the owner's `on_close`."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _enqueue(self, message: Any) -> None:
+        self._num_waiting += 1
+        self._outgoing.put(message)
+
+    def _send_now(self, data: bytes) -> int:
+        """Write what the connection takes at once, and return its length. A broken connection takes all."""
+        try:
+            return self._connection.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:  # the reading thread will see it
+            return len(data)
 
     def _read(self) -> None:
         blocks = BlockReader(self._connection)
@@ -85,17 +113,15 @@ class Channel:
             self._owner.on_close(self)
 
     def _write(self) -> None:
-        frames: list[bytes] = []  # those of a step leave together
         try:
             while (message := self._outgoing.get()) is not None:
-                is_flush = isinstance(message, threading.Event)
-                if not is_flush:
-                    frames.append(self._frame(message))
-                if is_flush or self._outgoing.empty() or sum(map(len, frames)) > _WRITE_BYTES:
-                    self._connection.sendall(b"".join(frames))
-                    frames.clear()
-                if is_flush:
+                if isinstance(message, threading.Event):
                     message.set()
+                else:
+                    is_framed = isinstance(message, bytes)
+                    self._connection.sendall(message if is_framed else self._frame(message))
+                with self._lock:
+                    self._num_waiting -= 1
         except OSError as error:
             logger.debug("connection lost: %s", error)
         except Exception:  # the boundary of the writing thread

@@ -35,14 +35,16 @@ class Owner:
         self.closed.set()
 
 
-def test_a_connection_that_cannot_send_is_closed() -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_a_connection_that_cannot_send_is_closed(together: bool) -> None:
     """Both sides are notified. Otherwise they would wait forever for an answer to what was not sent."""
     sender, receiver = socket.socketpair()
     owners = Owner(), Owner()
     channel = Channel(sender, owners[0], at_engine=False)
     channel.start()
     Channel(receiver, owners[1], at_engine=True).start()
-    channel.send(Submit("r", Open(session_id="s", metadata={"n": 2**64})))
+    message = Submit("r", Open(session_id="s", metadata={"n": 2**64}))
+    channel.send_together([message]) if together else channel.send(message)
     assert all(owner.closed.wait(WAIT_S) for owner in owners)
 
 
@@ -104,10 +106,13 @@ def test_the_longest_message_is_received() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 12, 1 << 17])
 def test_messages_arrive_in_their_order(pair: Pair, size: int) -> None:
-    """Many are written together."""
+    """Sent alone or together, also where the peer is slower than the sender."""
     names = [str(number) for number in range(500)]
-    for name in names:
-        pair.engine.send(Event(name, EventKind.PART, bytes(size)))
+    events = [Event(name, EventKind.PART, bytes(size)) for name in names]
+    for start in range(0, len(names), 10):
+        pair.engine.send(events[start])
+        pair.engine.send_together(events[start + 1 : start + 9])
+        pair.engine.send_together(events[start + 9 : start + 10])
     pair.engine.flush(WAIT_S)
     events = [pair.at_worker.messages.get(timeout=WAIT_S) for _ in names]
     assert [event.request_id for event in events] == names

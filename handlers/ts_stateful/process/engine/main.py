@@ -70,6 +70,7 @@ class EngineProcess:
         self._queue = WorkQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
+        self._ready: dict[Channel, list[Event]] = {}  # events that are not sent yet
         self._worked_at: float | None = None  # since memory was returned to the system
         self._draining = Draining(successor=True)
         self._spoke_at = 0.0  # with a worker
@@ -98,8 +99,10 @@ class EngineProcess:
         while not self.lifespan.is_over(self._is_busy):
             self._queue.run(self._patience())
             self._engine.tick()
+            self._deliver()
             if self._engine.busy:
                 self._engine.step()
+                self._deliver()
                 self._worked_at = time.monotonic()
             elif self._worked_at is not None and time.monotonic() - self._worked_at > _IDLE_S:
                 give_memory_back()
@@ -188,8 +191,14 @@ class EngineProcess:
         owners, name = self._owners, event.request_id
         owner = owners.pop(name, None) if event.ends else owners.get(name)
         if owner is not None:
-            owner.send(event)
+            self._ready.setdefault(owner, []).append(event)
             self._spoke_at = time.monotonic()
+
+    def _deliver(self) -> None:
+        """Send the events since the last call."""
+        for channel, events in self._ready.items():
+            channel.send_together(events)
+        self._ready.clear()
 
 
 def _engine_module(config: Config) -> str:
