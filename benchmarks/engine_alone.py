@@ -15,13 +15,13 @@ from benchmarks.plan import PROMPT_TOKENS
 from benchmarks.rates import steady_rate
 from ts_stateful.config.schema import load_config
 from ts_stateful.language.network.load import load_model
-from ts_stateful.protocol.requests import Close, Open, Prompt
+from ts_stateful.protocol.requests import Open, Prompt, Rewind
 
 __all__ = ["EngineAlone"]
 
 
 class EngineAlone:
-    """An engine that this process drives; sessions are not written to a store."""
+    """An engine that this process drives; sessions are not written to a store, and stay for the next measurement."""
 
     def __init__(self, model: Path, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -30,11 +30,13 @@ class EngineAlone:
         )
         self._inputs = Inputs()
         self._driver = Driver(load_model(config.handler, model, torch.device("cpu")), config)
-        self._num_opened = 0
+        self._sessions: list[str] = []
 
     def decode(self, width: int, history: int, num_tokens: int) -> float:
-        """Return tokens a second of `width` streams, while all run, in sessions of `history` tokens before their prompts."""
-        sessions = [self._opened(history - PROMPT_TOKENS) for _ in range(width)]
+        """Return tokens a second of `width` streams, while all run, in sessions of `history` tokens, the same at each call, after their prompts."""
+        while len(self._sessions) < width:
+            self._open(history - PROMPT_TOKENS)
+        sessions = self._sessions[:width]
         sent_at = time.perf_counter()
         requests = [self._submit(session, PROMPT_TOKENS, num_tokens) for session in sessions]
         for request in requests:
@@ -42,16 +44,15 @@ class EngineAlone:
         turns = [Turn.of(sent_at, self._driver.pieces[request]) for request in requests]
         self._driver.pieces.clear()
         for session in sessions:
-            self._driver.ask(Close(session_id=session))
+            self._driver.ask(Rewind(session_id=session, to_turn=1))
         return steady_rate(turns)
 
-    def _opened(self, num_tokens: int) -> str:
-        self._num_opened += 1
-        session = f"session-{self._num_opened}"
+    def _open(self, num_tokens: int) -> None:
+        session = f"session-{len(self._sessions)}"
+        self._sessions.append(session)
         picture = self._inputs.picture()
         self._driver.ask(Open(session_id=session), creates_session=True, attachments=(picture,))
         self._driver.wait(self._submit(session, num_tokens - IMAGE_TOKENS - 1, 1))
-        return session
 
     def _submit(self, session: str, num_prompt: int, num_tokens: int) -> str:
         prompt = text_of(self._inputs.prompt(num_prompt))

@@ -31,8 +31,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     decode_s: float = 110.0
 
     front_widths: tuple[int, ...] = (1, 8, 16, 32)
-    front_rounds: int = 5
-    front_s: float = 110.0
+    front_tokens: int = 150  # long enough that all streams run together for most of it
+    front_rounds: int = 6
+    front_s: float = 210.0
 
     open_rounds: int = 12
 
@@ -73,6 +74,7 @@ QUICK: Final = Plan(
     decode_rounds=1,
     decode_tokens=32,
     front_rounds=1,
+    front_tokens=48,
     open_rounds=3,
     idle_sessions=32,
     many_sessions=128,

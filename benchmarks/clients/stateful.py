@@ -12,7 +12,7 @@ from benchmarks.inputs import text_of
 from ts_stateful.client import Session, connect
 from ts_stateful.client.documents import encode, parse
 from ts_stateful.protocol.answers import Opened, SessionInfo
-from ts_stateful.protocol.requests import Close, Image, Info, Open, Prompt
+from ts_stateful.protocol.requests import Close, Image, Info, Open, Prompt, Rewind
 from ts_stateful.serving.ports import HOST
 from ts_stateful.serving.server import LocalServer
 
@@ -50,6 +50,10 @@ class HttpClient:
         """Return the statistics of a session."""
         _, answer = self._connection.post(self._path, encode(Info()), _header(conversation_id))
         return parse(answer, SessionInfo)
+
+    def rewind(self, conversation_id: str) -> None:
+        """Forget every turn after the first."""
+        self._connection.post(self._path, encode(Rewind(to_turn=1)), _header(conversation_id))
 
     def close(self, conversation_id: str) -> None:
         """See `Client`."""

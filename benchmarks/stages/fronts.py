@@ -9,6 +9,7 @@ from functools import partial
 
 import psutil
 
+from benchmarks.clients.stateful import HttpClient
 from benchmarks.crowd import Crowd
 from benchmarks.names import ASGI, ENGINE, FRONT_CPU, FRONT_DECODE, FRONT_HOP, HTTP
 from benchmarks.plan import PROMPT_TOKENS
@@ -27,15 +28,17 @@ _NOT_FRONT = ("ts-engine", "ts-fork-server", "ts-decoder")
 
 
 def run(rig: Rig) -> None:
-    """Sample tokens a second, milliseconds of the way to the engine and back, and seconds for 1,000 pieces."""
+    """Sample tokens a second, milliseconds of the way to the engine and back, and seconds for 1,000 pieces.
+
+    The sessions stay; after each sample their turns are forgotten but for the first.
+    """
     plan = rig.plan
     widths = plan.front_widths
-    crowds = {system: Crowd(rig, system, max(widths)) for system in FRONTS}
+    streams = {system: _Streams(rig, system, max(widths)) for system in FRONTS}
     trials = []
     for width in widths:
         trials += [
-            Trial(f"{system} {width}", partial(_streams, rig, system, crowds[system], width))
-            for system in FRONTS
+            Trial(f"{system} {width}", partial(streams[system].sample, width)) for system in FRONTS
         ]
         trials.append(Trial(f"{ENGINE} {width}", partial(_engine, rig, width)))
     rig.progress.expect(plan.front_rounds * len(trials))
@@ -47,32 +50,50 @@ def run(rig: Rig) -> None:
         at_least=plan.at_least,
         until=time.monotonic() + plan.front_s,
     )
+    for one in streams.values():
+        one.close()
 
 
-def _streams(rig: Rig, system: str, crowd: Crowd, width: int) -> Sequence[Sample]:
-    plan = rig.plan
-    conversations = crowd.begin(width, plan.decode_history - PROMPT_TOKENS)
-    before = _processor_s(rig, system)
-    turns = crowd.ask(conversations, plan.decode_tokens)
-    taken_s = _processor_s(rig, system) - before
-    for conversation in conversations:
-        conversation.close()
-    pieces = sum(len(turn.arrivals) for turn in turns)
-    hops = [
-        Sample(FRONT_HOP, system, width, turn.first_ms - turn.engine_ms, "ms")
-        for turn in turns
-        if turn.engine_ms is not None
-    ]
-    return (
-        Sample(FRONT_DECODE, system, width, steady_rate(turns), "tokens/s"),
-        Sample(FRONT_CPU, system, width, _PER * taken_s / pieces, "s"),
-        *hops,
-    )
+class _Streams:
+    """The conversations with one front, up to `most` at a time."""
+
+    def __init__(self, rig: Rig, system: str, most: int) -> None:
+        self._rig, self._system = rig, system
+        self._crowd = Crowd(rig, system, most)
+        self._conversations = self._crowd.begin(most, rig.plan.decode_history - PROMPT_TOKENS)
+        self._client = HttpClient(rig.server_of(system))
+
+    def sample(self, width: int) -> Sequence[Sample]:
+        """Sample `width` streams."""
+        rig, system = self._rig, self._system
+        conversations = self._conversations[:width]
+        before = _processor_s(rig, system)
+        turns = self._crowd.ask(conversations, rig.plan.front_tokens)
+        taken_s = _processor_s(rig, system) - before
+        for conversation in conversations:
+            self._client.rewind(conversation.id)
+        pieces = sum(len(turn.arrivals) for turn in turns)
+        hops = [
+            Sample(FRONT_HOP, system, width, turn.first_ms - turn.engine_ms, "ms")
+            for turn in turns
+            if turn.engine_ms is not None
+        ]
+        return (
+            Sample(FRONT_DECODE, system, width, steady_rate(turns), "tokens/s"),
+            Sample(FRONT_CPU, system, width, _PER * taken_s / pieces, "s"),
+            *hops,
+        )
+
+    def close(self) -> None:
+        """End the conversations."""
+        for conversation in self._conversations:
+            conversation.close()
+        self._client.disconnect()
 
 
 def _engine(rig: Rig, width: int) -> Sequence[Sample]:
     plan = rig.plan
-    rate = rig.engine_alone.measure("decode", width, plan.decode_history, plan.decode_tokens)
+    rate = rig.engine_alone.measure("decode", width, plan.decode_history, plan.front_tokens)
     return (Sample(FRONT_DECODE, ENGINE, width, rate, "tokens/s"),)
 
 
