@@ -33,7 +33,10 @@ class EngineAlone:
         self._sessions: list[str] = []
 
     def decode(self, width: int, history: int, num_tokens: int) -> float:
-        """Return tokens a second of `width` streams, while all run, in sessions of `history` tokens, the same at each call, after their prompts."""
+        """Return tokens a second of `width` streams, while all run, in sessions of `history` tokens with their prompts.
+
+        Sessions stay; `history` is the same at each call.
+        """
         while len(self._sessions) < width:
             self._open(history - PROMPT_TOKENS)
         sessions = self._sessions[:width]
