@@ -36,6 +36,7 @@ from a model to an answer:
   .venv/bin/python deploy/sagemaker/deploy.py status demo
   .venv/bin/python deploy/sagemaker/deploy.py down demo
 
+build_and_push.sh --front asgi makes an image without TorchServe and Java; every other step is the same.
 Credentials and region are those of the AWS CLI. An endpoint costs money until `down` has deleted it.
 
 exit status: 0 done, 1 failed (the reason is on standard error), 2 wrong usage.

@@ -1,4 +1,4 @@
-"""The local SageMaker endpoint with two TorchServes, used by an unchanged boto3 and by this package's client."""
+"""The local SageMaker endpoint with two servers, used by an unchanged boto3 and by this package's client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
+from deploy.sagemaker.local.endpoint import FRONTS
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
+from tests.e2e.speak import eventually
 from tests.support.sagemaker import boto_client, parts_of
 from ts_stateful.client import Server, connect
 from ts_stateful.client.session import PromptOptions
@@ -39,9 +41,10 @@ _GONE_S = 60.0
 class Endpoint:
     """The running command, as a context manager that ends it."""
 
-    def __init__(self, archive: Path, logs: Path) -> None:
+    def __init__(self, archive: Path, front: str, logs: Path) -> None:
+        self.front = front
         command = [sys.executable, "-m", "deploy.sagemaker.local"]
-        command += ["--mar", str(archive), "--port", "0", "--endpoint", "demo"]
+        command += ["--mar", str(archive), "--front", front, "--port", "0", "--endpoint", "demo"]
         command += ["--log-folder", str(logs), "--start-timeout", str(START_TIMEOUT_S)]
         self.url = ""
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -74,15 +77,18 @@ class Endpoint:
         self.process.communicate(timeout=2 * _GONE_S)
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    """Start two instances of the shapes model, with one store."""
+@pytest.fixture(scope="module", params=FRONTS)
+def endpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Endpoint]:
+    """Start two instances of the shapes model, with one store and each front."""
     folder = tmp_path_factory.mktemp("sagemaker")
     config = yaml.safe_load((ROOT / "model-config.yaml").read_text())
     config["handler"]["store"] = {"url": (folder / "store").as_uri(), "timeoutSec": 60}
     (folder / "model-config.yaml").write_text(yaml.safe_dump(config))
     archive = pack(folder / "archive", "--config", str(folder / "model-config.yaml"))
-    with Endpoint(archive, log_path("sagemaker").with_suffix("")) as endpoint:
+    logs = log_path(f"sagemaker_{request.param}").with_suffix("")
+    with Endpoint(archive, request.param, logs) as endpoint:
         endpoint.wait_ready()
         yield endpoint
 
@@ -207,7 +213,7 @@ def test_an_image_beyond_the_limit_of_the_service_is_seen(server: Server) -> Non
 
 def test_the_client_talks_about_a_picture(endpoint: Endpoint, server: Server) -> None:
     """It talks in pieces, whole and in a fork, gets typed errors, and closes its sessions."""
-    assert server.hello().profile == "continuous"
+    assert server.hello().profile == ("asgi" if endpoint.front == "asgi" else "continuous")
     with server.open(images=[SCENE]) as session:
         reply = session.prompt(QUESTION)
         assert "".join(reply) == reply.text == "red"
@@ -245,10 +251,11 @@ def test_the_notebook_runs_from_top_to_bottom(endpoint: Endpoint) -> None:
     assert sum(endpoint.sessions()) == 0
 
 
-def test_the_sessions_of_a_stopped_instance_continue_at_another(
-    endpoint: Endpoint, server: Server
-) -> None:
-    """This holds in the middle of a stream: the other instance reads the session from the store and sends the same text."""
+def test_the_sessions_of_a_killed_server_continue(endpoint: Endpoint, server: Server) -> None:
+    """This holds in the middle of a stream, which sends the same text: the other instance reads the session from the store.
+
+    The front without TorchServe starts again instead, and its engines still have the session.
+    """
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(server.open(images=[SCENE])) for _ in range(4)]
         replies = [session.prompt(QUESTION, **LONG) for session in sessions]
@@ -261,18 +268,22 @@ def test_the_sessions_of_a_stopped_instance_continue_at_another(
         begun = [next(stream) for stream in streams]
         stopped, other = endpoint.ping()["instances"]
         assert stopped["sessions"] == other["sessions"] == 2
-        java = _java_at(endpoint.process.pid, int(stopped["url"].rpartition(":")[2]))
-        java.kill()
-        java.wait(_GONE_S)
+        killed = _server_at(endpoint.process.pid, int(stopped["url"].rpartition(":")[2]))
+        killed.kill()
+        killed.wait(_GONE_S)
         with ThreadPoolExecutor() as pool:
             ended = pool.map("".join, streams)
         assert {first + rest for first, rest in zip(begun, ended, strict=True)} == calm
         for session in sessions:
             assert session.ask("And the square?") == "blue"
             assert session.info().turns == 2
-        left, other = endpoint.ping()["instances"]
-        assert (left["in_service"], left["sessions"]) == (False, 0)
-        assert (other["in_service"], other["sessions"]) == (True, 4)
+        assert sum(endpoint.sessions()) == 4
+        if endpoint.front == "asgi":
+            eventually(lambda: all(one["in_service"] for one in endpoint.ping()["instances"]))
+        else:
+            left, other = endpoint.ping()["instances"]
+            assert (left["in_service"], left["sessions"]) == (False, 0)
+            assert (other["in_service"], other["sessions"]) == (True, 4)
 
 
 def test_sigterm_stops_everything(endpoint: Endpoint) -> None:
@@ -285,7 +296,7 @@ def test_sigterm_stops_everything(endpoint: Endpoint) -> None:
     assert left == []
 
 
-def _java_at(pid: int, port: int) -> psutil.Process:
+def _server_at(pid: int, port: int) -> psutil.Process:
     for process in psutil.Process(pid).children(recursive=True):
         listens = [at for at in process.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
         if port in [at.laddr.port for at in listens]:

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.sagemaker.local.endpoint import Settings, run
+from deploy.sagemaker.local.endpoint import FRONTS, Settings, run
 from ts_stateful.cli.numbers import positive, whole
 from ts_stateful.cli.terminal import Terminal
+from ts_stateful.config.schema import ConfigError
 from ts_stateful.protocol.sagemaker import is_endpoint_name
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.torchserve.java import JavaMissing
@@ -18,7 +19,7 @@ __all__ = ["main"]
 
 _MAX_INSTANCES = 16
 _EPILOG = """\
-Starts one or more TorchServes with the same archive. In front of them, a router serves SageMaker's InvokeEndpoint and
+Starts one or more servers with the same archive. In front of them, a router serves SageMaker's InvokeEndpoint and
 InvokeEndpointWithResponseStream. Sessions stay on the instance that opened them. Errors and limits are those of the service.
 docs/sagemaker.md lists what is the same and what is missing.
 
@@ -28,7 +29,7 @@ It needs a checkout with `make setup`.
 examples:
   make sagemaker-local
   make sagemaker-local ARGS="--instances 3 --port 9001 --endpoint demo"
-  python -m deploy.sagemaker.local --mar build/chat.mar
+  python -m deploy.sagemaker.local --mar build/chat.mar --front asgi
 
 then, in another terminal:
   the client of this package:
@@ -51,17 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         endpoint=options.endpoint,
         port=options.port,
         num_instances=options.instances,
+        front=options.front,
         config=options.ts_config,
         log_config=options.log_config,
         log_folder=options.log_folder,
         start_timeout_s=options.start_timeout,
     )
     try:
-        for path in (settings.archive, settings.config, settings.log_config):
+        paths = [settings.archive]
+        if settings.front == "torchserve":
+            paths += [settings.config, settings.log_config]
+        for path in paths:
             if not path.exists():
                 raise ServerFailed(f"no such file: {path}")
         run(settings, Terminal(sys.stdout))
-    except (ServerFailed, JavaMissing) as error:
+    except (ConfigError, ServerFailed, JavaMissing) as error:
         Terminal(sys.stderr).line(f"error: {error}")
         return 1
     return 0
@@ -80,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--instances", type=instances, default=2, metavar="N", help="default: %(default)s")
     text = "port of the endpoint; 0 takes a free one (default: %(default)s)"
     add("--port", type=port, default=9000, help=text)
+    text = (
+        "the instances' server, as in build_and_push.sh; asgi needs no Java (default: %(default)s)"
+    )
+    add("--front", choices=FRONTS, default=FRONTS[0], help=text)
     add("--endpoint", type=_name, default="demo", metavar="NAME", help="default: %(default)s")
     for flag, default, text in (
         ("--mar", "build/chat.mar", "the archive to serve; `make mar` packs one"),

@@ -1,4 +1,4 @@
-"""The endpoint as a process: several TorchServes with one archive, and the runtime API in front of them."""
+"""The endpoint as a process: several servers with one archive, and the runtime API in front of them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,33 @@ from aiohttp import web
 
 from deploy.sagemaker.local.routing import Instance, Router
 from deploy.sagemaker.local.server import make_app
+from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import CONTAINER_VARIABLES
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import HOST, Ports
+from ts_stateful.serving.server import LocalServer
 from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
-__all__ = ["Settings", "run"]
+__all__ = ["FRONTS", "Settings", "run"]
 
+FRONTS = ("torchserve", "asgi")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GOODBYE_S = 1.0  # for requests in flight when the endpoint stops
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that the endpoint serves with. Instances log to files in `log_folder`; `port` 0 takes a free one."""
+    """Everything that the endpoint serves with. Instances log to files in `log_folder`; `port` 0 takes a free one.
+
+    `front` is one of `FRONTS`; `config` and `log_config` are for `torchserve` alone.
+    """
 
     archive: Path
     endpoint: str
     port: int
     num_instances: int
+    front: str
     config: Path
     log_config: Path
     log_folder: Path
@@ -46,6 +53,7 @@ def run(settings: Settings, terminal: Terminal) -> None:
     """Serve until SIGINT or SIGTERM, then stop every instance. Print the addresses, and `ready` at the end.
 
     Raises:
+        ConfigError: the archive cannot be read.
         ServerFailed, JavaMissing: the port is taken, or an instance did not start; the others are stopped.
     """
     for end in _SIGNALS:  # a shell may have started this with SIGINT ignored
@@ -63,14 +71,24 @@ def run(settings: Settings, terminal: Terminal) -> None:
             for end in _SIGNALS:  # nothing interrupts the stop
                 signal.signal(end, signal.SIG_IGN)
             with ThreadPoolExecutor() as threads:  # each takes some seconds
-                list(threads.map(TorchServe.stop, servers))
+                list(threads.map(LocalServer.stop, servers))
     except KeyboardInterrupt:
         return
 
 
-def _server(settings: Settings, number: int, ports: Ports) -> TorchServe:
+def _server(settings: Settings, number: int, ports: Ports) -> LocalServer:
     log_file = settings.log_folder / f"instance-{number}.log"
     log_file.unlink(missing_ok=True)
+    if settings.front == "asgi":
+        return AsgiServer(
+            AsgiServerSettings(
+                (str(settings.archive),),
+                ports=ports,
+                log_file=log_file,
+                environ=CONTAINER_VARIABLES,
+                start_timeout_s=settings.start_timeout_s,
+            )
+        )
     return TorchServe(
         TorchServeSettings(
             settings.archive,

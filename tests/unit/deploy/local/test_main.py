@@ -39,6 +39,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--instances", "0"], "0 is not from 1 to 16"),
         (["--instances", "17"], "17 is not from 1 to 16"),
+        (["--front", "nginx"], "invalid choice: 'nginx'"),
         (["--endpoint", "a_b"], "hyphens between"),
         (["--endpoint=-a"], "hyphens between"),
         (["--endpoint", "a" * 64], "63 at most"),
@@ -61,6 +62,16 @@ def test_a_missing_file_is_named(
     """The status is 1."""
     assert main([*files, missing, "/nonexistent/file"]) == 1
     assert capsys.readouterr().err == "error: no such file: /nonexistent/file\n"
+
+
+@pytest.mark.parametrize("unused", ["--ts-config", "--log-config"])
+def test_torchserves_settings_are_for_torchserve(
+    files: list[str], capsys: pytest.CaptureFixture[str], unused: str
+) -> None:
+    """The other front starts without them; here it finds that the archive is none."""
+    options = ["--front", "asgi", "--port", "0", unused, "/nonexistent/file"]
+    assert main([*files, *options]) == 1
+    assert "chat.mar" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_named(repository: Path, files: list[str]) -> None:
