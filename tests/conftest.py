@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,19 @@ _LONG_ID = 100  # characters or bytes
 def repository() -> Path:
     """The root of the source tree."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """What a handler or an engine makes of the log of its process ends with the test."""
+    root = logging.getLogger()
+    level, filters = root.level, list(root.filters)
+    formatters = [(handler, handler.formatter) for handler in root.handlers]
+    yield
+    root.setLevel(level)
+    root.filters[:] = filters
+    for handler, formatter in formatters:
+        handler.setFormatter(formatter)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
