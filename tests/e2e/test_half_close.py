@@ -250,4 +250,7 @@ def test_the_entrypoint_of_a_container_watches(tmp_path: Path) -> None:
         victim = Victim(server)
         assert victim.attack(half_closed)
         victim.healed_s()
-    assert "ts_stateful.supervisor: error: worker: the process of chat exited" in log_path("container").read_text()
+    assert (
+        "ts_stateful.supervisor: error: worker: the process of chat exited"
+        in log_path("container").read_text()
+    )
