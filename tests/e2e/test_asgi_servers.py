@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+import yaml
 
 from tests.e2e.server import ROOT, SHAPES_MODEL, START_TIMEOUT_S, log_path, pack
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, SCENE
@@ -83,6 +84,33 @@ def test_two_models_over_tls_for_known_clients_alone(tmp_path: Path) -> None:
             stub = InferenceAPIsServiceStub(channel)  # type: ignore[no-untyped-call]
             message = PredictionsRequest(model_name="chat", input={"data": b'{"type": "hello"}'})
             assert b"asgi" in stub.Predictions(message, timeout=DEADLINE_S).prediction
+
+
+def test_scripts_of_allowed_pages_read_answers(tmp_path: Path) -> None:
+    """A browser asks first. Pages of other origins are refused both times."""
+    folder = counter(tmp_path / "counter")
+    config = folder / "model-config.yaml"
+    document = yaml.safe_load(config.read_text())
+    document["handler"]["allowedOrigins"] = ["https://app.example"]
+    config.write_text(yaml.safe_dump(document))
+    asks = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    with (
+        server(folder, name="asgi-pages") as running,
+        httpx.Client(base_url=running.http_url, trust_env=False, timeout=DEADLINE_S) as client,
+    ):
+        path, step = "/invocations", {"inputs": [{"name": "number", "data": [5]}]}
+        for origin, status in (("https://app.example", 200), ("https://evil.example", 400)):
+            page = {"Origin": origin}
+            preflight = client.options(path, headers={**page, **asks})
+            answer = client.post(path, json=step, headers=page)
+            assert (preflight.status_code, answer.status_code) == (status, status)
+            for response in (preflight, answer):
+                seen = response.headers.get("access-control-allow-origin")
+                assert seen == (origin if status == 200 else None)
+        assert "x-ts-stateful-ignored" in answer.headers["access-control-expose-headers"]
 
 
 def test_sessions_continue_at_the_next_server(tmp_path: Path) -> None:

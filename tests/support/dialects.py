@@ -94,11 +94,12 @@ def ask(
     data: Mapping[str, Any] | None = None,
     profile: Profile = Profile.CONTINUOUS,
     grpc: bool = False,
+    strict: bool = False,
 ) -> Exchange:
     """Send a JSON document (or `data`, or a raw body) through the parser of a profile."""
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     names = {} if grpc else {**HTTP, **(headers or {})}
-    parser = RequestParser(profile, NAMES, Dialects("chat"), rng=FixedSeeds())
+    parser = RequestParser(profile, NAMES, Dialects("chat", strict=strict), rng=FixedSeeds())
     read = RequestHeaders.read(names, NAMES, minting=profile is Profile.SEQUENCE)
     exchange = Exchange()
     try:

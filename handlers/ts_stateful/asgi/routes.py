@@ -5,6 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -14,6 +16,7 @@ from ts_stateful.asgi.health import Health
 from ts_stateful.asgi.http import OpenAiRoot, Predictions
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.websocket import Sessions
+from ts_stateful.frontend.pending_response import IGNORED
 
 __all__ = ["make_app", "make_management_app", "make_metrics_app"]
 
@@ -25,6 +28,7 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
     health, sessions = Health(models), Sessions(models)
     predictions, openai = Predictions(models, bodies), OpenAiRoot(models, bodies)
     return Starlette(
+        middleware=_cross_origin(models),
         routes=[
             *_health(health),
             Route("/predictions/{model}", predictions, methods=_ANY),
@@ -34,7 +38,7 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
             WebSocketRoute("/v1/sessions", sessions.serve),
             WebSocketRoute("/v1/sessions/{model}", sessions.serve),
             WebSocketRoute("/invocations-bidirectional-stream", sessions.serve),
-        ]
+        ],
     )
 
 
@@ -50,6 +54,23 @@ def make_metrics_app(registry: CollectorRegistry) -> Starlette:
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return Starlette(routes=[Route("/metrics", metrics)])
+
+
+def _cross_origin(models: Models) -> list[Middleware]:
+    """Let scripts of the pages that a model allows read answers (https://fetch.spec.whatwg.org/#http-cors-protocol)."""
+    origins = {origin for model in models for origin in model.config.engine.allowed_origins}
+    if not origins:
+        return []
+    session_headers = {name for model in models for name in (model.names.id, model.names.end)}
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=sorted(origins),
+            allow_methods=_ANY,
+            allow_headers=["*"],
+            expose_headers=[*sorted(session_headers), IGNORED, "x-request-id", "Retry-After"],
+        )
+    ]
 
 
 def _health(health: Health) -> list[BaseRoute]:

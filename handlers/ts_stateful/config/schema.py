@@ -124,6 +124,8 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """Seconds between two pieces of a stream. The first piece leaves at once. 0: every token by itself."""
     stateful_sessions: bool = True
     """False: every prompt stands alone, and no session can be opened."""
+    strict_requests: bool = False
+    """Refuse OpenAI requests with fields that have no effect. False: these are ignored, and named in a header."""
     reattach_sec: _Positive = 10.0
     """Seconds that a turn goes on after its client has disconnected."""
     context_length: _Count | None = None

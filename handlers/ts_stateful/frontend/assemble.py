@@ -82,10 +82,9 @@ def make_intake(
 def _language_parser(
     config: Config, model_name: str, profile: Profile, names: HeaderNames, limits: BodyLimits
 ) -> Parser:
-    keeps_sessions = config.handler.stateful_sessions
-    return RequestParser(
-        profile, names, Dialects(model_name), limits, keeps_sessions=keeps_sessions
-    )
+    handler = config.handler
+    dialects = Dialects(model_name, strict=handler.strict_requests)
+    return RequestParser(profile, names, dialects, limits, keeps_sessions=handler.stateful_sessions)
 
 
 def _limits(config: Config, held: HeldBytes | None = None) -> BodyLimits:

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -19,7 +20,10 @@ from ts_stateful.principals.namespace import NO_NAMESPACE
 from ts_stateful.protocol.errors import Unauthenticated
 from ts_stateful.protocol.events import Event, EventKind
 
-__all__ = ["ClientKind", "PendingResponse", "Response"]
+__all__ = ["IGNORED", "ClientKind", "PendingResponse", "Response"]
+
+IGNORED: Final = "x-ts-stateful-ignored"
+"""The header with the names of a request's fields that had no effect."""
 
 _RETRYABLE = (429, 503)
 
@@ -67,6 +71,7 @@ class PendingResponse:
         self.namespace = NO_NAMESPACE
         self.trace = Trace()
         self.responder: Responder = OwnResponder(framed=kind is ClientKind.HTTP)
+        self.ignored: tuple[str, ...] = ()  # fields of the request
         self.streams = False  # the answer is a stream of events
         self.names_session = True  # headers name the session
         self.started = False  # the first response was returned
@@ -157,9 +162,7 @@ class PendingResponse:
         shown = [event for event in events if self.streams and event.kind is not EventKind.ACCEPTED]
         parts = b"".join(map(self.responder.piece, shown))
         if last is not None and not self.started:
-            return Response(
-                parts, None, 200, self.responder.stream_type, self._session_headers(last)
-            )
+            return Response(parts, None, 200, self.responder.stream_type, self._headers(last))
         if last is not None:
             return Response(parts if self.streams else self.responder.whole(last).body, False)
         if self.started:
@@ -169,7 +172,7 @@ class PendingResponse:
         return None
 
     def _whole(self, last: Event) -> Response:
-        headers = self._session_headers(last)
+        headers = self._headers(last)
         retry_after_s = _retry_after_s(last)
         if retry_after_s is not None:
             headers["Retry-After"] = str(retry_after_s)
@@ -179,13 +182,14 @@ class PendingResponse:
         return Response(whole.body, None, whole.status, whole.content_type, headers)
 
     def _first(self, event: Event | None, body: bytes) -> Response:
-        headers = {} if event is None else self._session_headers(event)
+        headers = {} if event is None else self._headers(event)
         return Response(
             body, True, 200, self.responder.stream_type if self.streams else JSON, headers
         )
 
-    def _session_headers(self, event: Event) -> dict[str, str]:
-        return self._names.of_answer(event) if self.names_session else {}
+    def _headers(self, event: Event) -> dict[str, str]:
+        headers = self._names.of_answer(event) if self.names_session else {}
+        return headers | {IGNORED: ", ".join(self.ignored)} if self.ignored else headers
 
 
 def _fails(last: Event) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "Open",
     "OutputName",
     "Prompt",
+    "RawPrompt",
     "Request",
     "Rewind",
     "Said",
@@ -133,6 +134,10 @@ class Chat(Prompt, frozen=True, tag="chat", kw_only=True):
         return sum(len(part) for said in self.messages for part in said.parts if part is not None)
 
 
+class RawPrompt(Prompt, frozen=True, tag="raw", kw_only=True):
+    """A text that the reply continues, without a chat template. The wire protocol has none."""
+
+
 class InputTensor(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One input of a step in the Open Inference Protocol's form; the model's declaration fills in what is left out."""
 
@@ -228,7 +233,7 @@ class Hello(Command, frozen=True, tag="hello"):
 
 
 Request = Open | Prompt | Step | Cancel | Close | Info | Continue | Fork | Rewind | Upload | Hello
-AnyRequest = Request | Chat  # requests of an engine
+AnyRequest = Request | Chat | RawPrompt  # requests of an engine
 _TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)
 
 

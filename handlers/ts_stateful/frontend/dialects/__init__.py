@@ -17,11 +17,15 @@ __all__ = ["Dialects"]
 
 
 class Dialects:
-    """All dialects of the model that TorchServe serves as `model_name`, in the order of their checks."""
+    """All dialects of the model that a server has as `model_name`, in the order of their checks.
 
-    def __init__(self, model_name: str = "model") -> None:
+    With `strict`, requests with fields that have no effect are refused.
+    """
+
+    def __init__(self, model_name: str = "model", *, strict: bool = False) -> None:
         self._own = Own()
-        self._others: tuple[Dialect, ...] = (OpenAi(model_name), Llava(), Sglang(), Djl())
+        openai = OpenAi(model_name, strict=strict)
+        self._others: tuple[Dialect, ...] = (openai, Llava(), Sglang(), Djl())
 
     def of(self, body: RequestBody) -> Dialect:
         """Return the dialect of a request: this package's own if no other matches.

@@ -56,12 +56,13 @@ class Unnamed(enum.Enum):
 
 @dataclass(frozen=True)
 class Translation:
-    """The meaning of a request. If no engine is needed, `answer` replaces `request`."""
+    """The meaning of a request. If no engine is needed, `answer` replaces `request`. `ignored` fields have no effect."""
 
     request: AnyRequest | None
     responder: Responder
     unnamed: Unnamed = Unnamed.OPENS
     answer: bytes = b""
+    ignored: tuple[str, ...] = ()
 
 
 class Dialect(Protocol):

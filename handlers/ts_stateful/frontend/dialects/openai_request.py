@@ -1,6 +1,7 @@
-"""The fields of `POST /v1/chat/completions`, and their meaning here.
+"""The fields of `POST /v1/chat/completions` and of `POST /v1/completions`, and their meaning here.
 
-https://platform.openai.com/docs/api-reference/chat/create describes them.
+https://platform.openai.com/docs/api-reference/chat/create and
+https://platform.openai.com/docs/api-reference/completions/create describe them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,23 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from ts_stateful.frontend.dialects.openai_fields import (
+    BODY,
+    IMAGE_URL,
+    MESSAGE,
+    PART,
+    STREAM_OPTIONS,
+    FieldFilter,
+)
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.requests import Chat, Image, Metadata, Said
+from ts_stateful.protocol.requests import Chat, Image, Metadata, RawPrompt, Said
 from ts_stateful.protocol.strict_json import convert
 
-__all__ = ["Completion", "read_completion"]
+__all__ = ["Completion", "read_chat", "read_text"]
 
 # A reply without a limit would reserve the rest of the context window, on the device too.
 _MAX_TOKENS = 1024
+_MAX_TEXT = 16  # OpenAI's default for texts
 _SEEDS = 2**63
 # Every message and part costs an engine time, even an empty one.
 _MAX_PARTS = 4096
@@ -24,50 +34,9 @@ _MAX_PARTS = 4096
 _Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
-# Fields without effect, whatever their value.
-_IDLE = frozenset(
-    {
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
-)
-# Fields accepted only with a value that asks for nothing, or with null.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "audio": (),
-    "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "modalities": (["text"],),
-    "n": (1,),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-_NEUTRAL_IN_MESSAGES: dict[str, tuple[object, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "refusal": (),
-    "tool_calls": ([],),
-}
-
 
 class _Url(Struct, frozen=True, forbid_unknown_fields=True):
     url: str
-    detail: Literal["auto", "low", "high"] = "auto"
 
 
 class _Text(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -78,21 +47,21 @@ class _Picture(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"
     image_url: _Url
 
 
+_KINDS: dict[str, type[Struct]] = {"text": _Text, "image_url": _Picture}
+
+
 class _Message(Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[_Text | _Picture], Meta(min_length=1, max_length=_MAX_PARTS)]
-    name: str | None = None
 
 
 class _StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
 
 
-class _Body(Struct, frozen=True, forbid_unknown_fields=True):
-    model: str
-    messages: Annotated[list[_Message], Meta(min_length=1, max_length=_MAX_PARTS)]
-    max_completion_tokens: _Tokens | None = None
+class _Generation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields that both requests have."""
+
     max_tokens: _Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -100,71 +69,125 @@ class _Body(Struct, frozen=True, forbid_unknown_fields=True):
     stop: _StopString | Annotated[list[_StopString], Meta(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    metadata: Metadata = {}  # checked only; it has no effect
+    metadata: Metadata = {}  # bounded as by OpenAI, without an effect
     # Not OpenAI's; other servers accept them from its clients.
     top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
     ignore_eos: bool | None = None
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of a prompt."""
+        stop = self.stop or ()
+        return {
+            "stream": bool(self.stream),
+            "temperature": self.temperature or 0.0,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_k": max(0, self.top_k or 0),
+            "seed": None if self.seed is None else self.seed % _SEEDS,
+            "stop": stop if isinstance(stop, str) else tuple(stop),
+            "ignore_eos": bool(self.ignore_eos),
+        }
+
+
+class _ChatBody(_Generation, frozen=True, kw_only=True):
+    messages: Annotated[list[_Message], Meta(min_length=1, max_length=_MAX_PARTS)]
+    max_completion_tokens: _Tokens | None = None
+
+
+class _TextBody(_Generation, frozen=True, kw_only=True):
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)]
+
 
 class Completion(NamedTuple):
-    """A completion that was asked for; `image_fields` are the client's paths of the images of `chat`, in their order."""
+    """A completion that was asked for; `image_fields` are the client's paths of the images of `prompt`, in their order."""
 
     model: str
-    chat: Chat
+    prompt: Chat | RawPrompt
     include_usage: bool
-    image_fields: tuple[str, ...]
+    image_fields: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # fields without an effect
 
 
-def read_completion(document: dict[str, Any]) -> Completion:
-    """Convert a JSON object to the request.
+def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> Completion:
+    """Convert a JSON object to a request of a chat with `model`; `strict` refuses fields without an effect.
 
     Raises:
         InvalidRequest: it is malformed or asks for something unsupported; `field` names it.
     """
-    wanted = _without_neutral(document, _NEUTRAL, "", idle=_IDLE)
-    if isinstance(document.get("messages"), list):
-        wanted["messages"] = [
-            _without_neutral(message, _NEUTRAL_IN_MESSAGES, f"messages[{index}].")
-            if isinstance(message, dict)
-            else message
-            for index, message in enumerate(document["messages"])
-        ]
-    body: _Body = convert(wanted, _Body)
-    messages, images, fields = _messages(body.messages)
-    options = body.stream_options or _StreamOptions()
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("only allowed when `stream` is true", field="stream_options")
-    stop = body.stop or ()
+    fields = FieldFilter(strict=strict)
+    body: _ChatBody = convert(_supported(document, _ChatBody, fields), _ChatBody)
+    messages, images, image_fields = _messages(body.messages)
     chat = Chat(
         messages=messages,
         images=images,
-        stream=bool(body.stream),
         max_new_tokens=body.max_completion_tokens or body.max_tokens or _MAX_TOKENS,
-        temperature=body.temperature or 0.0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        seed=None if body.seed is None else body.seed % _SEEDS,
-        stop=stop if isinstance(stop, str) else tuple(stop),
-        ignore_eos=bool(body.ignore_eos),
+        **body.settings,
     )
-    return Completion(body.model, chat, bool(options.include_usage), fields)
+    return Completion(model, chat, _checked(body, fields), image_fields, fields.ignored)
 
 
-def _without_neutral(
-    document: dict[str, Any],
-    neutral: dict[str, tuple[object, ...]],
-    path: str,
-    idle: frozenset[str] = frozenset(),
+def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> Completion:
+    """Convert a JSON object to a request of a text's continuation. See `read_chat`."""
+    fields = FieldFilter(strict=strict)
+    body: _TextBody = convert(_supported(document, _TextBody, fields), _TextBody)
+    (prompt,) = (body.prompt,) if isinstance(body.prompt, str) else body.prompt
+    raw = RawPrompt(prompt=prompt, max_new_tokens=body.max_tokens or _MAX_TEXT, **body.settings)
+    return Completion(model, raw, _checked(body, fields), ignored=fields.ignored)
+
+
+def _checked(body: _Generation, fields: FieldFilter) -> bool:
+    """Check what no type can; return True if a stream ends with the usage."""
+    if body.metadata:
+        fields.ignore("metadata", "metadata")
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise InvalidRequest("only allowed when `stream` is true", field="stream_options")
+    return bool(body.stream_options.include_usage)
+
+
+def _supported(
+    document: dict[str, Any], kind: type[_Generation], fields: FieldFilter
 ) -> dict[str, Any]:
-    """Return the fields with an effect. Raise InvalidRequest for an unsupported one."""
-    wanted = {}
-    for name, value in document.items():
-        if value is None or name in idle:
-            continue
-        if name not in neutral:
-            wanted[name] = value
-        elif value not in neutral[name]:
-            raise InvalidRequest("this server does not support it", field=f"{path}{name}")
+    """Return the document without fields that have no meaning here. What has a wrong type stays, for `convert` to refuse."""
+    wanted = fields.supported(document, kind, BODY)
+    options = wanted.get("stream_options")
+    if isinstance(options, dict):
+        wanted["stream_options"] = fields.supported(
+            options, _StreamOptions, STREAM_OPTIONS, "stream_options."
+        )
+    if isinstance(wanted.get("messages"), list):
+        wanted["messages"] = [
+            _message(message, fields, f"messages[{index}].")
+            if isinstance(message, dict)
+            else message
+            for index, message in enumerate(wanted["messages"])
+        ]
+    return wanted
+
+
+def _message(message: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, Any]:
+    wanted = fields.supported(message, _Message, MESSAGE, place)
+    if wanted.get("role") == "assistant":
+        wanted.setdefault("content", "")  # null for a reply without text
+    if isinstance(wanted.get("content"), list):
+        wanted["content"] = [
+            _part(part, fields, f"{place}content[{index}].") if isinstance(part, dict) else part
+            for index, part in enumerate(wanted["content"])
+        ]
+    return wanted
+
+
+def _part(part: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, Any]:
+    name = part.get("type")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        return part
+    rest = {key: value for key, value in part.items() if key != "type"}
+    wanted = {"type": name, **fields.supported(rest, kind, PART, place)}
+    url = wanted.get("image_url")
+    if isinstance(url, dict):
+        wanted["image_url"] = fields.supported(url, _Url, IMAGE_URL, f"{place}image_url.")
     return wanted
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from typing import Any
+
+from msgspec import structs
 
 from ts_stateful.frontend.dialects.dialect import SSE, Whole
 from ts_stateful.frontend.dialects.openai_request import Completion
 from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
 from ts_stateful.protocol.answers import Usage
 
-__all__ = ["CompletionResponder", "OpenAiResponder"]
+__all__ = ["ChatResponder", "OpenAiResponder", "TextResponder"]
 
 _DONE = b"data: [DONE]\n\n"
 _IMAGE_FIELD = re.compile(r"images\[(\d+)\]\.\w+")
 _FINISH_REASONS = {"length": "length"}  # any other reason is a `stop`
-# Our names of fields to theirs, where they differ.
+# Our names of fields to those of a chat, where they differ.
 _PARAMS = {"prompt": "messages", "system": "messages", "images": "messages"}
 _CODES = {"context_too_long": (400, "context_length_exceeded")}
 _TYPES = {404: "invalid_request_error", 429: "rate_limit_error"}
@@ -34,10 +37,12 @@ class OpenAiResponder(Translator):
     def error(self, error: EngineError) -> Whole:
         status, code = _CODES.get(error.code, (error.status, error.code))
         other = "invalid_request_error" if status < 500 else "server_error"
+        param = self._param(error.field)
         document = {
-            "message": error.message,
+            # Its clients show the message alone.
+            "message": structs.replace(error, field=param).sentence,
             "type": _TYPES.get(status, other),
-            "param": self._param(error.field),
+            "param": param,
             "code": code,
         }
         return Whole(status, line_of({"error": document}))
@@ -46,45 +51,54 @@ class OpenAiResponder(Translator):
         return b"data: " + self.error(error).body + b"\n\n"
 
     def _param(self, field: str | None) -> str | None:
-        return _PARAMS.get(field or "", field)
+        """Return the client's name of a field."""
+        return field
 
 
-class CompletionResponder(OpenAiResponder):
-    """The answer to one chat completion."""
+class _CompletionResponder(OpenAiResponder, ABC):
+    """The answer to one completion, whose pieces are called `chunk`."""
 
-    def __init__(self, asked: Completion) -> None:
+    def __init__(self, asked: Completion, prefix: str, kind: str, chunk: str) -> None:
         self._asked = asked
-        self._id = f"chatcmpl-{secrets.token_hex(12)}"
+        self._id = f"{prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
+        self._kind, self._chunk = kind, chunk
         self._begun = False
 
     def answer(self, answer: EngineAnswer) -> bytes:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": None,
-            "finish_reason": _finish_reason(answer),
-        }
-        document = self._document("chat.completion", [choice])
-        return line_of({**document, "usage": _usage(answer.usage)})
+        choice = self._choice(self._whole(answer.text), _finish_reason(answer))
+        return line_of({**self._document(self._kind, [choice]), "usage": _usage(answer.usage)})
 
     def part(self, text: str) -> bytes:
-        delta = {"content": text} if self._begun else {"role": "assistant", "content": text}
+        piece = self._piece(text, is_first=not self._begun)
         self._begun = True
-        return self._chunk(delta, None)
+        return self._event(self._choice(piece, None))
 
     def end(self, answer: EngineAnswer) -> bytes:
-        chunks = [] if self._begun and not answer.text else [self.part(answer.text)]
-        chunks.append(self._chunk({}, _finish_reason(answer)))
+        events = [] if self._begun and not answer.text else [self.part(answer.text)]
+        events.append(self._event(self._choice(self._nothing(), _finish_reason(answer))))
         if self._asked.include_usage:
-            document = self._document("chat.completion.chunk", [])
-            chunks.append(_event({**document, "usage": _usage(answer.usage)}))
-        return b"".join([*chunks, _DONE])
+            document = self._document(self._chunk, [])
+            events.append(_event({**document, "usage": _usage(answer.usage)}))
+        return b"".join([*events, _DONE])
 
-    def _chunk(self, delta: dict[str, str], finish_reason: str | None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        document = self._document("chat.completion.chunk", [choice])
+    @abstractmethod
+    def _whole(self, text: str) -> dict[str, Any]:
+        """Return the fields of the only choice of an answer."""
+
+    @abstractmethod
+    def _piece(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        """Return those of a piece."""
+
+    @abstractmethod
+    def _nothing(self) -> dict[str, Any]:
+        """Return those of the last piece, which has no text."""
+
+    def _choice(self, fields: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        return {"index": 0, **fields, "logprobs": None, "finish_reason": finish_reason}
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        document = self._document(self._chunk, [choice])
         return _event({**document, "usage": None} if self._asked.include_usage else document)
 
     def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,11 +110,44 @@ class CompletionResponder(OpenAiResponder):
             "choices": choices,
         }
 
+
+class TextResponder(_CompletionResponder):
+    """The continuation of a text."""
+
+    def __init__(self, asked: Completion) -> None:
+        super().__init__(asked, "cmpl", "text_completion", "text_completion")
+
+    def _whole(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _piece(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        return {"text": text}
+
+    def _nothing(self) -> dict[str, Any]:
+        return {"text": ""}
+
+
+class ChatResponder(_CompletionResponder):
+    """A reply to messages."""
+
+    def __init__(self, asked: Completion) -> None:
+        super().__init__(asked, "chatcmpl", "chat.completion", "chat.completion.chunk")
+
+    def _whole(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _piece(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        delta = {"role": "assistant"} if is_first else {}
+        return {"delta": {**delta, "content": text}}
+
+    def _nothing(self) -> dict[str, Any]:
+        return {"delta": {}}
+
     def _param(self, field: str | None) -> str | None:
         image = _IMAGE_FIELD.fullmatch(field or "")
         if image is not None and int(image[1]) < len(self._asked.image_fields):
             return self._asked.image_fields[int(image[1])]
-        return super()._param(field)
+        return _PARAMS.get(field or "", field)
 
 
 def _finish_reason(answer: EngineAnswer) -> str:

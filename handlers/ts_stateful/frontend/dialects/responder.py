@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ class EngineError(Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """Join field and message, for a dialect with one string for both."""
-        if self.field is None or self.field in self.message:
+        if self.field is None or re.search(rf"(?<!\w){re.escape(self.field)}(?!\w)", self.message):
             return self.message
         return f"{self.field}: {self.message}"
 

@@ -57,6 +57,7 @@ class RequestParser:
         pending.responder = dialect.responder
         translation = dialect.read(body)
         pending.responder = translation.responder
+        pending.ignored = translation.ignored
         if translation.request is None:
             return Event(pending.request_id, EventKind.LAST, translation.answer)
         return self._submit(pending.request_id, translation.request, translation, body)

@@ -152,6 +152,22 @@ class ChatText:
         keep = common_prefix(log, whole)
         return Extension(keep, whole[keep:], rendered)
 
+    def raw(self, text: str) -> Extension:
+        """Return the context of a text without a template, read by the tokenizer as it is, control tokens included.
+
+        Raises:
+            InvalidRequest: it has no tokens, or one that stands for an image.
+        """
+        ids = self._tokenizer(text).input_ids
+        if not ids:
+            raise InvalidRequest("it is empty; send at least one character", field="prompt")
+        if self._image_token_id in ids:
+            raise InvalidRequest(
+                f"{self._image_token} stands for an image, which a text completion cannot have; use chat completions",
+                field="prompt",
+            )
+        return Extension(0, ids, text)
+
     def _message(self, role: str, text: str, num_images: int = 0) -> Message:
         return Message(role, mark_control_tokens(text, self._controls), num_images)
 

@@ -11,7 +11,7 @@ from ts_stateful.language.text.chat_template import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
 from ts_stateful.protocol.errors import ContextTooLong, OutOfMemory, TurnGap
-from ts_stateful.protocol.requests import Chat, Open, Prompt
+from ts_stateful.protocol.requests import Chat, Open, Prompt, RawPrompt
 
 __all__ = ["Preparation", "check_length", "check_number", "resume_reply"]
 
@@ -92,12 +92,14 @@ def _extend(model: Model, sequence: Sequence) -> Extension:
         return Extension(0, text.opening(context.dialogue, expansions), "")
     sequence.number = len(sequence.session.turns) + 1
     check_number(command.turn, sequence.number)
+    sequence.reply = ReplyText(model.tokenizer.backend_tokenizer, command.stop_strings)
+    if isinstance(command, RawPrompt):
+        return text.raw(command.prompt)
     if isinstance(command, Chat):
         _branch(model, sequence, command)
     else:
         num_images = len(sequence.images)
         sequence.messages = (text.user_message(context.dialogue, command.prompt, num_images),)
-    sequence.reply = ReplyText(model.tokenizer.backend_tokenizer, command.stop_strings)
     expansions = [image.ids for image in sequence.all_images]
     base = sequence.base
     return text.extend(base.dialogue, base.log, sequence.messages, expansions)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.dialects import Exchange, ask
 from tests.support.fake_dispatcher import ID, START
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import Chat, Image, Said
+from ts_stateful.protocol.requests import Chat, Image, RawPrompt, Said
 
 CHAT = {"url_path": "v1/chat/completions"}
 HI: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
@@ -95,12 +95,16 @@ def test_messages_of_all_kinds() -> None:
 
 
 def test_what_changes_nothing_is_taken() -> None:
-    """Whatever the value of some is, and of others the value that asks for nothing."""
+    """Null, and the value that asks for nothing."""
     exchange = completion(
-        user="u",
-        metadata={"a": "b"},
-        store=True,
+        user=None,
+        store=False,
         service_tier="auto",
+        min_p=0,
+        repetition_penalty=1.0,
+        chat_template_kwargs={},
+        reasoning_effort="none",
+        verbosity="medium",
         n=1,
         logprobs=False,
         top_logprobs=None,
@@ -110,12 +114,13 @@ def test_what_changes_nothing_is_taken() -> None:
         response_format={"type": "text"},
         tools=[],
         tool_choice="none",
-        parallel_tool_calls=True,
+        parallel_tool_calls=None,
         modalities=["text"],
         max_tokens=None,
         stream=False,
     )
     assert isinstance(exchange.command, Chat)
+    assert exchange.pending.ignored == ()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +136,9 @@ def test_what_changes_nothing_is_taken() -> None:
         ({"presence_penalty": 1}, "presence_penalty"),
         ({"logit_bias": {"1": 2}}, "logit_bias"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"nonsense": 1}, "nonsense"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"store": True, "model": 5}, "model"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "1"}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -147,7 +154,6 @@ def test_what_changes_nothing_is_taken() -> None:
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "x", "y": 1}]}, "messages[0].y"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
@@ -177,7 +183,95 @@ def test_what_is_wrong_or_not_done_is_refused_by_name(fields: dict[str, Any], pa
     assert body["error"]["param"] == param
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["code"] == "invalid_request"
-    assert body["error"]["message"]
+    assert body["error"]["message"].startswith(param)
+
+
+IGNORED: list[tuple[dict[str, Any], str]] = [
+    ({"user": "u"}, "user"),
+    ({"metadata": {"a": "b"}}, "metadata"),
+    ({"store": True}, "store"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+    ({"prompt_cache_options": {"ttl": "1h"}}, "prompt_cache_options"),
+    ({"brand_new": 1}, "brand_new"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "id": "m1"}]}, "messages[].id"),
+    ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages[].name"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "reasoning_content": "hm"}]},
+        "messages[].reasoning_content",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+                    ],
+                }
+            ]
+        },
+        "messages[].content[].cache_control",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "image_url",
+                            "image_url": {"url": "https://x", "detail": "original"},
+                        }
+                    ],
+                }
+            ]
+        },
+        "messages[].content[].image_url.detail",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), IGNORED)
+def test_what_has_no_effect_is_taken_and_named(fields: dict[str, Any], name: str) -> None:
+    """Clients send new fields before servers know them."""
+    assert completion(**fields).pending.ignored == (name,)
+
+
+@pytest.mark.parametrize(("fields", "name"), IGNORED)
+def test_a_strict_server_refuses_what_has_no_effect(fields: dict[str, Any], name: str) -> None:
+    """`handler.strictRequests`; the error names the message too."""
+    status, body = ask({**HI, **fields}, headers=CHAT, strict=True).refusal
+    assert (status, body["error"]["param"].replace("[0]", "[]")) == (400, name)
+    assert "strictRequests" in body["error"]["message"]
+
+
+def test_names_of_ignored_fields_cannot_break_a_header() -> None:
+    """They are the client's."""
+    exchange = completion(**{"a\r\nSet-Cookie: x": 1, "\u20ac" * 100: 1})
+    assert exchange.pending.ignored == ("a??Set-Cookie??x", "?" * 64)
+    many = completion(**{f"field-{number}": 1 for number in range(100)})
+    assert len(many.pending.ignored) == 32
+
+
+@pytest.mark.parametrize("model", [None, ""])
+def test_without_a_model_there_is_only_one(model: str | None) -> None:
+    """SageMaker's notebooks send an empty one."""
+    exchange = completion(model=model)
+    assert exchange.answered()["model"] == "chat"
+    nameless = {"messages": HI["messages"]}
+    assert isinstance(ask(nameless, headers=CHAT).command, Chat)
+
+
+def test_a_reply_may_be_empty() -> None:
+    """OpenAI's own library sends null for it."""
+    assert messages({"role": "assistant", "content": None}).command.messages == (
+        Said("assistant", ("",)),
+    )
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"[]", b'{"model": "chat", "model": "chat"}'])
@@ -201,11 +295,10 @@ def test_a_conversation_has_so_many_messages_and_parts_at_most() -> None:
 
 
 def test_another_model_is_not_found() -> None:
-    """And none at all is not enough."""
+    """The client has another server in mind."""
     status, body = completion(model="gpt-4o").refusal
     assert (status, body["error"]["code"]) == (404, "model_not_found")
     assert body["error"]["param"] == "model"
-    assert ask({"messages": HI["messages"]}, headers=CHAT).refusal[1]["error"]["param"] == "model"
 
 
 def test_models_are_listed_and_shown() -> None:
@@ -244,3 +337,42 @@ def test_an_id_that_torchserve_has_made_is_no_session_header() -> None:
     submit = ask(HI, headers=headers, profile=Profile.SEQUENCE).submit
     assert submit.ephemeral
     assert submit.command.session_id != "ts-seq-1"
+
+
+TEXT = {"url_path": "v1/completions"}
+
+
+def test_a_text_is_continued() -> None:
+    """Without a session, and without messages."""
+    document = {"model": "chat", "prompt": ["Once"], "temperature": 0.5, "seed": 3, "user": "u"}
+    exchange = ask(document, headers=TEXT)
+    command = exchange.submit.command
+    assert command == RawPrompt(
+        session_id=command.session_id, prompt="Once", max_new_tokens=16, temperature=0.5, seed=3
+    )
+    assert exchange.submit.ephemeral
+    assert exchange.pending.ignored == ("user",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 1}, "logprobs"),
+    ],
+)
+def test_a_text_request_is_checked(fields: dict[str, Any], param: str) -> None:
+    """As a chat's."""
+    status, body = ask({"prompt": "Once", **fields}, headers=TEXT).refusal
+    assert (status, body["error"]["param"].partition("[")[0]) == (400, param)
+
+
+def test_a_text_has_no_session() -> None:
+    """There are no messages to compare."""
+    status, body = ask({"prompt": "Once"}, headers={**TEXT, START: "true", ID: "s-1"}).refusal
+    assert (status, body["error"]["param"]) == (400, "session_id")

@@ -111,7 +111,8 @@ def test_errors_of_the_engine(
     error: StatefulError, status: int, code: str, kind: str, param: str | None
 ) -> None:
     """In OpenAI's form, and where it has a code of its own, by that."""
-    expected = {"message": "x", "type": kind, "param": param, "code": code}
+    message = "x" if param is None else f"{param}: x"
+    expected = {"message": message, "type": kind, "param": param, "code": code}
     assert completion().fails(error) == (status, {"error": expected})
 
 
@@ -127,3 +128,19 @@ def test_an_image_is_called_as_the_client_does() -> None:
     status, body = exchange.fails(MediaForbidden("x", field="images[1].url"))
     assert status == 403
     assert body["error"]["param"] == "messages[1].content[1].image_url.url"
+
+
+def test_a_text_completion() -> None:
+    """Its pieces have the same type as the whole."""
+    exchange = ask({"prompt": "Once"}, headers={"url_path": "v1/completions"})
+    document = exchange.answered()
+    assert (document["object"], document["id"][:5]) == ("text_completion", "cmpl-")
+    assert document["choices"] == [
+        {"index": 0, "text": "red", "logprobs": None, "finish_reason": "stop"}
+    ]
+    streaming = ask({"prompt": "Once", "stream": True}, headers={"url_path": "v1/completions"})
+    got = chunks(streaming.streamed("dark"))
+    assert [chunk["choices"][0]["text"] for chunk in got] == ["dark", "red", ""]
+    assert {chunk["object"] for chunk in got} == {"text_completion"}
+    status, body = exchange.fails(InvalidRequest("x", field="prompt"))
+    assert (status, body["error"]["param"]) == (400, "prompt")

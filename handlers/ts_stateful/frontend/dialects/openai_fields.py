@@ -1,0 +1,159 @@
+"""The fields of OpenAI's clients without a meaning here: those that ask for nothing, those that are ignored, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+
+from ts_stateful.protocol.errors import InvalidRequest
+
+__all__ = ["BODY", "IMAGE_URL", "MESSAGE", "PART", "STREAM_OPTIONS", "FieldFilter", "FieldTable"]
+
+_MAX_IGNORED = 32  # names in an answer's header
+_MAX_NAME = 64
+
+
+class FieldTable(NamedTuple):
+    """The fields of one object besides the supported ones, with the values that ask for nothing.
+
+    With another value those in `neutral` would change an answer, and are refused. Those in `idle`, and fields in no table, are
+    ignored.
+    """
+
+    place: str
+    neutral: Mapping[str, tuple[object, ...]] = {}
+    idle: Mapping[str, tuple[object, ...]] = {}
+
+
+BODY: Final = FieldTable(
+    "",
+    {
+        "audio": (),
+        "frequency_penalty": (0,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "logit_bias": ({},),
+        "logprobs": (False,),
+        "modalities": (["text"],),
+        "n": (1,),
+        "prediction": (),
+        "presence_penalty": (0,),
+        "reasoning_effort": ("none",),
+        "response_format": ({"type": "text"},),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        # Of vLLM and SGLang.
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "best_of": (1,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "ebnf": (),
+        "echo": (False,),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "include_stop_str_in_output": (False,),
+        "json_schema": (),
+        "length_penalty": (1,),
+        "logits_processors": ([],),
+        "lora_path": (),
+        "min_p": (0,),
+        "min_tokens": (0,),
+        "mm_processor_kwargs": ({},),
+        "no_repeat_ngram_size": (0,),
+        "prompt_logprobs": (False,),
+        "regex": (),
+        "repetition_penalty": (1,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "stop_token_ids": ([],),
+        "structured_outputs": ({},),
+        "suffix": ("",),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+    },
+    {"service_tier": ("auto", "default"), "store": (False,)},
+)
+MESSAGE: Final = FieldTable(
+    "messages[].",
+    {
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "refusal": (),
+        "tool_calls": ([],),
+    },
+)
+PART: Final = FieldTable("messages[].content[].")
+IMAGE_URL: Final = FieldTable("messages[].content[].image_url.", idle={"detail": ("auto",)})
+STREAM_OPTIONS: Final = FieldTable("stream_options.", idle={"include_obfuscation": (False,)})
+
+
+class FieldFilter:
+    """Takes the supported fields out of objects, and collects the names of those that are `ignored`; `strict` refuses them."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._ignored: dict[str, None] = {}
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Return the names of the fields that were ignored, each once: `user`, `messages[].id`."""
+        return tuple(self._ignored)
+
+    def supported(
+        self, fields: Mapping[str, Any], kind: type[Struct], table: FieldTable, place: str = ""
+    ) -> dict[str, Any]:
+        """Return the fields of `kind`; `place` is the path of the object, as errors name it.
+
+        Raises:
+            InvalidRequest: one asks for something that this server does not do, or has no effect and must not be ignored.
+        """
+        wanted = {}
+        names: Collection[str] = kind.__struct_fields__
+        for name, value in fields.items():
+            neutral = table.neutral.get(name, ())
+            if value is None or value in neutral or value in table.idle.get(name, ()):
+                continue
+            if name in names:
+                wanted[name] = value
+            elif name in table.neutral:
+                raise InvalidRequest(_unsupported(neutral), field=f"{place}{name}")
+            else:
+                self.ignore(f"{table.place}{name}", f"{place}{name}")
+        return wanted
+
+    def ignore(self, name: str, field: str) -> None:
+        """Note a field without an effect.
+
+        Raises:
+            InvalidRequest: the filter is strict.
+        """
+        if self._strict:
+            raise InvalidRequest(
+                "it has no effect here, and handler.strictRequests refuses such fields; leave it out",
+                field=field[: 2 * _MAX_NAME],
+            )
+        if len(self._ignored) < _MAX_IGNORED:
+            shown = "".join(
+                c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name
+            )
+            self._ignored[shown[:_MAX_NAME]] = None
+
+
+def _unsupported(neutral: tuple[object, ...]) -> str:
+    if neutral and isinstance(neutral[0], str | int | bool):
+        shown = str(neutral[0]).lower() if isinstance(neutral[0], bool) else repr(neutral[0])
+        return f"this server supports only {shown}; send that, or leave it out"
+    return "this server does not support it; leave it out"
