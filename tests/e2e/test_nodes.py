@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from threading import Barrier, Event
 import httpx
 import psutil
 import pytest
+import websockets.sync.client
 
 from tests.e2e.server import log_path, profile_server
 from tests.e2e.speak import DEADLINE_S, HEADER, SCENE, SCENE_BASE64, Speaker, eventually
@@ -141,6 +143,26 @@ class Disturbance:
     def __init__(self) -> None:
         self.everybody = Barrier(NUM_SESSIONS + 1)
         self.over = Event()
+
+
+def test_a_websocket_reaches_the_node_of_its_session(nodes: Nodes) -> None:
+    """A node without TorchServe; the header of the handshake names the session."""
+    if nodes.can_be_killed:
+        pytest.skip("TorchServe has no WebSockets")
+    question = {"prompt": "Is there a circle?"}
+    with connect(nodes.proxy.http_url) as connection, connection.open(images=[SCENE]) as session:
+        assert session.ask(question["prompt"]) == "yes"
+        held = nodes.sessions()
+        for path in ("/v1/sessions", "/invocations-bidirectional-stream"):
+            with websockets.sync.client.connect(
+                f"{nodes.proxy.http_url.replace('http', 'ws')}{path}",
+                additional_headers={HEADER: session.session_id},
+                proxy=None,
+            ) as line:
+                line.send(json.dumps({**question, "session_id": session.session_id}))
+                assert json.loads(line.recv(timeout=DEADLINE_S))["text"] == "yes"
+                assert line.ping().wait(DEADLINE_S)
+        assert nodes.sessions() == held or nodes.proxy.has_lost_one()
 
 
 def talk(session: Session, disturbance: Disturbance | None = None) -> list[str]:

@@ -26,6 +26,7 @@ HEAD = b"POST /predictions/chat HTTP/1.1\r\nHost: a\r\n"
 CHUNKS = b"5\r\nhello\r\n0\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+HANDSHAKE = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
 CLOSE = b"Connection: close\r\n"
 UPLOADS = 3
 
@@ -68,6 +69,16 @@ def proxy(
     with haproxy(
         binary, nodes, log, impatient, TS_FRONT="torchserve", TS_UPLOADS=str(UPLOADS)
     ) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def asgi_proxy(
+    binary: str, node: RawNode, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Proxy]:
+    """Start HAProxy for nodes without TorchServe."""
+    log = tmp_path_factory.mktemp("proxy") / "log"
+    with haproxy(binary, [Ports(http=node.port)] * 2, log) as proxy:
         yield proxy
 
 
@@ -143,6 +154,40 @@ def test_no_protocol_is_changed(port: int, node: RawNode) -> None:
     answer = exchange(port, b"GET /ping HTTP/1.1\r\nHost: a\r\n" + offer + b"\r\n")
     assert status(answer) == 200
     assert not {"upgrade", "http2-settings"} & set(node.requests[0].headers)
+
+
+def offers(port: int, path: bytes, protocol: bytes, method: bytes = b"GET") -> None:
+    """Send a request that offers a protocol."""
+    offer = b"Connection: upgrade\r\nUpgrade: " + protocol + b"\r\n" + HANDSHAKE
+    exchange(port, method + b" " + path + b" HTTP/1.1\r\nHost: a\r\n" + offer + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "protocol", "method", "passes"),
+    [
+        (b"/v1/sessions", b"websocket", b"GET", True),
+        (b"/v1/sessions/chat", b"WebSocket", b"GET", True),
+        (b"/invocations-bidirectional-stream", b"websocket", b"GET", True),
+        (b"/predictions/chat", b"websocket", b"GET", False),
+        (b"/v1/sessions", b"h2c", b"GET", False),
+        (b"/v1/sessions", b"websocket", b"POST", False),
+    ],
+)
+def test_websockets_pass_where_a_node_has_them(
+    asgi_proxy: Proxy, node: RawNode, path: bytes, protocol: bytes, method: bytes, passes: bool
+) -> None:
+    """Nothing else is carried through."""
+    node.requests.clear()
+    port = urlsplit(asgi_proxy.http_url).port
+    assert port is not None
+    offers(port, path, protocol, method)
+    assert ("upgrade" in node.requests[0].headers) is passes
+
+
+def test_torchserve_gets_no_websockets(port: int, node: RawNode) -> None:
+    """It has none."""
+    offers(port, b"/v1/sessions", b"websocket")
+    assert "upgrade" not in node.requests[0].headers
 
 
 def test_a_form_without_a_file_is_refused(port: int, node: RawNode) -> None:

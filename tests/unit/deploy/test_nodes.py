@@ -57,7 +57,7 @@ def test_haproxy_takes_the_configuration(environ: dict[str, str]) -> None:
 
 def test_checks_find_a_place_on_a_busy_node(served: dict[str, Any]) -> None:
     """HAProxy sends a node fewer requests at a time than it has places."""
-    (limit,) = re.findall(r" maxconn (\d+) ", CONFIG.read_text())
+    (limit,) = re.findall(r" maxconn (\d+) check", CONFIG.read_text())
     assert int(limit) < served["batchSize"]
 
 
@@ -124,7 +124,7 @@ def test_haproxy_finds_the_nodes(objects: dict[tuple[str, str], Any]) -> None:
     ports = {port["name"]: port["port"] for port in nodes["ports"]}
     text = CONFIG.read_text()
     templates = re.findall(r'server-template node (\d+) "\$\{TS_DNS\}:(\d+)"', text)
-    assert [int(port) for _, port in templates] == [ports["http"], ports["grpc"]]
+    assert [int(port) for _, port in templates] == [ports["http"], ports["http"], ports["grpc"]]
     assert all(int(count) >= 2 for count, _ in templates)
     assert re.findall(r"check-proto h1 port (\d+)", text) == [str(ports["http"])]
     listens = [f":{port['containerPort']}" for port in container(haproxy)["ports"]]
