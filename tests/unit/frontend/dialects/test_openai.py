@@ -252,9 +252,9 @@ def test_a_strict_server_refuses_what_has_no_effect(fields: dict[str, Any], name
 
 def test_names_of_ignored_fields_cannot_break_a_header() -> None:
     """They are the client's."""
-    exchange = completion(**{"a\r\nSet-Cookie: x": 1, "\u20ac" * 100: 1})
+    exchange = ask({**HI, "a\r\nSet-Cookie: x": 1, "\u20ac" * 100: 1}, headers=CHAT)
     assert exchange.pending.ignored == ("a??Set-Cookie??x", "?" * 64)
-    many = completion(**{f"field-{number}": 1 for number in range(100)})
+    many = ask({**HI, **{f"field-{number}": 1 for number in range(100)}}, headers=CHAT)
     assert len(many.pending.ignored) == 32
 
 
