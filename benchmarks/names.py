@@ -18,6 +18,7 @@ __all__ = [
     "FRONT_HOP",
     "GRPC",
     "HTTP",
+    "IMPLICIT",
     "LLAMA",
     "LLAMA_DECODE",
     "LLAMA_TTFT",
@@ -42,6 +43,7 @@ __all__ = [
 # Systems.
 HTTP: Final = "http"
 GRPC: Final = "grpc"
+IMPLICIT: Final = "http, all messages"
 ASGI: Final = "http, without TorchServe"
 ASYNC_HTTP: Final = "http, async"
 ASYNC_GRPC: Final = "grpc, async"

@@ -20,6 +20,7 @@ from benchmarks.names import (
     ENGINE,
     GRPC,
     HTTP,
+    IMPLICIT,
     LLAMA,
     LLAMA_DECODE,
     LLAMA_TTFT,
@@ -42,6 +43,7 @@ _FLOOR = "floor"
 _LOOKS: Final[dict[str, dict[str, Any]]] = {
     _FLOOR: {"color": "#6b7280", "linestyle": "--", "marker": "", "label": "floor: bare forward"},
     HTTP: {"color": "#0f62fe", "marker": "o", "label": "HTTP"},
+    IMPLICIT: {"color": "#ff832b", "marker": "v", "label": "HTTP, all messages and no session"},
     GRPC: {"color": "#009d9a", "marker": "s", "label": "gRPC, pulled"},
     ASYNC_HTTP: {"color": "#78a9ff", "marker": "o", "markerfacecolor": "white", "label": "HTTP, async profile"},
     ASYNC_GRPC: {"color": "#3ddbd9", "marker": "s", "markerfacecolor": "white", "label": "gRPC, async profile"},
@@ -104,7 +106,7 @@ def _saved(
 def _ttft(samples: Samples, figure: Figure) -> None:
     axes = figure.subplots()
     axes.set_title("Time to first token of a 20-token prompt")
-    systems = (RECOMPUTE, GRPC, HTTP, ASYNC_GRPC, ASYNC_HTTP, _FLOOR)
+    systems = (RECOMPUTE, GRPC, HTTP, IMPLICIT, ASYNC_GRPC, ASYNC_HTTP, _FLOOR)
     _lines(axes, samples, TTFT, systems)
     _history_axis(axes, samples, TTFT)
     axes.set_yscale("log")

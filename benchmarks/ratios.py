@@ -20,6 +20,7 @@ from benchmarks.names import (
     FRONT_HOP,
     GRPC,
     HTTP,
+    IMPLICIT,
     LLAMA,
     LLAMA_DECODE,
     LLAMA_TTFT,
@@ -153,6 +154,13 @@ RATIOS: Sequence[Ratio] = (
         20,
         "the baseline's time to first token after 1,600 tokens, over HTTP's",
         _between(TTFT, 1600, RECOMPUTE, HTTP),
+    ),
+    Ratio(
+        "implicit_turn_over_explicit",
+        "at most",
+        1.25,
+        "time to first token after 1,600 tokens of a client that sends all messages and no session, over HTTP's",
+        _between(TTFT, 1600, IMPLICIT, HTTP),
     ),
     *(
         Ratio(

@@ -12,13 +12,24 @@ from benchmarks.clients.conversation import Client
 from benchmarks.clients.llama import LlamaClient
 from benchmarks.clients.recompute import RecomputeClient
 from benchmarks.clients.stateful import GrpcClient, HttpClient
+from benchmarks.clients.whole_list import WholeListClient
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.floor import Floor
 from benchmarks.gguf_export import export
 from benchmarks.inputs import Inputs
 from benchmarks.llama_server import LlamaServer
 from benchmarks.model import build
-from benchmarks.names import ASGI, ASYNC_GRPC, ASYNC_HTTP, GRPC, HTTP, LLAMA, RECOMPUTE, TEXT_HTTP
+from benchmarks.names import (
+    ASGI,
+    ASYNC_GRPC,
+    ASYNC_HTTP,
+    GRPC,
+    HTTP,
+    IMPLICIT,
+    LLAMA,
+    RECOMPUTE,
+    TEXT_HTTP,
+)
 from benchmarks.own_process import OwnProcess
 from benchmarks.plan import Plan
 from benchmarks.progress import Progress
@@ -34,6 +45,7 @@ _CHAT_ASGI = "chat-asgi"
 _SERVER_OF = {
     HTTP: _CHAT,
     GRPC: _CHAT,
+    IMPLICIT: _CHAT,
     ASGI: _CHAT_ASGI,
     ASYNC_HTTP: _CHAT_ASYNC,
     ASYNC_GRPC: _CHAT_ASYNC,
@@ -124,6 +136,8 @@ class Rig:
         server = self.server_of(system)
         if system == RECOMPUTE:
             return RecomputeClient(server)
+        if system == IMPLICIT:
+            return WholeListClient(server)
         if system in (HTTP, ASGI, ASYNC_HTTP, TEXT_HTTP):
             return HttpClient(server)
         return GrpcClient(server, "continuous" if system == GRPC else "async")

@@ -19,6 +19,7 @@ import yaml
 from msgspec import Meta, Struct
 
 from ts_stateful.config import access, quotas, schema
+from ts_stateful.config.implicit import ImplicitConfig
 from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.protocol.declarations import Input, Output, State
 
@@ -37,6 +38,7 @@ _TABLES: tuple[tuple[str, str, type[Struct]], ...] = (
     ("header", "handler.auth.", access.HeaderAuth),
     ("jwt", "handler.auth.", access.JwtAuth),
     ("language", "handler.", schema.HandlerConfig),
+    ("implicit", "handler.implicitSessions.", ImplicitConfig),
     ("media", "handler.media.", schema.MediaConfig),
     ("store", "handler.store.", schema.StoreConfig),
     ("recurrent", "handler.", schema.StateConfig),

@@ -18,6 +18,7 @@ from ts_stateful.client.transports.sse import EventParser
 __all__ = ["HttpConnection", "turn_of"]
 
 _TIMEOUT_S = 120.0
+_DONE = b"[DONE]"  # OpenAI's end of a stream
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -55,6 +56,7 @@ class HttpConnection:
             Event(at, msgspec.json.decode(data))
             for at, chunk in chunks
             for data in parser.feed(chunk)
+            if data != _DONE
         ]
 
     def renew(self) -> None:

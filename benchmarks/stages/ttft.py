@@ -13,6 +13,7 @@ from benchmarks.names import (
     CACHES,
     GRPC,
     HTTP,
+    IMPLICIT,
     LLAMA,
     RECOMPUTE,
     TEXT_HTTP,
@@ -27,7 +28,7 @@ __all__ = ["TITLE", "run", "run_systems"]
 
 TITLE = "time to first token against history"
 
-_SYSTEMS = (HTTP, GRPC, ASYNC_HTTP, ASYNC_GRPC, RECOMPUTE)
+_SYSTEMS = (HTTP, IMPLICIT, GRPC, ASYNC_HTTP, ASYNC_GRPC, RECOMPUTE)
 _NEW_TOKENS = 4  # of a reply: the first token is not the last one, as in practice
 
 

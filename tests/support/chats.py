@@ -22,9 +22,12 @@ Told = tuple[str, Any]  # role; a text, or texts and names of pictures
 class Chats:
     """A client that tells the whole conversation every time, and checks every reply against stock `generate`."""
 
-    def __init__(self, model: Model, store: Store | None = None) -> None:
+    def __init__(
+        self, model: Model, store: Store | None = None, config: dict[str, Any] | None = None
+    ) -> None:
         self.model = model
-        self.harness = Harness(model, store=store)
+        self.harness = Harness(model, config, store=store)
+        self.num_alone = 0
         self.pictures = {name: noise(seed) for seed, name in enumerate(("@1", "@2", "@3"), start=1)}
         self.harness.pictures.update(self.pictures)
 
@@ -32,9 +35,22 @@ class Chats:
         self, *told: Told, session: str = "s", checked: bool = True, **fields: Any
     ) -> dict[str, Any]:
         """The answer to a conversation."""
-        parts = [(role, [said] if isinstance(said, str) else list(said)) for role, said in told]
+        answer = self.harness.ask(self.chat(*told, session=session), **fields)
+        if checked:
+            self.check(told, session)
+        return answer
+
+    def say_alone(self, *told: Told, checked: bool = True) -> dict[str, Any]:
+        """The answer to a conversation without a session header."""
+        self.num_alone += 1
+        name = f"alone-{self.num_alone}"
+        return self.say(*told, session=name, checked=checked, creates_session=True, ephemeral=True)
+
+    def chat(self, *told: Told, session: str) -> Chat:
+        """The request."""
+        parts = _in_parts(told)
         names = [part for _, said in parts for part in said if part in self.pictures]
-        chat = Chat(
+        return Chat(
             session_id=session,
             max_new_tokens=NEW_TOKENS,
             images=tuple(Image(url=name) for name in names),
@@ -42,13 +58,10 @@ class Chats:
                 Said(role, tuple(self.shown(part) for part in said)) for role, said in parts
             ),
         )
-        answer = self.harness.ask(chat, **fields)
-        if checked:
-            self.check(parts, session)
-        return answer
 
-    def check(self, told: Sequence[tuple[str, Sequence[str]]], session: str = "s") -> None:
+    def check(self, told: Sequence[Told], session: str = "s") -> None:
         """The last turn is what stock `transformers` make of this conversation: its template, and `generate` from scratch."""
+        told = _in_parts(told)
         held, model, text = self.session(session), self.model, self.model.text
         messages = [
             text.chat_message(role, [self.shown(part) for part in said]) for role, said in told
@@ -75,8 +88,13 @@ class Chats:
         return None if part in self.pictures else part
 
     def session(self, name: str = "s") -> Any:
-        """The session in the engine's table."""
-        return self.harness.engine.table.get(name)
+        """The session, also one that waits for the next request without a header."""
+        kept = self.harness.kind.turns.implicit._idle.get(name)
+        return kept.session if kept else self.harness.engine.table.get(name)
+
+
+def _in_parts(told: Sequence[Told]) -> list[tuple[str, list[str]]]:
+    return [(role, [said] if isinstance(said, str) else list(said)) for role, said in told]
 
 
 def cached(answer: dict[str, Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
+from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders, dialogue_of
 
 __all__ = [
     "bare_session_id",
@@ -36,6 +36,7 @@ def http_headers(pairs: Iterable[tuple[str, str]], path: str, names: HeaderNames
         ends=_is_true(_values(pairs, names.ends)),
         names_session=bool(ids),
         path=path,
+        dialogue=dialogue_of(pairs),
         origin=next((value for name, value in pairs if name == "origin"), None),
     )
 

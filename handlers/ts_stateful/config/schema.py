@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ts_stateful.config.access import AccessConfig
+from ts_stateful.config.implicit import ImplicitConfig
 from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.config.media import MediaConfig
 from ts_stateful.config.ranges import Count as _Count
@@ -136,6 +137,7 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """The part of the device's bytes for embeddings and system prompts that no session uses any more."""
     host_cache_bytes: Annotated[int, Meta(ge=0)] = 0
     """Bytes moved off the device instead of being computed again."""
+    implicit_sessions: ImplicitConfig = ImplicitConfig()
     media: MediaConfig = MediaConfig()
     store: StoreConfig = StoreConfig()
 

@@ -128,9 +128,8 @@ class SessionEngine(Generic[StateT]):
             self._remove_expired()
 
     def _remove_expired(self) -> None:
-        if self.table.has_expired:
-            for session in self.table.take_expired():
-                self.kind.ended(session)
+        for session in self.table.take_expired():
+            self.kind.ended(session)
 
     def _admit(self, request: PendingRequest) -> None:
         message = request.message

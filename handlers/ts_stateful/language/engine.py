@@ -109,6 +109,9 @@ class LanguageKind:
             spill_reads=offload.num_read if offload else 0,
             spill_failures=offload.num_failed if offload else 0,
             upload_bytes=self.requests.uploads.num_bytes,
+            implicit_sessions=len(self.turns.implicit),
+            implicit_bytes=self.turns.implicit.num_bytes,
+            implicit_continued=self.turns.implicit.num_continued,
         )
 
     def describe(self, session: Session[Context]) -> SessionInfo:
@@ -119,6 +122,7 @@ class LanguageKind:
     def check_integrity(self) -> None:
         """See `ModelKind`."""
         self.turns.scheduler.check_integrity()
+        self.turns.implicit.check_integrity()
         for session in self._core.table:
             context = session.state
             assert session.busy or context.kv.length <= len(context.log)

@@ -26,6 +26,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     - `raw`: the answer of a `step` is not JSON.
     - `profile`: the profile of the frontend that received the request.
     - `num_bytes`: the bytes of the client's request.
+    - `affinity`: of a request without a session, its name and that of the request before it in the same conversation.
     - `principal`: the tenant that sends the request; None without `handler.auth`. Session ids are then the client's own, else
       those of `protocol.tenants`.
     """
@@ -43,6 +44,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     raw: bool = False
     profile: Profile = Profile.CONTINUOUS
     num_bytes: int = 0
+    affinity: tuple[str, ...] = ()
     principal: str | None = None
 
     @property

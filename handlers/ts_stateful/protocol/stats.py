@@ -19,6 +19,8 @@ class Stats(Struct, frozen=True):
     - `device_budget_bytes`, `host_budget_bytes`: the limits of the two tiers; 0 if there is none.
     - `sessions_opened`, `_adopted`, `_closed`, `_expired`, `_parked`: sessions that came or went that way.
     - `evictions`: sessions whose tensors left the device for want of room.
+    - `implicit_sessions`: conversations without a session header that wait for their next request; `implicit_bytes`: their part
+      of `device_bytes`; `implicit_continued`: requests that continued one.
     - `store_calls`, `store_seconds`: calls to the store that ended, and the time that they took together.
     """
 
@@ -47,6 +49,9 @@ class Stats(Struct, frozen=True):
     evictions: int = 0
     store_calls: int = 0
     store_seconds: float = 0.0
+    implicit_sessions: int = 0
+    implicit_bytes: int = 0
+    implicit_continued: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))

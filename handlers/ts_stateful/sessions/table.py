@@ -13,6 +13,7 @@ from ts_stateful.sessions.counts import TableCounts
 from ts_stateful.sessions.ended import EndedSessions
 from ts_stateful.sessions.eviction import EvictionCost, by_cost
 from ts_stateful.sessions.places import Limits, OneOwner, Owners, Places
+from ts_stateful.sessions.reserve import NoReserve, Reserve
 from ts_stateful.sessions.session import Residency, Session, StateT
 from ts_stateful.sessions.shared import SharedCache
 
@@ -22,7 +23,8 @@ __all__ = ["SessionTable"]
 class SessionTable(Generic[StateT]):
     """The open sessions of one engine; `shared` is what they have in common.
 
-    Without a `cost`, every byte costs the same. `places` has the rules for another session.
+    Without a `cost`, every byte costs the same. `places` has the rules for another session. What is in `reserve` leaves the
+    device before anything of a session does.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class SessionTable(Generic[StateT]):
         self.limits = limits
         self._shared = shared
         self._clock = clock
+        self.reserve: Reserve = NoReserve()
         self.places: Places[StateT] = Places(limits.max_sessions, owners or OneOwner(), clock)
         self._sessions: LRU[str, Session[StateT]] = LRU(self.places.most)
         self._ended = EndedSessions(clock)
@@ -174,11 +177,6 @@ class SessionTable(Generic[StateT]):
             self._end(session, SessionExpired)
         return due
 
-    @property
-    def has_expired(self) -> bool:
-        """True if a session expired since the last `take_expired`."""
-        return bool(self._expired)
-
     def take_expired(self) -> list[Session[StateT]]:
         """Return the sessions that expired since the last call."""
         expired, self._expired = self._expired, []
@@ -190,8 +188,9 @@ class SessionTable(Generic[StateT]):
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device: of each session, and once what they share or have shared."""
-        return self._shared.num_bytes + sum(session.state.device_bytes for session in self)
+        """Bytes on the device: of each session and the reserve, and once what they share or have shared."""
+        own = sum(session.state.device_bytes for session in self)
+        return self._shared.num_bytes + self.reserve.num_bytes + own
 
     @property
     def host_bytes(self) -> int:
@@ -222,8 +221,9 @@ class SessionTable(Generic[StateT]):
         idle = (self._idle if self.limits.host_bytes else self._dropping)(Residency.DEVICE)
         idle = [session for session in idle if session is not spared]
         evictable = sum(session.state.device_bytes for session in idle)
-        if excess > evictable + self._shared.kept_bytes:
+        if excess > self.reserve.num_bytes + self._shared.kept_bytes + evictable:
             return False
+        excess -= self.reserve.evict(excess)
         excess -= self._shared.evict(excess)  # what no session uses goes first
         for session in idle:
             if excess <= 0:
@@ -233,6 +233,7 @@ class SessionTable(Generic[StateT]):
 
     def evict_idle(self) -> None:
         """Evict what no session uses and every idle session: the last resort before an out-of-memory error."""
+        self.reserve.evict()
         self._shared.evict()
         for session in self._idle(Residency.DEVICE):
             self._evict(session)

@@ -45,7 +45,13 @@ def test_every_configuration_key_is_in_the_reference_with_a_meaning() -> None:
         (HandlerConfig, "handler."),
         (StateConfig, "handler."),
     ):
-        for name in set(kind.__struct_encode_fields__) - {"limits", "media", "quotas", "store"}:
+        for name in set(kind.__struct_encode_fields__) - {
+            "implicitSessions",
+            "limits",
+            "media",
+            "quotas",
+            "store",
+        }:
             assert prefix + name in keys
     assert {"handler.media.maxBytes", "handler.store.url"} <= keys.keys()
     assert keys["handler.engines"].values == "`auto` or integer from 1"

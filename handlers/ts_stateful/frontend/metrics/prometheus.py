@@ -21,6 +21,7 @@ _COUNTERS = frozenset(
     {
         "evictions",
         "images_encoded",
+        "implicit_continued",
         "sessions_adopted",
         "sessions_closed",
         "sessions_expired",

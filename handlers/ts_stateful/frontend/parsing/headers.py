@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from ts_stateful.protocol.errors import SessionIdMismatch
 from ts_stateful.protocol.events import Event
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["HeaderNames", "HeaderReader", "RequestHeaders", "check_header_names"]
+__all__ = ["HeaderNames", "HeaderReader", "RequestHeaders", "check_header_names", "dialogue_of"]
 
 # TorchServe's frontend and its Python side read different variables for the same three names.
 _FRONTEND_ID = "TS_HEADER_KEY_SEQUENCE_ID"
@@ -26,6 +26,9 @@ _BACKEND_END = "TS_REQUEST_SEQUENCE_END"
 _SAGEMAKER_ID = "x-amzn-sagemaker-session-id"
 _SAGEMAKER_CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"
 
+# Names of conversations, of Open WebUI, of gateways, and of coding agents.
+_DIALOGUES = ("x-openwebui-chat-id", "x-session-id", "x-claude-code-session-id", "thread-id")
+_MAX_NAME = 256  # characters; the rest says nothing new
 _MINTED_PREFIX = "ts-seq-"
 _MAX_MINTED = 4096  # the most recent ids: more than one TorchServe has sequences
 # TorchServe gives every prediction over HTTP a `url_path`, and nothing else.
@@ -105,6 +108,7 @@ class RequestHeaders:
       found none.
     - `names_session`: the client sent a session header, even one without an id.
     - `path`: the part of the URL after the version.
+    - `dialogue`: the name of a conversation whose client sends all messages, and no session header.
     - `origin`: the origin of the web page that made a browser send the request; None for other clients.
     - `is_describe`: the management API asks. A client's own `describe` header comes with a prediction.
     - `starts`, `ends`: flags of an HTTP client's sequence. Over gRPC, TorchServe always sets the end header.
@@ -120,6 +124,7 @@ class RequestHeaders:
     ends: bool = False
     names_session: bool = False
     path: str = ""
+    dialogue: str | None = None
     origin: str | None = None
     is_tagged: bool = False
 
@@ -159,6 +164,7 @@ class RequestHeaders:
             ends=is_http and _is_true(texts, names.ends),
             names_session=any(value != minted_id for value in ids),
             path=path if isinstance(path, str) else "",
+            dialogue=dialogue_of(texts) if is_http else None,
             origin=next((value for name, value in texts if is_http and name == "origin"), None),
         )
 
@@ -196,6 +202,12 @@ class HeaderReader:
             return read
         ids = (read.minted_id, *read.session_ids)
         return replace(read, session_ids=ids, minted_id=None, names_session=True)
+
+
+def dialogue_of(pairs: Iterable[tuple[str, str]]) -> str | None:
+    """Return the name that a client gives a conversation, from headers whose names are in lower case."""
+    found = dict(pairs)
+    return next((found[name][:_MAX_NAME] for name in _DIALOGUES if found.get(name)), None)
 
 
 def _is_true(texts: list[tuple[str, str]], names: frozenset[str]) -> bool:

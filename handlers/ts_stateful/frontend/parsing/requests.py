@@ -10,6 +10,7 @@ import msgspec
 
 from ts_stateful.frontend.dialects import Dialects
 from ts_stateful.frontend.dialects.dialect import Translation, Unnamed
+from ts_stateful.frontend.parsing.affinity import affinity_of
 from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.limits import BodyLimits
@@ -17,7 +18,7 @@ from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import AnyRequest, Fork, Hello, Open, Prompt, Step, Upload
+from ts_stateful.protocol.requests import AnyRequest, Chat, Fork, Hello, Open, Prompt, Step, Upload
 from ts_stateful.protocol.session_ids import new_session_id, resolve_session_id
 
 __all__ = ["RequestParser", "address"]
@@ -92,6 +93,9 @@ class RequestParser:
             ephemeral=ephemeral,
             pull=pull,
             profile=self._profile,
+            affinity=affinity_of(request, body.headers.dialogue)
+            if ephemeral and isinstance(request, Chat)
+            else (),
         )
 
     def _complete(self, prompt: Prompt, body: RequestBody) -> Prompt:

@@ -6,16 +6,15 @@ from functools import partial
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.turn import Status
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.persistence import NoPersistence
-from ts_stateful.language.text.chat_template import common_prefix
 from ts_stateful.language.turns import reports
+from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.answers import Rewound
 from ts_stateful.protocol.errors import InvalidRequest, SessionExists, StatefulError, TurnGap
 from ts_stateful.protocol.requests import Fork, Open, Rewind
-from ts_stateful.sessions.session import Residency, Session, Turn
+from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["Branches"]
 
@@ -63,7 +62,8 @@ class Branches:
         except SessionExists as error:
             raise SessionExists(error.message, field="new_session_id") from None
         fork.turns = turns
-        self._lend_kv(source, fork)
+        lend_kv(source, fork.state, self._table)
+        self._persistence.lend(source, fork)
 
         def done(error: StatefulError | None) -> None:
             if error is None:
@@ -83,19 +83,6 @@ class Branches:
             session_id=fork.session_id,
             opened_until=self._outbox.until(fork.expires_at),
         )
-
-    def _lend_kv(self, source: Session[Context], fork: Session[Context]) -> None:
-        """Copy the KV states that a fork can use, if they fit; its next prompt reads or computes the others."""
-        kv = source.state.kv
-        running = [work for work in source.work if work.status is Status.RUNNING]
-        computed = running[0].ids if running else source.state.log
-        length = min(kv.length, common_prefix(computed, fork.state.log))
-        if running and running[0].past is not None:  # the same ids may stand for other images
-            length = min(length, running[0].keep)
-        on_device = source.state.residency is Residency.DEVICE
-        if on_device and self._table.make_room(length * kv.token_bytes, spared=source):
-            source.state.lend_kv(fork.state, length)
-        self._persistence.lend(source, fork)
 
     def rewind(self, request_id: str, session: Session[Context], command: Rewind) -> None:
         """Make the session what it was after a turn."""

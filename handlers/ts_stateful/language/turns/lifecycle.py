@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 
@@ -12,9 +12,11 @@ from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.scheduler import Scheduler
+from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
 from ts_stateful.language.turns.preparation import Preparation, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
+from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.language.vision.known_urls import urls_of
 from ts_stateful.language.vision.loader import ImageLoader, Loaded
 from ts_stateful.language.vision.reader import ImageReader
@@ -53,7 +55,8 @@ class Turns:
         self._persistence = persistence
         self._images = images
         self._reader = ImageReader(model.vision, core.shared) if model.vision else None
-        self._preparation = Preparation(core, model)
+        self.implicit = core.table.reserve = ImplicitSessions(core, model)
+        self._preparation = Preparation(core, model, self.implicit)
 
     def admit(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
         """Take a turn into its session; it runs when its images are there and the turns before it are done."""
@@ -80,6 +83,8 @@ class Turns:
             self._forget(session, error)
         elif sequence.creates_session and not session.turns:
             self._forget(session, SessionNotFound("the session could not be opened"))
+        elif sequence.ephemeral:
+            self.implicit.ended(sequence)
         self._persistence.became_idle()
 
     def finish(self, sequence: Sequence, reason: str) -> None:
@@ -124,7 +129,8 @@ class Turns:
         return True
 
     def tick(self) -> None:
-        """Roll back turns that no client came back for."""
+        """Roll back turns that no client came back for, and drop what no request has continued."""
+        self.implicit.expire()
         for sequence in self.waiters.tick():
             if sequence.status not in (Status.COMMITTING, Status.DONE):  # failed with another one
                 gone = TurnGap("the turn was rolled back: its client was gone for too long")
@@ -187,8 +193,7 @@ class Turns:
         self._leave(sequence)
         self.waiters.finished(sequence, turn)
         if sequence.ephemeral:
-            self._core.shared.keep(context.shared)
-            self._core.table.forget(sequence.session)
+            self.implicit.ended(sequence)
         self._persistence.became_idle()
 
     def _turn(self, sequence: Sequence, reason: str) -> Turn:
@@ -216,10 +221,17 @@ class Turns:
             images,
             files,
             client=tenant,
-            known=sequence.context.by_url if isinstance(sequence.command, Chat) else {},
+            known=self._known_images(sequence),
             read=partial(self._reader.read, tenant=tenant),
             then=partial(self._loaded, sequence),
         )
+
+    def _known_images(self, sequence: Sequence) -> Mapping[str, ImageInput]:
+        if not isinstance(sequence.command, Chat):
+            return {}
+        if sequence.ephemeral:
+            return self.implicit.images_of(sequence.session, sequence.command)
+        return sequence.context.by_url
 
     def _loaded(self, sequence: Sequence, loaded: Loaded) -> None:
         if sequence.status is Status.DONE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import branch, same_states
@@ -9,9 +11,11 @@ from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.chat_template import Extension
 from ts_stateful.language.text.reply import ReplyText
+from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
 from ts_stateful.protocol.errors import ContextTooLong, OutOfMemory, TurnGap
 from ts_stateful.protocol.requests import Chat, Open, Prompt, RawPrompt
+from ts_stateful.sessions.session import Message
 
 __all__ = ["Preparation", "check_length", "check_number", "resume_reply"]
 
@@ -21,8 +25,9 @@ _CHARS_PER_TOKEN = 32  # on average, at the very most
 class Preparation:
     """Gives turns of one engine their ids, their room and the KV states that they can reuse."""
 
-    def __init__(self, core: EngineCore[Context], model: Model) -> None:
+    def __init__(self, core: EngineCore[Context], model: Model, implicit: ImplicitSessions) -> None:
         self.prefixes = PrefixSharing(model, core.shared, core.table)
+        self._implicit = implicit
         self._table = core.table
         self._model = model
 
@@ -35,8 +40,8 @@ class Preparation:
             OutOfMemory: it does not fit the memory beside the turns in progress.
             InvalidRequest: the template or the tokenizer cannot take it.
         """
+        extension = self._extend(sequence)
         context = sequence.context
-        extension = _extend(self._model, sequence)
         sequence.extension = extension
         sequence.ids = sequence.base.log[: extension.keep] + extension.ids
         sequence.num_prompt = len(sequence.ids)
@@ -52,6 +57,30 @@ class Preparation:
         sequence.keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
         context.cut(sequence.keep)
         sequence.cached = context.kv.length
+
+    def _extend(self, sequence: Sequence) -> Extension:
+        """Return the session's log with this turn's prompt."""
+        command, model, text = sequence.command, self._model, self._model.text
+        if not isinstance(command, Prompt):
+            expansions = [image.ids for image in sequence.all_images]
+            return Extension(0, text.opening(sequence.context.dialogue, expansions), "")
+        sequence.reply = ReplyText(model.tokenizer.backend_tokenizer, command.stop_strings)
+        messages = command.messages if isinstance(command, Chat) else ()
+        sent = [text.chat_message(said.role, said.parts) for said in messages]
+        if sent and sequence.ephemeral:
+            self._implicit.resume(sequence, sent)
+        sequence.number = len(sequence.session.turns) + 1
+        check_number(command.turn, sequence.number)
+        if isinstance(command, RawPrompt):
+            return text.raw(command.prompt)
+        if sent:
+            _branch(sequence, sent)
+        else:
+            dialogue, num_images = sequence.context.dialogue, len(sequence.images)
+            sequence.messages = (text.user_message(dialogue, command.prompt, num_images),)
+        expansions = [image.ids for image in sequence.all_images]
+        base = sequence.base
+        return text.extend(base.dialogue, base.log, sequence.messages, expansions)
 
     def _make_room(self, sequence: Sequence) -> None:
         """Reserve the memory that the turn may need, or the turns in progress would exceed the budget together."""
@@ -84,31 +113,9 @@ def resume_reply(sequence: Sequence) -> str | None:
     return stopped
 
 
-def _extend(model: Model, sequence: Sequence) -> Extension:
-    """Return the session's log with this turn's prompt."""
-    context, command, text = sequence.context, sequence.command, model.text
-    if not isinstance(command, Prompt):
-        expansions = [image.ids for image in sequence.all_images]
-        return Extension(0, text.opening(context.dialogue, expansions), "")
-    sequence.number = len(sequence.session.turns) + 1
-    check_number(command.turn, sequence.number)
-    sequence.reply = ReplyText(model.tokenizer.backend_tokenizer, command.stop_strings)
-    if isinstance(command, RawPrompt):
-        return text.raw(command.prompt)
-    if isinstance(command, Chat):
-        _branch(model, sequence, command)
-    else:
-        num_images = len(sequence.images)
-        sequence.messages = (text.user_message(context.dialogue, command.prompt, num_images),)
-    expansions = [image.ids for image in sequence.all_images]
-    base = sequence.base
-    return text.extend(base.dialogue, base.log, sequence.messages, expansions)
-
-
-def _branch(model: Model, sequence: Sequence, chat: Chat) -> None:
+def _branch(sequence: Sequence, sent: Items[Message]) -> None:
     """Reduce the client's conversation to what the session does not have. The session changes when the turn commits."""
     context, turns = sequence.context, sequence.session.turns
-    sent = [model.text.chat_message(said.role, said.parts) for said in chat.messages]
     found = branch(context, turns, sent, sequence.images)
     sequence.messages, sequence.images = found.messages, found.images
     if found.num_turns is None:

@@ -78,6 +78,7 @@ class Dispatcher:
         self._max_sessions = model.config.frontend.max_sessions
         self._events, self._publishers = events, publishers
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
+        self._by_affinity: LRU[tuple[str | None, str], EngineLink] = LRU(_REMEMBERED)
         self._stop = threading.Event()
         self._fork_server = ForkServer()
         settings = model.config.engine
@@ -109,6 +110,8 @@ class Dispatcher:
         """
         command = message.command
         known = None if command.session_id is None else self._by_session.get(command.session_id)
+        for name in message.affinity[1:]:
+            known = known or self._by_affinity.get((message.principal, name))
         # The engine that has had a session of this id comes first: it can answer even if that session has ended.
         up = [link for link in self._links if link.takes_sessions] or self._links
         best = sorted(up, key=lambda link: (link is not known, link.load))
@@ -215,6 +218,8 @@ class Dispatcher:
         link = self._links[first]
         if message.command.session_id is not None:
             self._by_session[message.command.session_id] = link
+        for name in message.affinity[:1]:
+            self._by_affinity[message.principal, name] = link
         link.submit(message, tuple(others) if message.creates_session else ())
 
     def _watch(self) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from tests.support.worker import Worker, eventually
 from ts_stateful.config.schema import ConfigError, load_config
+from ts_stateful.frontend.parsing.affinity import affinity_of
 from ts_stateful.process.worker import dispatch
 from ts_stateful.process.worker.dispatch import devices
 from ts_stateful.protocol.errors import SessionExists
-from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Prompt
+from ts_stateful.protocol.requests import Chat, Close, Fork, Hello, Info, Open, Prompt, Said
 
 Start = Callable[..., Worker]
 
@@ -62,6 +63,25 @@ def test_a_full_engine_refuses_no_session_while_another_has_room(worker: Worker)
         opened(worker, name)
     assert worker.ask(Info(session_id="s0"))["turns"] == 0
     assert refusal(worker.ask(Open(session_id="s0"), creates_session=True)) == "session_exists"
+
+
+def test_a_conversation_without_a_session_stays_on_its_engine(worker: Worker) -> None:
+    """So it finds there what the request before it has computed, although the other engine has less to do."""
+
+    def say(name: str, messages: list[Said]) -> str:
+        chat = Chat(session_id=name, messages=tuple(messages), max_new_tokens=2)
+        fields = {"creates_session": True, "ephemeral": True, "affinity": affinity_of(chat, None)}
+        return str(worker.ask(chat, **fields)["text"])
+
+    told = [[Said("user", (f"Who are you, number {number}?",))] for number in range(4)]
+    for turn in range(3):
+        opened(worker, f"s{turn}")  # the other engine has less to do then
+        for number, messages in enumerate(told):
+            messages.append(Said("assistant", (say(f"{number}-{turn}", messages),)))
+            messages.append(Said("user", ("Why?",)))
+    described = worker.describe()
+    assert described["implicit_continued"] == 8
+    assert all(engine["implicit_sessions"] > 0 for engine in described["engines"])
 
 
 def test_the_shares_add_up(start: Start) -> None:

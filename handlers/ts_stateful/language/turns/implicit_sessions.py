@@ -1,0 +1,216 @@
+"""Conversations of clients that name no session: kept after each answer, for the request that continues them.
+
+Such a request has all messages. They are compared with those of the sessions here: text, and for images, pixels. So ids of
+replies stay as they were generated, and no message is encoded or prefilled again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ts_stateful.clock import Clock
+from ts_stateful.config.implicit import ImplicitConfig
+from ts_stateful.engine.core import EngineCore
+from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.matching import branch
+from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.network.load import Model
+from ts_stateful.language.turns.kv_lending import lend_kv
+from ts_stateful.language.vision.encoder import ImageInput
+from ts_stateful.protocol.requests import Chat
+from ts_stateful.sessions.session import Message, Session
+
+__all__ = ["ImplicitSessions"]
+
+_MOST = 1000
+_CANDIDATES = 8  # of sessions with the same text, which differ in their images or in what follows
+_SHARE = 4  # of the device's bytes, a quarter
+_UNBOUNDED = 1_000_000_000  # bytes, where the device has no bound
+
+_Session = Session[Context]
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A session, the digests of its messages up to the end of each turn, and its bytes; None while a request uses it."""
+
+    session: _Session
+    ends: list[bytes]
+    num_bytes: int | None = None
+
+
+class ImplicitSessions:
+    """The implicit sessions of one engine. Implements `Reserve`.
+
+    An idle one is only here. A request that continues one gives its own session, in the table, the same history; until it ends,
+    others can copy from that. A session is continued in place if the request has all of its turns, or all but the last. Else it
+    stays, and the request gets a copy of the turns that it has.
+    """
+
+    def __init__(self, core: EngineCore[Context], model: Model) -> None:
+        handler = core.config.handler
+        self.num_continued = 0
+        self._settings: ImplicitConfig = handler.implicit_sessions
+        self._is_on = handler.stateful_sessions and handler.implicit_sessions.idle_sec > 0
+        device_bytes = core.table.limits.device_bytes
+        share = _UNBOUNDED if device_bytes is None else device_bytes // _SHARE
+        self._budget = self._settings.max_bytes or share
+        self._table, self._shared = core.table, core.shared
+        self._clock: Clock = core.clock
+        self._model = model
+        self._kept: dict[str, _Kept] = {}  # by session id
+        self._idle: dict[str, _Kept] = {}  # of these, the least recently used first
+        self._by_text: dict[bytes, list[_Kept]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the idle ones' KV states."""
+        return sum(kept.num_bytes or 0 for kept in self._idle.values())
+
+    def __len__(self) -> int:
+        """Return the number of idle ones."""
+        return len(self._idle)
+
+    def images_of(self, session: _Session, chat: Chat) -> Mapping[str, ImageInput]:
+        """Return the images by URL that are known to the conversation which a request continues; they are not fetched again."""
+        if not any(image.url for image in chat.images):
+            return {}
+        sent = [self._model.text.chat_message(said.role, said.parts) for said in chat.messages]
+        found = next(self._with_text(session, sent), None)
+        return found[-1].session.state.by_url if found else {}
+
+    def resume(self, sequence: Sequence, sent: Items[Message]) -> None:
+        """Give the new session of a request the history that it continues, if that is here."""
+        session = sequence.session
+        found = self._find(session, sent, sequence.images)
+        if found is None:
+            return
+        kept, num_turns = found
+        source, turns = kept.session, kept.session.turns[:num_turns]
+        if kept.num_bytes is not None and num_turns >= len(source.turns) - 1:
+            self._remove(kept)
+            session.state, session.turns = source.state, source.turns
+        else:
+            fork = source.state.fork(turns, self._model.new_kv())
+            fork.by_url = source.state.by_url
+            lend_kv(source, fork, self._table)
+            session.state, session.turns = fork, turns
+        self._add(session)
+        self.num_continued += 1
+
+    def ended(self, sequence: Sequence) -> None:
+        """Take the session of a request that has ended out of the table, and keep it for the next request."""
+        session = sequence.session
+        self._table.forget(session)
+        if session.session_id in self._kept:
+            self._remove(self._kept[session.session_id])
+        num_bytes = session.state.device_bytes
+        if not (self._keeps(sequence) and 0 < num_bytes <= self._budget):
+            self._shared.keep(session.state.shared)
+            return
+        session.last_used = self._clock.monotonic()
+        kept = self._idle[session.session_id] = self._add(session)
+        kept.num_bytes = num_bytes
+        self.evict(max(0, self.num_bytes - self._budget))
+        if len(self._idle) > _MOST:
+            self._drop(self._oldest)
+
+    def expire(self) -> None:
+        """Drop those that no request has continued for too long."""
+        latest = self._clock.monotonic() - self._settings.idle_sec
+        while self._idle and self._oldest.session.last_used <= latest:
+            self._drop(self._oldest)
+
+    def evict(self, num_bytes: int | None = None) -> int:
+        """See `Reserve`."""
+        freed = 0
+        while self._idle and (num_bytes is None or freed < num_bytes):
+            freed += self._oldest.num_bytes or 0
+            self._drop(self._oldest)
+        return freed
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between any two calls."""
+        for session_id, kept in self._kept.items():
+            session, is_idle = kept.session, session_id in self._idle
+            assert session.session_id == session_id
+            assert is_idle == (kept.num_bytes is not None)
+            assert is_idle != (session_id in self._table)
+            if is_idle:
+                assert kept.num_bytes == session.state.device_bytes
+                session.state.check_integrity(session.turns)
+        assert self._idle.keys() <= self._kept.keys()
+        indexed = {id(kept) for found in self._by_text.values() for kept in found}
+        assert indexed == {id(kept) for kept in self._kept.values()}
+
+    def _keeps(self, sequence: Sequence) -> bool:
+        has_messages = isinstance(sequence.command, Chat)
+        return self._is_on and has_messages and bool(sequence.session.turns)
+
+    def _find(
+        self, session: _Session, sent: Items[Message], images: Items[ImageInput]
+    ) -> tuple[_Kept, int] | None:
+        """Return the session that has most of the turns that were sent, and their number."""
+        for found in self._with_text(session, sent):
+            several = [
+                (branch(kept.session.state, kept.session.turns, sent, images).num_turns or 0, kept)
+                for kept in found[-_CANDIDATES:]
+            ]
+            num_turns, best = max(several, key=_fit)
+            if num_turns:
+                return best, num_turns
+        return None
+
+    def _with_text(self, session: _Session, sent: Items[Message]) -> Iterator[list[_Kept]]:
+        """Yield those that begin with the same texts as a conversation, the longest beginning first."""
+        keys = list(_digests(session, sent[:-1]))
+        for said, key in zip(reversed(sent[:-1]), reversed(keys), strict=True):
+            if said.role == "assistant" and (found := self._by_text.get(key)):
+                yield found
+
+    def _add(self, session: _Session) -> _Kept:
+        kept = self._kept[session.session_id] = _Kept(session, _ends(session))
+        for key in kept.ends:
+            self._by_text.setdefault(key, []).append(kept)
+        return kept
+
+    def _remove(self, kept: _Kept) -> None:
+        del self._kept[kept.session.session_id]
+        self._idle.pop(kept.session.session_id, None)
+        for key in kept.ends:
+            found = self._by_text[key]
+            found.remove(kept)
+            if not found:
+                del self._by_text[key]
+
+    @property
+    def _oldest(self) -> _Kept:
+        return next(iter(self._idle.values()))
+
+    def _drop(self, kept: _Kept) -> None:
+        self._shared.keep(kept.session.state.shared)
+        self._remove(kept)
+
+
+def _fit(found: tuple[int, _Kept]) -> tuple[int, bool, int]:
+    """Return what is greater for one with more common turns, which can be continued in place, and has fewer others."""
+    num_turns, kept = found
+    return num_turns, kept.num_bytes is not None, -len(kept.session.turns)
+
+
+def _ends(session: _Session) -> list[bytes]:
+    keys = list(_digests(session, [said for turn in session.turns for said in turn.delta.messages]))
+    lengths = accumulate(len(turn.delta.messages) for turn in session.turns)
+    return [keys[length - 1] for length in lengths]
+
+
+def _digests(session: _Session, messages: Iterable[Message]) -> Iterator[bytes]:
+    """Yield a digest of the messages up to each one; those of another tenant differ."""
+    digest = hashlib.sha256(repr(session.tenant).encode())
+    for message in messages:
+        digest.update(repr((message.role, message.layout)).encode())
+        yield digest.digest()

@@ -1,0 +1,239 @@
+"""Conversations without a session header: what an earlier request has computed is not computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.chats import Chats, Told, cached
+from tests.support.tiny import REWRITING, llama, llava, qwen2_vl
+from ts_stateful.language.network.load import Model
+from ts_stateful.protocol.requests import RawPrompt
+from ts_stateful.protocol.tenants import internal_id
+
+MAKERS: dict[str, Callable[[], Model]] = {
+    "llama": llama,
+    "rewriting": lambda: llama(REWRITING),
+    "llava": llava,
+    "qwen2_vl": qwen2_vl,
+}
+COLOR = ("user", "What color is it?")
+SQUARE = ("user", "And the square?")
+
+
+@pytest.fixture(scope="module", params=sorted(MAKERS))
+def model(request: pytest.FixtureRequest) -> Model:
+    """Templates that append and one that rewrites; models that see and those that do not."""
+    return MAKERS[request.param]()
+
+
+def reply(answer: dict[str, Any]) -> Told:
+    return ("assistant", answer["text"])
+
+
+def stats(chats: Chats) -> Any:
+    return chats.harness.engine.stats()
+
+
+def held(chats: Chats) -> int:
+    """The number of sessions that wait for their next request; none of them is open to a client."""
+    assert len(chats.harness.engine.table) == 0
+    return int(stats(chats).implicit_sessions)
+
+
+def test_a_longer_list_of_messages_computes_only_what_is_new(model: Model) -> None:
+    """With an image in each message. A session with a header does not compute less."""
+    chats, explicit = Chats(model), Chats(model)
+    told: list[Told] = [("system", "Be brief.")]
+    for number in (1, 2, 3):
+        shown = [f"@{number}"] if model.vision is not None else []
+        told.append(("user", [*shown, f"What is in number {number}?"]))
+        answer = chats.say_alone(*told)
+        assert held(chats) == 1
+        with_header = explicit.say(*told, checked=False, creates_session=number == 1)
+        assert answer["text"] == with_header["text"]
+        assert cached(answer) == cached(with_header)
+        assert (cached(answer) > 0) is (number > 1)
+        told.append(reply(answer))
+    assert stats(chats).implicit_continued == 2
+
+
+def test_all_but_the_new_message_is_cached() -> None:
+    """Generated ids included."""
+    chats = Chats(llama())
+    first = chats.say_alone(COLOR)
+    log = len(chats.session("alone-1").state.log)
+    assert cached(chats.say_alone(COLOR, reply(first), SQUARE)) >= log - 1
+
+
+def test_another_conversation_is_not_disturbed(model: Model) -> None:
+    """A title for it, one with the same beginning, and one with other images."""
+    chats = Chats(model)
+    pictures = ["@1"] if model.vision is not None else []
+    one: Told = ("user", [*pictures, "What color is it?"])
+    first = chats.say_alone(one)
+    chats.say_alone(("user", f"Write a title for: What color is it? {first['text']}"))
+    chats.say_alone(one, ("assistant", "I cannot tell."), SQUARE)
+    assert held(chats) == 3
+    before = stats(chats).implicit_continued
+    assert before == 0
+    chats.say_alone(one, reply(first), SQUARE)
+    assert stats(chats).implicit_continued == before + 1
+    if model.vision is not None:
+        chats.say_alone(("user", ["@2", "What color is it?"]), reply(first), SQUARE)
+        assert stats(chats).implicit_continued == before + 1
+
+
+def test_a_reply_that_is_asked_for_again_leaves_the_turns_before_it(model: Model) -> None:
+    """The session goes back in place."""
+    chats = Chats(model)
+    first = chats.say_alone(COLOR)
+    second = chats.say_alone(COLOR, reply(first), SQUARE)
+    again = chats.say_alone(COLOR, reply(first), SQUARE)
+    assert again["text"] == second["text"]
+    assert cached(again) > 0
+    assert held(chats) == 1
+
+
+def test_an_early_change_copies_what_is_common(model: Model) -> None:
+    """The longer conversation stays, and can be continued too."""
+    chats = Chats(model)
+    first = chats.say_alone(COLOR)
+    second = chats.say_alone(COLOR, reply(first), SQUARE)
+    third = chats.say_alone(COLOR, reply(first), SQUARE, reply(second), ("user", "Why?"))
+    branched = chats.say_alone(COLOR, reply(first), ("user", "And the circle?"))
+    assert cached(branched) > 0
+    assert held(chats) == 2
+    told = (COLOR, reply(first), SQUARE, reply(second), ("user", "Why?"), reply(third))
+    assert cached(chats.say_alone(*told, COLOR)) > cached(third)
+    assert held(chats) == 2
+
+
+def test_two_requests_at_once_share_what_they_have_in_common(model: Model) -> None:
+    """The first continues the session, the second copies from it."""
+    chats = Chats(model)
+    first = chats.say_alone(COLOR)
+    harness = chats.harness
+    lone: dict[str, Any] = {"creates_session": True, "ephemeral": True}
+    one = harness.submit(chats.chat(COLOR, reply(first), SQUARE, session="one"), **lone)
+    harness.steps(2)
+    other: Told = ("user", "And the circle?")
+    two = harness.submit(chats.chat(COLOR, reply(first), other, session="two"), **lone)
+    harness.run()
+    assert min(cached(harness.last(one)), cached(harness.last(two))) > 0
+    chats.check((COLOR, reply(first), SQUARE), "one")
+    chats.check((COLOR, reply(first), other), "two")
+    assert held(chats) == 2
+
+
+def test_a_failure_leaves_the_conversation_as_it_was() -> None:
+    """A message that does not fit, and a client that goes away."""
+    chats = Chats(llama())
+    first = chats.say_alone(COLOR)
+    long = chats.say_alone(COLOR, reply(first), ("user", "why " * 500), checked=False)
+    assert long["error"]["code"] == "context_too_long"
+    assert held(chats) == 1
+    lone: dict[str, Any] = {"creates_session": True, "ephemeral": True}
+    gone = chats.harness.submit(chats.chat(COLOR, reply(first), SQUARE, session="x"), **lone)
+    chats.harness.steps(1)
+    chats.harness.engine.drop(gone)
+    chats.harness.engine.tick()
+    assert held(chats) == 1
+    assert cached(chats.say_alone(COLOR, reply(first), SQUARE)) > 0
+
+
+def test_it_waits_for_some_minutes() -> None:
+    """Without a request it is dropped; with one the time begins again."""
+    chats = Chats(llama(), config={"handler": {"implicitSessions": {"idleSec": 100}}})
+    first = chats.say_alone(COLOR)
+    chats.harness.clock.sleep(90)
+    second = chats.say_alone(COLOR, reply(first), SQUARE)
+    chats.harness.clock.sleep(90)
+    chats.harness.engine.tick()
+    assert held(chats) == 1
+    chats.harness.clock.sleep(10)
+    chats.harness.engine.tick()
+    assert held(chats) == 0
+    told = (COLOR, reply(first), SQUARE, reply(second), COLOR)
+    assert cached(chats.say_alone(*told)) == 0
+
+
+def test_the_bytes_of_all_are_bounded() -> None:
+    """The one that waits longest leaves first."""
+    chats = Chats(llama())
+    chats.say_alone(COLOR)
+    size = stats(chats).implicit_bytes
+    assert size > 0
+    chats = Chats(llama(), config={"handler": {"implicitSessions": {"maxBytes": int(2.5 * size)}}})
+    answers = [chats.say_alone(("user", f"What color is {number}?")) for number in range(4)]
+    assert held(chats) == 2
+    assert stats(chats).implicit_bytes <= 2.5 * size
+    last = chats.say_alone(("user", "What color is 3?"), reply(answers[3]), SQUARE)
+    assert cached(last) > 0
+    lost = chats.say_alone(("user", "What color is 0?"), reply(answers[0]), SQUARE)
+    assert cached(lost) == 0
+
+
+def test_an_explicit_session_never_makes_room_for_one() -> None:
+    """It stays on the device, and those without a header leave."""
+    model = llama()
+    room = 80 * model.new_kv().token_bytes
+    config = {"handler": {"deviceCacheBytes": room, "implicitSessions": {"maxBytes": room}}}
+    chats = Chats(model, config=config)
+    chats.say(COLOR, creates_session=True)
+    used = chats.session().state.device_bytes
+    for number in range(6):
+        chats.say_alone(("user", f"What color is {number}?"))
+        assert chats.session().state.device_bytes == used
+    assert 0 < stats(chats).implicit_sessions < 6
+    assert stats(chats).evictions == 0
+
+
+@pytest.mark.parametrize(
+    "handler", [{"implicitSessions": {"idleSec": 0}}, {"statefulSessions": False}]
+)
+def test_it_can_be_turned_off(handler: dict[str, Any]) -> None:
+    """Then nothing that was said stays."""
+    chats = Chats(llama(), config={"handler": handler})
+    first = chats.say_alone(COLOR, checked=False)
+    assert held(chats) == 0
+    assert cached(chats.say_alone(COLOR, reply(first), SQUARE, checked=False)) == 0
+
+
+def test_another_principal_finds_nothing() -> None:
+    """It could learn what was said from the tokens that are cached."""
+    chats = Chats(llama(), config={"handler": {"auth": {"mode": "header", "header": "x-user"}}})
+    lone: dict[str, Any] = {"creates_session": True, "ephemeral": True}
+    first = chats.say(COLOR, session=internal_id("alice", "1"), **lone)
+    told = (COLOR, reply(first), SQUARE)
+    assert cached(chats.say(*told, session=internal_id("bob", "2"), **lone)) == 0
+    assert cached(chats.say(*told, session=internal_id("alice", "3"), **lone)) > 0
+
+
+def test_texts_without_messages_are_not_kept() -> None:
+    """There is nothing to compare with."""
+    chats = Chats(llama())
+    raw = RawPrompt(session_id="raw", prompt="It is", max_new_tokens=4)
+    chats.harness.ask(raw, creates_session=True, ephemeral=True)
+    assert held(chats) == 0
+
+
+def test_an_image_under_a_url_is_not_fetched_again() -> None:
+    """As long as the conversation shows it. Under the same URL another conversation may get another picture."""
+    chats = Chats(llava())
+    seen: Told = ("user", ["@1", "What color is it?"])
+    first = chats.say_alone(seen)
+    fetched: list[str | None] = []
+    load = chats.harness.load
+
+    def counting(images: Any, files: Any, read: Any, client: Any) -> Any:
+        fetched.extend(image.url for image in images)
+        return load(images, files, read, client)
+
+    chats.harness.load = counting  # type: ignore[method-assign]
+    chats.say_alone(seen, reply(first), ("user", ["@2", "And this?"]))
+    assert fetched == ["@2"]
+    chats.say_alone(("user", ["@1", "Who is it?"]))
+    assert fetched == ["@2", "@1"]
