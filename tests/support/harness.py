@@ -173,6 +173,10 @@ class Harness:
         document: dict[str, Any] = json.loads(ends[0].body)
         return document
 
+    def documents(self, request_id: str) -> list[dict[str, Any]]:
+        """The streamed documents, and the last one."""
+        return [json.loads(e.body) for e in self.events.get(request_id, []) if e.body]
+
     def parts(self, request_id: str) -> list[str]:
         """The streamed pieces of text before the last one."""
         events = self.events.get(request_id, [])

@@ -13,7 +13,7 @@ import msgspec
 from ts_stateful.client.documents import parse
 from ts_stateful.client.errors import ClientError, ProtocolError, ServerUnreachable
 from ts_stateful.client.open_session import OpenSession
-from ts_stateful.protocol.answers import Cancelled, Timing, TurnAnswer, Usage
+from ts_stateful.protocol.answers import Cancelled, Logprob, Timing, TurnAnswer, Usage
 from ts_stateful.protocol.errors import SessionExpired, SessionNotFound, StatefulError, TurnGap
 from ts_stateful.protocol.requests import Cancel, Continue, Prompt
 
@@ -42,6 +42,7 @@ class Reply:
         self.finish_reason: str | None = None
         self.usage: Usage | None = None
         self.timing: Timing | None = None
+        self.logprobs: list[Logprob] = []  # of the tokens so far, if they were asked for
         self.replayed = False
         self._session = session
         self._calls = session.calls
@@ -51,7 +52,8 @@ class Reply:
         self._may_reopen = session.opening is not None
         self._pieces: list[str] = []
         self._num_chars = 0
-        self._known = 0  # characters that come once more, since the turn was begun again
+        # Characters and tokens that come once more, since the turn was begun again.
+        self._known = self._known_tokens = 0
         self._events: Generator[TurnAnswer, None, None] | None = None
         self._pulls = False
         self._given_up = False
@@ -131,9 +133,8 @@ class Reply:
             self._drop_events()
             # Pull only what is missing. Without any text so far, the prompt may not even have arrived.
             self._pulls = self._pulls or self._num_chars > 0
-            self._known = (
-                0  # also if a repetition broke off: pulled text begins after the known text
-            )
+            # Also if a repetition broke off: pulled text begins after the known text.
+            self._known = self._known_tokens = 0
             try:
                 if not self._goes_on_after(error):
                     self._attempts.wait_after(error)
@@ -182,7 +183,8 @@ class Reply:
         is_lost = isinstance(error, TurnGap) and self._pulls
         if not is_lost or not self._may_try_again():
             return False
-        self._pulls, self._known = False, self._num_chars
+        self._pulls = False
+        self._known, self._known_tokens = self._num_chars, len(self.logprobs)
         return True
 
     def _uploads_again_after(self, error: Exception) -> bool:
@@ -197,6 +199,9 @@ class Reply:
         self._attempts.succeeded()
         text = event.text[self._known :]
         self._known -= len(event.text) - len(text)
+        tokens = event.logprobs or ()
+        self.logprobs += tokens[self._known_tokens :]
+        self._known_tokens -= min(self._known_tokens, len(tokens))
         self._pieces.append(text)
         self._num_chars += len(text)
         if event.finish_reason is not None:
@@ -206,7 +211,8 @@ class Reply:
             self._end()
         elif event.more and not self._pulls:
             self._drop_events()
-            self._pulls, self._known = True, 0  # the rest is pulled
+            self._pulls = True  # the rest is pulled
+            self._known = self._known_tokens = 0
         elif event.more is False:
             raise ProtocolError("the last answer of a turn does not name how the turn ended")
         return text

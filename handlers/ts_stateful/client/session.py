@@ -46,9 +46,18 @@ class PromptOptions(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float]
     seed: int | None
     stop: str | tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    include_stop_str_in_output: bool
     ignore_eos: bool
+    logprobs: bool
+    top_logprobs: int
 
 
 class Session:

@@ -12,6 +12,7 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.network.logprobs import Chosen, choose_logprobs
 from ts_stateful.language.network.memory import is_out_of_memory
 from ts_stateful.language.network.sampler import sample
 from ts_stateful.language.runner import Logits, Runner
@@ -19,7 +20,7 @@ from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory
-from ts_stateful.protocol.requests import Open, Prompt
+from ts_stateful.protocol.requests import Open
 
 __all__ = ["Decoding"]
 
@@ -48,10 +49,10 @@ class Decoding:
         rows = logits.rows
         if len(prompts) < len(logits.sequences):
             rows = rows[to_device([index for index, _ in prompts], rows.device)]
-        tokens = self._choose(rows, [sequence for _, sequence in prompts])
-        for (_, sequence), token in zip(prompts, tokens, strict=True):
+        choices = self._choose(rows, [sequence for _, sequence in prompts])
+        for (_, sequence), chosen in zip(prompts, choices, strict=True):
             try:
-                self._take(sequence, token)
+                self._take(sequence, chosen)
             except Exception as error:  # a tokenizer may raise anything; the other rows go on
                 self._turns.fail(sequence, defect(error, "taking a token"))
 
@@ -77,12 +78,15 @@ class Decoding:
             self._turns.fail(sequence, reason)
             return Logits([], torch.empty(0))
 
-    def _choose(self, rows: Tensor, sequences: list[Sequence]) -> list[int]:
+    def _choose(self, rows: Tensor, sequences: list[Sequence]) -> list[Chosen]:
         """Choose the next token of each. Short of memory, evict idle sessions, or go row by row."""
 
-        def choose() -> list[int]:
-            allowed = self._model.penalties(rows, [sequence.ids for sequence in sequences])
-            return sample(allowed, [sequence.row for sequence in sequences])
+        def choose() -> list[Chosen]:
+            contexts = [sequence.ids for sequence in sequences]
+            penalties = [sequence.penalties for sequence in sequences]
+            changed = self._model.penalties(rows, contexts, penalties)
+            tokens = sample(changed, [sequence.row for sequence in sequences])
+            return choose_logprobs(rows, tokens, [sequence.num_logprobs for sequence in sequences])
 
         try:
             return choose()
@@ -93,7 +97,7 @@ class Decoding:
             if len(sequences) == 1:
                 raise
             single = zip(rows.split(1), sequences, strict=True)
-            return [token for row, one in single for token in self._choose(row, [one])]
+            return [chosen for row, one in single for chosen in self._choose(row, [one])]
 
     def _free_memory(self) -> bool:
         """Evict every idle session; return False if that freed nothing."""
@@ -104,22 +108,14 @@ class Decoding:
             torch.cuda.empty_cache()
         return table.device_bytes < before
 
-    def _take(self, sequence: Sequence, token: int) -> None:
-        command, reply = sequence.command, sequence.reply
-        assert isinstance(command, Prompt)
-        assert reply is not None
+    def _take(self, sequence: Sequence, chosen: Chosen) -> None:
         assert sequence.status is Status.RUNNING
         self.num_tokens += 1
         self._core.quotas.spend(sequence.session.owner, 1)
         if sequence.first_token_at is None:
             sequence.first_token_at = self._core.clock.monotonic()
-        if token in self._model.eos_ids and not command.ignore_eos:
-            self._turns.finish(sequence, "stop")
-            return
-        sequence.ids.append(token)
-        if reply.push(token):
-            self._turns.finish(sequence, "stop")
-        elif sequence.num_generated >= sequence.max_new_tokens:
-            self._turns.finish(sequence, "length")
-        else:
+        reason = sequence.take(chosen, self._model.eos_ids)
+        if reason is None:
             self._turns.waiters.progressed(sequence)
+        else:
+            self._turns.finish(sequence, reason)

@@ -13,6 +13,7 @@ __all__ = [
     "Closed",
     "Forked",
     "HelloAnswer",
+    "Logprob",
     "Opened",
     "Rewound",
     "ServerLimits",
@@ -21,6 +22,7 @@ __all__ = [
     "TensorAnswer",
     "Timing",
     "TokenDetails",
+    "TopLogprob",
     "TurnAnswer",
     "TurnPart",
     "Uploaded",
@@ -76,10 +78,27 @@ class Rewound(Struct, frozen=True):
     tokens: int
 
 
-class TurnPart(Struct, frozen=True):
+class TopLogprob(Struct, frozen=True, omit_defaults=True):
+    """A token, with its natural log-probability in its place. `token` is its text, with U+FFFD for a part of a character."""
+
+    id: int
+    token: str
+    bytes: Sequence[int]
+    logprob: float
+
+
+class Logprob(TopLogprob, frozen=True, omit_defaults=True):
+    """A token of a reply, which begins at character `text_offset`, and the likeliest tokens in its place."""
+
+    text_offset: int
+    top_logprobs: Sequence[TopLogprob]
+
+
+class TurnPart(Struct, frozen=True, omit_defaults=True):
     """A streamed event that is not the last one."""
 
     text: str
+    logprobs: Sequence[Logprob] | None = None
 
 
 class TurnAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,6 +116,7 @@ class TurnAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replayed: bool = False
     next: int | None = None
     more: bool | None = None
+    logprobs: Sequence[Logprob] | None = None  # of the tokens of `text`, if they were asked for
 
 
 class Uploaded(Struct, frozen=True):

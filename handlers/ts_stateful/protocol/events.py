@@ -6,6 +6,7 @@ import enum
 
 from msgspec import Struct
 
+from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import AnyRequest, Close, Fork, Prompt
 
@@ -22,7 +23,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     - `ephemeral`: the session ends with the answer.
     - `pull`: answer once, at once, with `more`; the client fetches the rest with `continue`.
     - `is_retry`: an engine that died had this request before. The client has `skip` characters of its reply; `replay` are the
-      token ids that the worker has received.
+      token ids that the worker has received, `replay_logprobs` their log-probabilities if the request asks for them.
     - `raw`: the answer of a `step` is not JSON.
     - `profile`: the profile of the frontend that received the request.
     - `num_bytes`: the bytes of the client's request.
@@ -40,6 +41,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     is_retry: bool = False
     skip: int = 0
     replay: tuple[int, ...] = ()
+    replay_logprobs: tuple[TokenLogprob, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     raw: bool = False
     profile: Profile = Profile.CONTINUOUS
@@ -87,7 +89,8 @@ class Event(Struct, frozen=True, tag="event"):
     - `opened_until` (Unix seconds): set on every event of a request that opened a session. `closed`: set on the answer to
       `close`. Both become session headers over HTTP.
     - `num_chars`: characters of the reply in `body`.
-    - `token_ids`: ids of the reply that no earlier event had. A new engine needs them to resume the turn.
+    - `token_ids`: ids of the reply that no earlier event had, and `logprobs` of each if the request asks for them. A new engine
+      needs them to resume the turn.
     - `more`: the turn goes on after this `LAST`, until an `OVER`.
     """
 
@@ -100,6 +103,7 @@ class Event(Struct, frozen=True, tag="event"):
     closed: bool = False
     num_chars: int = 0
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     more: bool = False
     content_type: str | None = None
 

@@ -8,6 +8,16 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.generation import (
+    LogitBias,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    StopStrings,
+    StopTokenIds,
+    TopLogprobs,
+    TopP,
+)
 from ts_stateful.protocol.strict_json import convert
 
 __all__ = [
@@ -42,7 +52,6 @@ _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataText = Annotated[str, Meta(max_length=512)]
 _Seconds = Annotated[float, Meta(gt=0)]
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-_StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 # The bounds are those of OpenAI's API, which has no values but strings.
@@ -86,19 +95,36 @@ class Open(Command, frozen=True, tag="open", kw_only=True):
 
 
 class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
-    """One turn: the user's text and images, and the settings of the generation."""
+    """One turn: the user's text and images, and the settings of the generation.
+
+    Without `repetition_penalty` that of the model's generation_config.json applies. `logprobs` asks for the log-probability of
+    each token of the reply, `top_logprobs` for so many of the likeliest ones beside each.
+    """
 
     prompt: str
     images: tuple[Image, ...] = ()
     stream: bool = False
     max_new_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_p: TopP = 1.0
     top_k: _Count = 0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: LogitBias = {}
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    stop: _StopString | Annotated[tuple[_StopString, ...], Meta(max_length=16)] = ()
+    stop: StopStrings = ()
+    stop_token_ids: StopTokenIds = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: TopLogprobs = 0
     turn: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("the field `top_logprobs` needs `logprobs: true`")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def convert(document: dict[str, Any], kind: Any) -> Any:
         InvalidRequest: unknown field, wrong type or range; `field` names it.
     """
     try:
-        return msgspec.convert(document, kind)
+        return msgspec.convert(document, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except RecursionError:

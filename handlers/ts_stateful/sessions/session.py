@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ts_stateful.protocol.answers import Timing, Usage
+from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.tenants import tenant_of
 from ts_stateful.sessions.shared import Shareable
 
@@ -115,6 +116,7 @@ class Turn:
     timing: Timing
     delta: Delta
     origin: str = ""  # id of the request
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the reply's tokens, if they were asked for
 
 
 @dataclass(eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -10,26 +12,59 @@ from tests.support.store_engines import ask, code, expire
 from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Close, Continue, Fork, Open, Prompt, Rewind
 
+SAMPLED: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3}
+PENALIZED: dict[str, Any] = {
+    "frequency_penalty": 1.5,
+    "repetition_penalty": 1.2,
+    "logit_bias": {301: 4.0},
+    "min_p": 0.01,
+    "logprobs": True,
+    "top_logprobs": 2,
+}
 
-def test_a_turn_is_taken_up_after_what_was_sent(first: Harness, second: Harness) -> None:
-    """The stream goes on where it stood: the same text, the ids that were sent are not chosen again."""
+
+@pytest.mark.parametrize(
+    "settings",
+    [SAMPLED, {**SAMPLED, **PENALIZED}, {**PENALIZED, "max_new_tokens": 20, "ignore_eos": True}],
+    ids=["sampled", "penalized", "greedy"],
+)
+def test_a_turn_is_taken_up_after_what_was_sent(
+    first: Harness, second: Harness, settings: dict[str, Any]
+) -> None:
+    """The stream goes on where it stood: the same text and log-probabilities, and no id that was sent is chosen again."""
     first.open("s")
-    whole = first.ask(ask(max_new_tokens=20, temperature=1.0, seed=3, turn=1))["text"]
+    whole = first.ask(ask(**settings, turn=1))
     first.ask(Rewind(session_id="s", to_turn=0))
-    sent = first.submit(ask(max_new_tokens=20, temperature=1.0, seed=3, stream=True))
+    sent = first.submit(ask(**settings, stream=True))
     first.steps(12)
-    ids = [token for event in first.events[sent] for token in event.token_ids]
+    before = first.events[sent]
+    ids = [token for event in before for token in event.token_ids]
     text = "".join(first.parts(sent))
     assert 4 < len(ids) < 20
     request = second.submit(
-        ask(max_new_tokens=20, temperature=1.0, seed=3, stream=True),
+        ask(**settings, stream=True),
         is_retry=True,
         skip=len(text),
         replay=tuple(ids),
+        replay_logprobs=tuple(one for event in before for one in event.logprobs),
     )
     second.run()
     rest = "".join(second.parts(request)) + second.last(request)["text"]
-    assert text + rest == whole
+    assert text + rest == whole["text"]
+    documents = first.documents(sent) + second.documents(request)
+    logprobs = [one for document in documents for one in document.get("logprobs") or ()]
+    for mine, one in zip(logprobs, whole.get("logprobs", ()), strict=True):
+        # The second engine computed the rest from states of another pass.
+        assert mine["logprob"] == pytest.approx(one["logprob"], abs=1e-4)
+        assert {**mine, "logprob": 0, "top_logprobs": []} == {
+            **one,
+            "logprob": 0,
+            "top_logprobs": [],
+        }
+    assert bool(logprobs) == settings.get("logprobs", False)
+    again = second.ask(ask(**settings, turn=1))
+    assert again["replayed"]
+    assert again.get("logprobs", []) == logprobs
     new = [token for event in second.events[request] for token in event.token_ids]
     assert (*ids, *new) == second.engine.table.get("s").turns[0].delta.ids[-20:][
         : len(ids) + len(new)

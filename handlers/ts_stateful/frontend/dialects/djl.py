@@ -62,9 +62,9 @@ class _DjlGeneration(_DjlSession):
     def answer(self, answer: EngineAnswer) -> bytes:
         return line_of(self._generated(answer.text, answer, with_details=self._shape.details))
 
-    def part(self, text: str) -> bytes:
-        self._streamed.append(text)
-        return line_of({"token": {"text": text}}) + b"\n"
+    def part(self, answer: EngineAnswer) -> bytes:
+        self._streamed.append(answer.text)
+        return line_of({"token": {"text": answer.text}}) + b"\n"
 
     def end(self, answer: EngineAnswer) -> bytes:
         text = "".join(self._streamed) + answer.text

@@ -19,6 +19,16 @@ from ts_stateful.frontend.dialects.openai_fields import (
     FieldFilter,
 )
 from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.generation import (
+    LogitBias,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    StopStrings,
+    StopTokenIds,
+    TopLogprobs,
+    TopP,
+)
 from ts_stateful.protocol.requests import Chat, Image, Metadata, RawPrompt, Said
 from ts_stateful.protocol.strict_json import convert
 
@@ -32,7 +42,6 @@ _SEEDS = 2**63
 _MAX_PARTS = 4096
 
 _Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
-_StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class _Url(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,38 +73,59 @@ class _Generation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     max_tokens: _Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: _StopString | Annotated[list[_StopString], Meta(max_length=16)] | None = None
+    stop: StopStrings | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     metadata: Metadata = {}  # bounded as by OpenAI, without an effect
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
     # Not OpenAI's; other servers accept them from its clients.
     top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    stop_token_ids: StopTokenIds | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return the settings of a prompt."""
-        stop = self.stop or ()
-        return {
-            "stream": bool(self.stream),
-            "temperature": self.temperature or 0.0,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-            "top_k": max(0, self.top_k or 0),
-            "seed": None if self.seed is None else self.seed % _SEEDS,
-            "stop": stop if isinstance(stop, str) else tuple(stop),
-            "ignore_eos": bool(self.ignore_eos),
-        }
+        given = {name: getattr(self, name) for name in _SAME}
+        given["top_k"] = max(0, self.top_k or 0)
+        given["seed"] = None if self.seed is None else self.seed % _SEEDS
+        return {name: value for name, value in given.items() if value is not None}
+
+
+# The fields of the same name and meaning as in a prompt of ours, which bounds them.
+_SAME = (
+    "stream",
+    "temperature",
+    "top_p",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+)
 
 
 class _ChatBody(_Generation, frozen=True, kw_only=True):
     messages: Annotated[list[_Message], Meta(min_length=1, max_length=_MAX_PARTS)]
     max_completion_tokens: _Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 class _TextBody(_Generation, frozen=True, kw_only=True):
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)]
+    logprobs: TopLogprobs | None = None  # the number of likeliest tokens beside each
 
 
 class Completion(NamedTuple):
@@ -116,11 +146,15 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     """
     fields = FieldFilter(strict=strict)
     body: _ChatBody = convert(_supported(document, _ChatBody, fields), _ChatBody)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("it needs `logprobs: true`", field="top_logprobs")
     messages, images, image_fields = _messages(body.messages)
     chat = Chat(
         messages=messages,
         images=images,
         max_new_tokens=body.max_completion_tokens or body.max_tokens or _MAX_TOKENS,
+        logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
         **body.settings,
     )
     return Completion(model, chat, _checked(body, fields), image_fields, fields.ignored)
@@ -131,7 +165,13 @@ def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     fields = FieldFilter(strict=strict)
     body: _TextBody = convert(_supported(document, _TextBody, fields), _TextBody)
     (prompt,) = (body.prompt,) if isinstance(body.prompt, str) else body.prompt
-    raw = RawPrompt(prompt=prompt, max_new_tokens=body.max_tokens or _MAX_TEXT, **body.settings)
+    raw = RawPrompt(
+        prompt=prompt,
+        max_new_tokens=body.max_tokens or _MAX_TEXT,
+        logprobs=body.logprobs is not None,
+        top_logprobs=body.logprobs or 0,
+        **body.settings,
+    )
     return Completion(model, raw, _checked(body, fields), ignored=fields.ignored)
 
 

@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
@@ -13,7 +14,7 @@ from msgspec import structs
 from ts_stateful.frontend.dialects.dialect import SSE, Whole
 from ts_stateful.frontend.dialects.openai_request import Completion
 from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
-from ts_stateful.protocol.answers import Usage
+from ts_stateful.protocol.answers import Logprob, TopLogprob, Usage
 
 __all__ = ["ChatResponder", "OpenAiResponder", "TextResponder"]
 
@@ -66,17 +67,19 @@ class _CompletionResponder(OpenAiResponder, ABC):
         self._begun = False
 
     def answer(self, answer: EngineAnswer) -> bytes:
-        choice = self._choice(self._whole(answer.text), _finish_reason(answer))
+        choice = self._choice(self._whole(answer.text), answer, _finish_reason(answer))
         return line_of({**self._document(self._kind, [choice]), "usage": _usage(answer.usage)})
 
-    def part(self, text: str) -> bytes:
-        piece = self._piece(text, is_first=not self._begun)
+    def part(self, answer: EngineAnswer) -> bytes:
+        piece = self._piece(answer.text, is_first=not self._begun)
         self._begun = True
-        return self._event(self._choice(piece, None))
+        return self._event(self._choice(piece, answer, None))
 
     def end(self, answer: EngineAnswer) -> bytes:
-        events = [] if self._begun and not answer.text else [self.part(answer.text)]
-        events.append(self._event(self._choice(self._nothing(), _finish_reason(answer))))
+        has_rest = bool(answer.text or answer.logprobs)
+        events = [self.part(answer)] if has_rest or not self._begun else []
+        last = self._choice(self._nothing(), EngineAnswer(), _finish_reason(answer))
+        events.append(self._event(last))
         if self._asked.include_usage:
             document = self._document(self._chunk, [])
             events.append(_event({**document, "usage": _usage(answer.usage)}))
@@ -94,8 +97,15 @@ class _CompletionResponder(OpenAiResponder, ABC):
     def _nothing(self) -> dict[str, Any]:
         """Return those of the last piece, which has no text."""
 
-    def _choice(self, fields: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        return {"index": 0, **fields, "logprobs": None, "finish_reason": finish_reason}
+    @abstractmethod
+    def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
+        """Return the log-probabilities of tokens."""
+
+    def _choice(
+        self, fields: dict[str, Any], answer: EngineAnswer, finish_reason: str | None
+    ) -> dict[str, Any]:
+        logprobs = None if answer.logprobs is None else self._logprobs(answer.logprobs)
+        return {"index": 0, **fields, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         document = self._document(self._chunk, [choice])
@@ -126,6 +136,16 @@ class TextResponder(_CompletionResponder):
     def _nothing(self) -> dict[str, Any]:
         return {"text": ""}
 
+    def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
+        return {
+            "tokens": [one.token for one in tokens],
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [
+                {top.token: top.logprob for top in one.top_logprobs} for one in tokens
+            ],
+            "text_offset": [one.text_offset for one in tokens],
+        }
+
 
 class ChatResponder(_CompletionResponder):
     """A reply to messages."""
@@ -143,11 +163,21 @@ class ChatResponder(_CompletionResponder):
     def _nothing(self) -> dict[str, Any]:
         return {"delta": {}}
 
+    def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
+        content = [
+            {**_scored(one), "top_logprobs": list(map(_scored, one.top_logprobs))} for one in tokens
+        ]
+        return {"content": content, "refusal": None}
+
     def _param(self, field: str | None) -> str | None:
         image = _IMAGE_FIELD.fullmatch(field or "")
         if image is not None and int(image[1]) < len(self._asked.image_fields):
             return self._asked.image_fields[int(image[1])]
         return _PARAMS.get(field or "", field)
+
+
+def _scored(token: TopLogprob) -> dict[str, Any]:
+    return {"token": token.token, "bytes": list(token.bytes), "logprob": token.logprob}
 
 
 def _finish_reason(answer: EngineAnswer) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from ts_stateful.frontend.dialects.dialect import JSON, Whole
-from ts_stateful.protocol.answers import Usage
+from ts_stateful.protocol.answers import Logprob, Usage
 from ts_stateful.protocol.events import Event, EventKind
 
 __all__ = ["EngineAnswer", "EngineError", "Translator", "line_of"]
@@ -39,6 +39,7 @@ class EngineAnswer(Struct, frozen=True):
     session_id: str | None = None
     finish_reason: str | None = None
     usage: Usage = Usage()
+    logprobs: tuple[Logprob, ...] | None = None
     error: EngineError | None = None
 
 
@@ -64,7 +65,7 @@ class Translator(ABC):
         answer = _decode(event.body)
         if answer.error is not None:
             return self.late_error(answer.error)
-        return self.part(answer.text) if event.kind is EventKind.PART else self.end(answer)
+        return self.part(answer) if event.kind is EventKind.PART else self.end(answer)
 
     @abstractmethod
     def answer(self, answer: EngineAnswer) -> bytes:
@@ -74,8 +75,8 @@ class Translator(ABC):
     def error(self, error: EngineError) -> Whole:
         """Write an error before anything was sent."""
 
-    def part(self, text: str) -> bytes:
-        """Write more text of a stream."""
+    def part(self, answer: EngineAnswer) -> bytes:
+        """Write more of a stream: its text, and what belongs to it."""
         raise NotImplementedError(f"{type(self).__name__} has no streams")
 
     def end(self, answer: EngineAnswer) -> bytes:

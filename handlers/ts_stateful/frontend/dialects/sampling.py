@@ -18,6 +18,14 @@ _NAMES = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
+    "stop_token_ids": "stop_token_ids",
+    "no_stop_trim": "include_stop_str_in_output",
+    "include_stop_str_in_output": "include_stop_str_in_output",
     "sampling_seed": "seed",
     "seed": "seed",
     "stop": "stop",
@@ -27,11 +35,7 @@ _NAMES = {
 }
 # Parameters accepted only with a value that changes nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "min_p": (0,),
     "min_new_tokens": (0,),
     "n": (1,),
     "best_of": (1,),
@@ -40,7 +44,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "decoder_input_details": (False,),
     "watermark": (False,),
     "return_logprob": (False,),
-    "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
 }

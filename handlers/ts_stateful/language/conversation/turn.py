@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from ts_stateful.language.conversation.context import Context, Past
+from ts_stateful.language.network.logprobs import Chosen
+from ts_stateful.language.network.row_penalties import NO_PENALTIES, RowPenalties
 from ts_stateful.language.network.sampler import SamplingRow
 from ts_stateful.language.text.chat_template import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
 from ts_stateful.sessions.session import Message, Session
 
@@ -74,7 +78,7 @@ class Sequence:
     urls: dict[str, ImageInput] = field(
         default_factory=dict
     )  # of images in a conversation that the client sent
-    replay: tuple[int, ...] = ()  # ids that an engine that died had chosen already
+    replay: tuple[Chosen, ...] = ()  # tokens that an engine that died had chosen already
     cancelled: bool = False
     followers: list[Submit] = field(default_factory=list)  # requests to admit when it ends
     # From when it runs:
@@ -87,6 +91,8 @@ class Sequence:
     messages: tuple[Message, ...] = ()
     extension: Extension | None = None  # of the session's log by the message
     reply: ReplyText | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the reply's ids, if asked for
+    penalties: RowPenalties = NO_PENALTIES
     max_new_tokens: int = 0
     image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image
     # Of the prompt's ids, for models whose positions do not follow from the index.
@@ -137,6 +143,30 @@ class Sequence:
         return self.reply.text if self.reply else ""
 
     @property
+    def num_logprobs(self) -> int | None:
+        """The number of likeliest tokens asked for beside each log-probability; None if not even those are."""
+        command = self.command
+        return command.top_logprobs if isinstance(command, Prompt) and command.logprobs else None
+
+    def take(self, chosen: Chosen, eos_ids: Collection[int]) -> str | None:
+        """Add a chosen token to the reply; return the finish reason if that ends it."""
+        command, reply, token = self.command, self.reply, chosen.token
+        assert isinstance(command, Prompt)
+        assert reply is not None
+        if token in eos_ids and not command.ignore_eos:
+            return "stop"
+        stops = token in command.stop_token_ids
+        if stops and not command.include_stop_str_in_output:
+            return "stop"
+        self.ids.append(token)
+        stops |= reply.push(token)
+        if chosen.logprob is not None:
+            self.logprobs.append(TokenLogprob(token, reply.num_decoded, chosen.logprob, chosen.top))
+        if stops:
+            return "stop"
+        return "length" if self.num_generated >= self.max_new_tokens else None
+
+    @property
     def row(self) -> SamplingRow:
         """The parameters by which its next token is chosen."""
         command = self.command
@@ -145,6 +175,7 @@ class Sequence:
             command.temperature,
             command.top_k,
             command.top_p,
+            command.min_p,
             command.seed or 0,
             self.num_generated,
         )

@@ -41,6 +41,7 @@ from ts_stateful.language.network.model_support import (
 from ts_stateful.language.network.penalties import Penalties
 from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
 from ts_stateful.language.text.chat_template import ChatText
+from ts_stateful.language.text.token_bytes import TokenBytes
 from ts_stateful.language.vision.encoder import Vision
 
 __all__ = ["Model", "accelerate", "build_model", "load_model", "resolve_model"]
@@ -60,6 +61,7 @@ class Model:
     context_tokens: int
     eos_ids: frozenset[int]
     penalties: Penalties
+    token_bytes: TokenBytes
     forward: Forward
     fingerprint: Mapping[str, str]  # see `fingerprint`
 
@@ -67,6 +69,11 @@ class Model:
     def num_parameters(self) -> int:
         """The number of weights."""
         return int(self.network.num_parameters())
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of logits of a token."""
+        return int(self.network.config.get_text_config(decoder=True).vocab_size)
 
     @property
     def device(self) -> torch.device:
@@ -213,6 +220,7 @@ def build_model(
         context_tokens=window.num_tokens,
         eos_ids=frozenset(eos_ids),
         penalties=Penalties(network.generation_config, eos_ids, name),
+        token_bytes=TokenBytes(tokenizer.backend_tokenizer),
         forward=forward,
         fingerprint=fingerprint(network, tokenizer, owner),
     )

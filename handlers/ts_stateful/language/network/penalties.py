@@ -1,4 +1,4 @@
-"""Changes of logits that a model's generation settings ask for, before a token is chosen."""
+"""Changes of logits before a token is chosen, by a model's generation settings and by a request's."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
 
 from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.network.row_penalties import (
+    NO_PENALTIES,
+    PenaltySettings,
+    RowPenalties,
+    add_biases,
+    add_penalties,
+    scale_seen,
+)
+from ts_stateful.protocol.requests import Prompt
 
 __all__ = ["Penalties"]
 
@@ -46,11 +55,15 @@ class Penalties:
     """The settings of one model; none, for most.
 
     Many checkpoints have a repetition penalty in their generation_config.json, which stock `generate` applies to greedy replies
-    too. The library's own processors apply it here, so that a reply stays what `generate` would give.
+    too. The library's own processors apply here what only a checkpoint can ask for, so that a reply stays what `generate` would
+    give. What requests can ask for is applied to all rows at once.
     """
 
     def __init__(self, settings: GenerationConfig, eos_ids: Sequence[int], name: str) -> None:
-        self._processors = LogitsProcessorList(_followed(settings, eos_ids))
+        bias = settings.sequence_bias
+        self._first = [] if bias is None else [SequenceBiasLogitsProcessor(bias)]
+        self._last = _followed(settings, eos_ids)
+        self._repetition = float(settings.repetition_penalty or 1.0)
         for key, neutral in _IGNORED.items():
             value = getattr(settings, key, None)
             if value is not None and value not in neutral:
@@ -58,23 +71,55 @@ class Penalties:
                     "%s: generation_config.json sets %s, which is not supported", name, key
                 )
 
-    def __call__(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
-        """Return the logits `(rows, vocabulary)` after the ids `contexts`, with penalties applied."""
-        if not self._processors:
+    def row(self, command: Prompt, num_prompt: int) -> RowPenalties:
+        """Return the settings of a turn, whose reply begins after `num_prompt` ids."""
+        asked = command.repetition_penalty
+        settings = PenaltySettings(
+            bias=command.logit_bias,
+            repetition=self._repetition if asked is None else asked,
+            presence=command.presence_penalty,
+            frequency=command.frequency_penalty,
+        )
+        return NO_PENALTIES if settings == PenaltySettings() else RowPenalties(settings, num_prompt)
+
+    def __call__(
+        self, logits: Tensor, contexts: Sequence[Sequence[int]], rows: Sequence[RowPenalties]
+    ) -> Tensor:
+        """Return the logits `(rows, vocabulary)` after the ids `contexts` with all changes; the given ones stay as they are.
+
+        The order is that of `GenerationMixin._get_logits_processor`; presence and frequency, which it lacks, come last.
+        """
+        if not self._first and not self._last and all(row is NO_PENALTIES for row in rows):
             return logits
-        rows = []
-        for row, ids in zip(logits.float().split(1), contexts, strict=True):
-            rows.append(self._processors(to_device(ids, row.device).unsqueeze(0), row))
-        return torch.cat(rows)
+        for row, ids in zip(rows, contexts, strict=True):
+            row.update(ids)
+        changed = logits.to(torch.float32, copy=True)
+        changed = _processed(self._first, changed, contexts)
+        add_biases(changed, rows)
+        scale_seen(changed, rows)
+        changed = _processed(self._last, changed, contexts)
+        add_penalties(changed, rows)
+        return changed
+
+
+def _processed(
+    processors: Sequence[LogitsProcessor], logits: Tensor, contexts: Sequence[Sequence[int]]
+) -> Tensor:
+    """Apply the library's processors, which take rows of equally many ids, row by row."""
+    if not processors:
+        return logits
+    apply = LogitsProcessorList(processors)
+    return torch.cat(
+        [
+            apply(to_device(ids, row.device).unsqueeze(0), row)
+            for row, ids in zip(logits.split(1), contexts, strict=True)
+        ]
+    )
 
 
 def _followed(settings: GenerationConfig, eos_ids: Sequence[int]) -> list[Any]:
-    """Return the processors in the order of `GenerationMixin._get_logits_processor`."""
+    """Return the processors that come after a repetition penalty."""
     processors: list[Any] = []
-    if settings.sequence_bias is not None:
-        processors.append(SequenceBiasLogitsProcessor(settings.sequence_bias))
-    if settings.repetition_penalty not in (None, 1.0):
-        processors.append(RepetitionPenaltyLogitsProcessor(float(settings.repetition_penalty)))
     if settings.no_repeat_ngram_size:
         processors.append(NoRepeatNGramLogitsProcessor(settings.no_repeat_ngram_size))
     if settings.bad_words_ids is not None:

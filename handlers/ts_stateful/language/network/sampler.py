@@ -19,11 +19,12 @@ _MASK = 2**64 - 1
 
 
 class SamplingRow(NamedTuple):
-    """Sampling settings of one row; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+    """Sampling settings of one row; `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
     position: int = 0
 
@@ -50,11 +51,17 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     vocabulary = logits.shape[-1]
     numbers = [
-        (row.temperature, row.top_k or vocabulary, row.top_p, uniform(row.seed, row.position))
+        (
+            row.temperature,
+            row.top_k or vocabulary,
+            row.top_p,
+            row.min_p,
+            uniform(row.seed, row.position),
+        )
         for row in rows
     ]
     columns = to_device(torch.tensor(numbers, dtype=torch.float64), logits.device)
-    temperature, top_k, top_p, drawn = columns.split(1, dim=1)  # (rows, 1)
+    temperature, top_k, top_p, min_p, drawn = columns.split(1, dim=1)  # (rows, 1)
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = (ordered.double() / temperature).softmax(dim=-1)
     probabilities = probabilities * (torch.arange(vocabulary, device=logits.device) < top_k)
@@ -62,6 +69,8 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     total = probabilities.sum(dim=-1, keepdim=True)
     # Top-p keeps the smallest head whose mass reaches p: every token with a mass below p before it.
     probabilities = probabilities * (before < top_p * total)
+    # Min-p drops what is less likely than this share of the likeliest (Nguyen et al., arXiv 2407.01082).
+    probabilities = probabilities * (probabilities >= min_p * probabilities[:, :1])
     cumulative = probabilities.cumsum(dim=-1)
     ranks = torch.searchsorted(cumulative, drawn * cumulative[:, -1:], right=True)
     return order.gather(1, ranks.clamp(max=vocabulary - 1)).squeeze(1)

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 
 from ts_stateful.protocol.answers import Timing, Usage
 from ts_stateful.protocol.errors import SessionNotFound
+from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.session_log.codec import Codec
 from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
 from ts_stateful.sessions.session import Message
@@ -78,6 +79,7 @@ class TurnEntry(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults
     origin: str = ""
     writer: str = ""
     has_text: bool = True
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class RewoundEntry(Struct, frozen=True, tag="rewound", tag_field="kind", omit_defaults=True):
@@ -88,6 +90,8 @@ class RewoundEntry(Struct, frozen=True, tag="rewound", tag_field="kind", omit_de
     writer: str = ""
     blank: bool = False
 
+
+_TEXTS = ("prompt_ids", "reply_ids", "messages", "logprobs")  # see `without_text`
 
 LogEntry = OpenedEntry | TurnEntry | RewoundEntry | ClosedEntry
 
@@ -111,7 +115,7 @@ def without_text(entry: LogEntry) -> LogEntry:
     if isinstance(entry, OpenedEntry):
         return structs.replace(entry, has_text=False, metadata={}, token_ids=(), messages=())
     if isinstance(entry, TurnEntry):
-        nothing: dict[str, Any] = dict.fromkeys(("prompt_ids", "reply_ids", "messages"), ())
+        nothing: dict[str, Any] = dict.fromkeys(_TEXTS, ())
         return structs.replace(entry, has_text=False, reply="", rendered="", **nothing)
     return entry
 

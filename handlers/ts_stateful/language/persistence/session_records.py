@@ -199,6 +199,7 @@ class SessionRecords:
             usage=turn.usage,
             timing=turn.timing,
             origin=turn.origin,
+            logprobs=turn.logprobs,
             writer=self._writer,
         )
 
@@ -270,6 +271,7 @@ def _turn_of(entry: TurnEntry) -> Turn:
             num_images=len(entry.images),
         ),
         origin=entry.origin,
+        logprobs=entry.logprobs,
     )
 
 

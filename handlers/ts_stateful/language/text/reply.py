@@ -13,14 +13,17 @@ __all__ = ["ReplyText"]
 class ReplyText:
     """The text of one reply.
 
-    `text` may be shown: it grows by whole characters, and excludes what could become a stop string. Its increments,
-    concatenated, are the whole reply.
+    `text` may be shown: it grows by whole characters, and excludes what could become a stop string, unless the reply
+    `includes_stop`. Its increments, concatenated, are the whole reply.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, includes_stop: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = tuple(stop)
+        self._includes_stop = includes_stop
         self._decoded = ""
         self._ends: list[int] = []  # characters decoded after each token
         self._ids: list[int] = []
@@ -33,6 +36,11 @@ class ReplyText:
         return self._decoded[: self._shown]
 
     @property
+    def num_decoded(self) -> int:
+        """The number of characters decoded so far, shown or not."""
+        return len(self._decoded)
+
+    @property
     def num_kept(self) -> int:
         """The number of ids that carry the shown text; those after a stop string do not count."""
         if not self.stopped:
@@ -41,15 +49,17 @@ class ReplyText:
         return sum(start < self._shown for start in starts[: len(self._ids)])
 
     def push(self, token_id: int) -> bool:
-        """Append the next id; return True if a stop string is complete, which ends the reply before it."""
+        """Append the next id; return True if a stop string is complete, which ends the reply."""
         self._ids.append(token_id)
         piece = self._stream.step(self._tokenizer, token_id)
         searched = max(0, len(self._decoded) - max(map(len, self._stop), default=0))
         self._decoded += piece or ""
         self._ends.append(len(self._decoded))
-        found = [at for stop in self._stop if (at := self._decoded.find(stop, searched)) >= 0]
+        starts = ((self._decoded.find(stop, searched), len(stop)) for stop in self._stop)
+        found = [place for place in starts if place[0] >= 0]
         if found:
-            self._shown = min(found)
+            start, length = min(found)
+            self._shown = start + length if self._includes_stop else start
             self.stopped = True
         else:
             self._shown = len(self._decoded) - self._held_back()
@@ -67,7 +77,7 @@ class ReplyText:
     def _held_back(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
         longest = 0
-        for stop in self._stop:
+        for stop in () if self._includes_stop else self._stop:
             for length in range(min(len(stop) - 1, len(self._decoded)), longest, -1):
                 if self._decoded.endswith(stop[:length]):
                     longest = length

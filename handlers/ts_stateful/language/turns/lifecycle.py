@@ -48,7 +48,9 @@ class Turns:
     ) -> None:
         handler = core.config.handler
         self.scheduler: Scheduler[Sequence] = Scheduler(handler.prefill_chunk)
-        self.outbox = TurnOutbox(core.outbox.events, core.clock, handler.stream_interval_sec)
+        self.outbox = TurnOutbox(
+            core.outbox.events, core.clock, handler.stream_interval_sec, model.token_bytes
+        )
         self.waiters = Waiters(self.outbox, handler.reattach_sec)
         self._core = core
         self._model = model
@@ -212,6 +214,7 @@ class Turns:
                 sequence.base.dialogue, sequence.messages, extension, text, reply_ids
             ),
             origin=sequence.origin,
+            logprobs=tuple(sequence.logprobs[: reply.num_kept]),
         )
 
     def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
@@ -268,7 +271,7 @@ class Turns:
         self._preparation.prepare(sequence)
         self._core.quotas.spend(sequence.session.owner, sequence.num_new)
         sequence.status = Status.RUNNING
-        stopped = resume_reply(sequence)
+        stopped = resume_reply(sequence, self._model.eos_ids)
         self.waiters.started(sequence)
         if sequence.cancelled:
             self.finish(sequence, "cancelled")

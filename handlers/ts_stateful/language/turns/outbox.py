@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from ts_stateful.clock import Clock
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.services import EventSink
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
+from ts_stateful.language.text.token_bytes import TokenBytes
 from ts_stateful.protocol.answers import (
+    Logprob,
     Opened,
     Timing,
     TokenDetails,
+    TopLogprob,
     TurnAnswer,
     TurnPart,
     Usage,
@@ -19,6 +23,7 @@ from ts_stateful.protocol.answers import (
 )
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind
+from ts_stateful.protocol.logprobs import num_within
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.sessions.session import Session, Turn
 
@@ -30,8 +35,11 @@ _ACK_EVERY = 8  # ids of an unstreamed reply that are reported to the worker tog
 class TurnOutbox(Outbox):
     """Emits the events of turns; a stream gets text at most every `stream_interval_s` seconds."""
 
-    def __init__(self, events: EventSink, clock: Clock, stream_interval_s: float) -> None:
+    def __init__(
+        self, events: EventSink, clock: Clock, stream_interval_s: float, token_bytes: TokenBytes
+    ) -> None:
         super().__init__(events, clock)
+        self._token_bytes = token_bytes
         self._stream_interval_s = stream_interval_s
 
     def accepted(self, sequence: Sequence, subscriber: Subscriber) -> None:
@@ -56,16 +64,16 @@ class TurnOutbox(Outbox):
         for subscriber in sequence.subscribers:
             if subscriber.stream and len(text) > subscriber.sent and now >= subscriber.next_at:
                 piece = text[subscriber.sent :]
+                logprobs = self._logprobs(sequence, subscriber.sent, len(text))
                 subscriber.sent = len(text)
                 subscriber.next_at = now + self._stream_interval_s
-                ids, subscriber.acked = _unacked(sequence, subscriber), sequence.num_generated
                 self.events.emit(
                     Event(
                         subscriber.request_id,
                         EventKind.PART,
-                        encode(TurnPart(piece)),
+                        encode(TurnPart(piece, logprobs)),
                         num_chars=len(piece),
-                        token_ids=ids,
+                        **_unacked(sequence, subscriber),
                         **self._session_fields(sequence),
                     )
                 )
@@ -81,8 +89,8 @@ class TurnOutbox(Outbox):
                 self._ack(sequence, subscriber)
 
     def _ack(self, sequence: Sequence, subscriber: Subscriber) -> None:
-        ids, subscriber.acked = _unacked(sequence, subscriber), sequence.num_generated
-        self.events.emit(Event(subscriber.request_id, EventKind.PROGRESS, token_ids=ids))
+        known = _unacked(sequence, subscriber)
+        self.events.emit(Event(subscriber.request_id, EventKind.PROGRESS, **known))
 
     def over(self, sequence: Sequence) -> None:
         """Report the end of a turn to those who pull it, whether it was committed or not."""
@@ -95,7 +103,7 @@ class TurnOutbox(Outbox):
         for subscriber in sequence.subscribers:
             sent = subscriber.sent if subscriber.stream else 0
             extra = {"next": len(turn.text), "more": False} if subscriber.pull else {}
-            document = self._turn(sequence.session.session_id, turn, turn.text[sent:], **extra)
+            document = self._turn(sequence.session.session_id, turn, sent, **extra)
             self.answer(subscriber.request_id, document, **fields)
         for waiter in sequence.continues:
             self.continued(waiter.request_id, sequence.session.session_id, turn, waiter.after)
@@ -121,21 +129,22 @@ class TurnOutbox(Outbox):
     ) -> None:
         """Answer a request for a turn that was committed before."""
         extra = {"next": len(turn.text), "more": False} if subscriber.pull else {}
-        text = turn.text[subscriber.sent if subscriber.stream else 0 :]
-        document = self._turn(session_id, turn, text, replayed=True, **extra)
+        sent = subscriber.sent if subscriber.stream else 0
+        document = self._turn(session_id, turn, sent, replayed=True, **extra)
         self.answer(
             subscriber.request_id, document, session_id=session_id, opened_until=opened_until
         )
 
     def continued(self, request_id: str, session_id: str, turn: Turn, after: int) -> None:
         """Answer a `continue` with a committed turn, from character `after` on."""
-        document = self._turn(session_id, turn, turn.text[after:], next=len(turn.text), more=False)
+        document = self._turn(session_id, turn, after, next=len(turn.text), more=False)
         self.answer(request_id, document, session_id=session_id)
 
     def partial(self, request_id: str, sequence: Sequence, after: int) -> None:
         """Answer a `continue` with the text of a turn in progress, from character `after` on."""
         text = sequence.text
-        document = TurnAnswer(text=text[after:], next=len(text), more=True)
+        logprobs = self._logprobs(sequence, after, len(text))
+        document = TurnAnswer(text=text[after:], next=len(text), more=True, logprobs=logprobs)
         self.answer(request_id, document, session_id=sequence.session.session_id)
 
     def opened(self, sequence: Sequence) -> None:
@@ -173,20 +182,46 @@ class TurnOutbox(Outbox):
         until = self.until(session.expires_at) if sequence.creates_session else None
         return {"session_id": session.session_id, "opened_until": until}
 
-    def _turn(self, session_id: str, turn: Turn, text: str, **extra: Any) -> TurnAnswer:
+    def _turn(self, session_id: str, turn: Turn, after: int, **extra: Any) -> TurnAnswer:
         return TurnAnswer(
-            text=text,
+            text=turn.text[after:],
             session_id=session_id,
             turn=turn.number,
             finish_reason=turn.finish_reason,
             usage=turn.usage,
             timing=turn.timing,
+            logprobs=self._logprobs(turn, after, None),
             **extra,
         )
 
+    def _logprobs(self, of: Sequence | Turn, after: int, upto: int | None) -> list[Logprob] | None:
+        """Return those of the tokens that a client gets with the text from character `after` up to `upto`."""
+        tokens = of.logprobs
+        if not tokens:
+            return None
+        first = num_within(tokens, after)
+        last = len(tokens) if upto is None else num_within(tokens, upto)
+        starts = (0, *(token.end for token in tokens))
+        return [
+            Logprob(
+                **self._named(token.id, token.logprob),
+                text_offset=start,
+                top_logprobs=[TopLogprob(**self._named(*one)) for one in token.top],
+            )
+            for token, start in islice(zip(tokens, starts, strict=False), first, last)
+        ]
 
-def _unacked(sequence: Sequence, subscriber: Subscriber) -> tuple[int, ...]:
-    return tuple(sequence.ids[sequence.num_prompt + subscriber.acked :])
+    def _named(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self._token_bytes[token]
+        text = data.decode("utf-8", "replace")
+        return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
+
+
+def _unacked(sequence: Sequence, subscriber: Subscriber) -> dict[str, Any]:
+    """Return the fields of an event that tell the worker what it does not know of the reply."""
+    acked, subscriber.acked = subscriber.acked, sequence.num_generated
+    ids = tuple(sequence.ids[sequence.num_prompt + acked :])
+    return {"token_ids": ids, "logprobs": tuple(sequence.logprobs[acked:])}
 
 
 def usage_of(sequence: Sequence) -> Usage:

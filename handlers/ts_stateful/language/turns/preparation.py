@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 
 from ts_stateful.engine.core import EngineCore
@@ -13,11 +14,11 @@ from ts_stateful.language.text.chat_template import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
-from ts_stateful.protocol.errors import ContextTooLong, OutOfMemory, TurnGap
+from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, OutOfMemory, TurnGap
 from ts_stateful.protocol.requests import Chat, Open, Prompt, RawPrompt
 from ts_stateful.sessions.session import Message
 
-__all__ = ["Preparation", "check_length", "check_number", "resume_reply"]
+__all__ = ["Preparation", "check_command", "check_number", "resume_reply"]
 
 _CHARS_PER_TOKEN = 32  # on average, at the very most
 
@@ -46,6 +47,8 @@ class Preparation:
         sequence.ids = sequence.base.log[: extension.keep] + extension.ids
         sequence.num_prompt = len(sequence.ids)
         _check_window(sequence, self._model.context_tokens)
+        if isinstance(sequence.command, Prompt):
+            sequence.penalties = self._model.penalties.row(sequence.command, sequence.num_prompt)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
         known = max(extension.keep, self.prefixes.lend(sequence))
@@ -64,7 +67,11 @@ class Preparation:
         if not isinstance(command, Prompt):
             expansions = [image.ids for image in sequence.all_images]
             return Extension(0, text.opening(sequence.context.dialogue, expansions), "")
-        sequence.reply = ReplyText(model.tokenizer.backend_tokenizer, command.stop_strings)
+        sequence.reply = ReplyText(
+            model.tokenizer.backend_tokenizer,
+            command.stop_strings,
+            includes_stop=command.include_stop_str_in_output,
+        )
         messages = command.messages if isinstance(command, Chat) else ()
         sent = [text.chat_message(said.role, said.parts) for said in messages]
         if sent and sequence.ephemeral:
@@ -98,19 +105,13 @@ class Preparation:
         context.reserved, context.unseen = needed, unseen
 
 
-def resume_reply(sequence: Sequence) -> str | None:
-    """Begin the reply with the ids that an engine that died had chosen; return the finish reason if they end it."""
-    reply = sequence.reply
-    stopped = None
-    for token in sequence.replay if reply is not None else ():
-        assert reply is not None
-        sequence.ids.append(token)
-        if reply.push(token):
-            stopped = "stop"
-        elif sequence.num_generated >= sequence.max_new_tokens:
-            stopped = "length"
+def resume_reply(sequence: Sequence, eos_ids: Collection[int]) -> str | None:
+    """Begin the reply with the tokens that an engine that died had chosen; return the finish reason if they end it."""
+    reason = None
+    for chosen in sequence.replay if isinstance(sequence.command, Prompt) else ():
+        reason = reason or sequence.take(chosen, eos_ids)
     sequence.num_given = len(sequence.ids)
-    return stopped
+    return reason
 
 
 def _branch(sequence: Sequence, sent: Items[Message]) -> None:
@@ -141,16 +142,26 @@ def _check_window(sequence: Sequence, window: int) -> None:
         sequence.max_new_tokens = min(sequence.command.max_new_tokens, window - need)
 
 
-def check_length(command: Open | Prompt, window: int) -> None:
-    """Refuse a text that cannot fit, before a tokenizer spends time on it."""
+def check_command(command: Open | Prompt, model: Model) -> None:
+    """Refuse token ids that the model lacks, and a text that cannot fit before a tokenizer spends time on it."""
+    window = model.context_tokens
     if isinstance(command, Prompt):
         field, num_chars = "prompt", command.num_chars
+        _check_ids(command.stop_token_ids, "stop_token_ids", model.vocab_size)
+        _check_ids(command.logit_bias, "logit_bias", model.vocab_size)
     else:
         field, num_chars = "system", len(command.system or "")
     if num_chars > window * _CHARS_PER_TOKEN:
         raise ContextTooLong(
             f"{num_chars} characters cannot fit a context window of {window} tokens",
             field=field,
+        )
+
+
+def _check_ids(ids: Collection[int], field: str, vocab_size: int) -> None:
+    if ids and max(ids) >= vocab_size:
+        raise InvalidRequest(
+            f"there is no token {max(ids)}: this model's ids are below {vocab_size}", field=field
         )
 
 

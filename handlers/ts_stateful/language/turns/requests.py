@@ -10,12 +10,13 @@ from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.network.logprobs import Chosen
 from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.branches import Branches
 from ts_stateful.language.turns.idempotency import Idempotency, prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
-from ts_stateful.language.turns.preparation import check_length
+from ts_stateful.language.turns.preparation import check_command
 from ts_stateful.language.vision.uploads import Uploads
 from ts_stateful.protocol.answers import Cancelled, Closed
 from ts_stateful.protocol.errors import InvalidRequest, QueueFull, TurnGap
@@ -127,7 +128,7 @@ class LanguageRequests:
             raise InvalidRequest("name the session", field="session_id")
         self._check_images(command.images, message.attachments)
         self.uploads.find(None, command.images)
-        check_length(command, self._model.context_tokens)
+        check_command(command, self._model)
         self._check_quotas(message, command.session_id)
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
@@ -155,7 +156,7 @@ class LanguageRequests:
         if command.turn is not None and self._idempotency.reattach(session, command.turn, message):
             return
         self._check_images(command.images, message.attachments)
-        check_length(command, self._model.context_tokens)
+        check_command(command, self._model)
         waiting = sum(work.status is not Status.RUNNING for work in session.work)
         limit = self._core.config.frontend.max_sequence_job_queue_size
         if session.busy and waiting >= limit:
@@ -191,7 +192,7 @@ class LanguageRequests:
             origin=message.request_id,
             creates_session=message.creates_session,
             ephemeral=message.ephemeral,
-            replay=message.replay,
+            replay=_replay(message),
         )
         self._waiters.subscribe(sequence, message)
         self._turns.admit(sequence, images, message.attachments)
@@ -236,3 +237,10 @@ class LanguageRequests:
         if self._turns.stop(session, message):
             self._table.close(session)
             self._persistence.ended(session, "closed", answer)
+
+
+def _replay(message: Submit) -> tuple[Chosen, ...]:
+    """Return the tokens that an engine that died had chosen."""
+    if message.replay_logprobs:
+        return tuple(Chosen(one.id, one.logprob, one.top) for one in message.replay_logprobs)
+    return tuple(map(Chosen, message.replay))

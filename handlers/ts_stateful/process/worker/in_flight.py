@@ -12,6 +12,7 @@ from typing import Protocol
 from msgspec import structs
 
 from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.requests import Cancel, Continue, Info
 
 __all__ = ["InFlight", "InFlightRequests", "RequestSender"]
@@ -43,6 +44,7 @@ class InFlight:
     exclusive_deaths: int = 0  # of the fruitless ones, with no other request in the engine
     num_chars: int = 0
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def to_send(self) -> Submit:
@@ -50,7 +52,11 @@ class InFlight:
         if not self.deaths:
             return self.message
         return structs.replace(
-            self.message, is_retry=True, skip=self.num_chars, replay=tuple(self.token_ids)
+            self.message,
+            is_retry=True,
+            skip=self.num_chars,
+            replay=tuple(self.token_ids),
+            replay_logprobs=tuple(self.logprobs),
         )
 
     @property
@@ -76,6 +82,7 @@ class InFlight:
         self.answered |= event.more
         self.num_chars += event.num_chars
         self.token_ids += event.token_ids
+        self.logprobs += event.logprobs
         if event.token_ids:
             self.fruitless_deaths = self.exclusive_deaths = 0
         return is_for_client

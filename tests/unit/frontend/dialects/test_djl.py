@@ -42,7 +42,8 @@ def test_a_prompt_in_a_session() -> None:
         "top_p": 0.9,
         "seed": 3,
         "stop_sequences": ["."],
-        "repetition_penalty": 1.0,
+        "repetition_penalty": 1.2,
+        "stop_token_ids": [3],
         "watermark": None,
     }
     exchange = ask({"inputs": "hi", "parameters": parameters}, headers={ID: "s"})
@@ -54,6 +55,8 @@ def test_a_prompt_in_a_session() -> None:
         top_p=0.9,
         seed=3,
         stop=(".",),
+        stop_token_ids=(3,),
+        repetition_penalty=1.2,
     )
     assert exchange.answered() == {"generated_text": "red"}
 

@@ -38,28 +38,38 @@ def test_the_path_or_the_body_shows_a_conversation(headers: dict[str, str]) -> N
 
 def test_everything_that_is_honoured() -> None:
     """Under OpenAI's names, and some that its clients send to other servers."""
+    same: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 1,
+        "frequency_penalty": -0.5,
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     command = completion(
         max_completion_tokens=5,
         max_tokens=7,
-        temperature=0.5,
-        top_p=0.9,
-        top_k=3,
         seed=-1,
         stop=["a", "b"],
-        stream=True,
-        ignore_eos=True,
+        stop_token_ids=[3],
+        logit_bias={"50256": -100, "7": 0.5},
+        **same,
     ).command
     assert command == Chat(
         session_id=command.session_id,
         messages=(Said("user", ("hi",)),),
         max_new_tokens=5,
-        temperature=0.5,
-        top_p=0.9,
-        top_k=3,
         seed=2**63 - 1,
         stop=("a", "b"),
-        stream=True,
-        ignore_eos=True,
+        stop_token_ids=(3,),
+        logit_bias={50256: -100, 7: 0.5},
+        **same,
     )
     assert completion(stop=".", top_k=-1, max_tokens=7).command.stop == "."
 
@@ -128,13 +138,18 @@ def test_what_changes_nothing_is_taken() -> None:
     [
         ({"n": 2}, "n"),
         ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 2}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"presence_penalty": 1}, "presence_penalty"),
-        ({"logit_bias": {"1": 2}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"chat_template": "x"}, "chat_template"),
@@ -363,7 +378,8 @@ def test_a_text_is_continued() -> None:
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_a_text_request_is_checked(fields: dict[str, Any], param: str) -> None:

@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
-from tests.support.dialects import Exchange, ask
+from tests.support.dialects import REPLY, Exchange, ask
+from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import (
     ContextTooLong,
     EngineUnavailable,
@@ -17,6 +19,7 @@ from ts_stateful.protocol.errors import (
     SessionExpired,
     StatefulError,
 )
+from ts_stateful.protocol.events import Event, EventKind
 
 
 def completion(**fields: Any) -> Exchange:
@@ -144,3 +147,55 @@ def test_a_text_completion() -> None:
     assert {chunk["object"] for chunk in got} == {"text_completion"}
     status, body = exchange.fails(InvalidRequest("x", field="prompt"))
     assert (status, body["error"]["param"]) == (400, "prompt")
+
+
+def _scored(text: str, logprob: float, token_id: int) -> dict[str, Any]:
+    return {"id": token_id, "token": text, "bytes": list(text.encode()), "logprob": logprob}
+
+
+SCORED: list[dict[str, Any]] = [
+    {**_scored("re", -0.5, 4), "text_offset": 0, "top_logprobs": [_scored("re", -0.5, 4)]},
+    {**_scored("d", -0.25, 5), "text_offset": 2, "top_logprobs": [_scored("d", -0.25, 5)]},
+]
+
+
+def test_log_probabilities_of_a_chat() -> None:
+    """Without our ids, which its type lacks; a client's own type takes them."""
+    exchange = completion(logprobs=True, top_logprobs=1)
+    document = exchange.answered({**REPLY, "logprobs": SCORED})
+    logprobs = ChatCompletion.model_validate(document).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [one.token for one in logprobs.content] == ["re", "d"]
+    assert document["choices"][0]["logprobs"]["content"][1] == {
+        "token": "d",
+        "bytes": [100],
+        "logprob": -0.25,
+        "top_logprobs": [{"token": "d", "bytes": [100], "logprob": -0.25}],
+    }
+
+
+def test_log_probabilities_come_with_the_pieces_of_a_stream() -> None:
+    """Also those of tokens that had no text of their own, at the end."""
+    events = [
+        Event("r", EventKind.PART, encode({"text": "red", "logprobs": SCORED[:1]})),
+        Event("r", EventKind.LAST, encode({**REPLY, "text": "", "logprobs": SCORED[1:]})),
+    ]
+    responder = completion(stream=True, logprobs=True).responder
+    got = chunks(b"".join(map(responder.piece, events)))
+    shown = [chunk["choices"][0]["logprobs"] for chunk in got]
+    tokens = [[one["token"] for one in part["content"]] if part else None for part in shown]
+    assert tokens == [["re"], ["d"], None]
+
+
+def test_log_probabilities_of_a_text() -> None:
+    """In four lists."""
+    exchange = ask({"prompt": "Once", "logprobs": 1}, headers={"url_path": "v1/completions"})
+    assert exchange.command.top_logprobs == 1
+    document = exchange.answered({**REPLY, "logprobs": SCORED})
+    assert document["choices"][0]["logprobs"] == {
+        "tokens": ["re", "d"],
+        "token_logprobs": [-0.5, -0.25],
+        "top_logprobs": [{"re": -0.5}, {"d": -0.25}],
+        "text_offset": [0, 2],
+    }

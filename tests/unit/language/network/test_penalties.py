@@ -13,6 +13,7 @@ from tests.support.tiny import chatml
 from tests.support.tiny.small import SMALL
 from ts_stateful.language.network.load import Model, build_model
 from ts_stateful.language.network.penalties import Penalties
+from ts_stateful.protocol.requests import Prompt
 
 NEW_TOKENS = 24
 
@@ -57,13 +58,15 @@ def test_a_model_that_asks_for_nothing_gets_its_logits_as_they_are() -> None:
     """No copy is made of them."""
     penalties = Penalties(GenerationConfig(repetition_penalty=1.0, num_beams=1), [2], "model")
     logits = torch.randn(2, 8)
-    assert penalties(logits, [[1], [2]]) is logits
+    rows = [penalties.row(Prompt(prompt=""), 1)] * 2
+    assert penalties(logits, [[1], [2]], rows) is logits
 
 
 def test_rows_are_changed_by_their_own_context_alone() -> None:
     """A row is what it would be alone."""
     penalties = Penalties(GenerationConfig(repetition_penalty=2.0), [2], "model")
-    changed = penalties(torch.ones(2, 4), [[0, 0, 1], [3]])
+    rows = [penalties.row(Prompt(prompt=""), 1) for _ in range(2)]
+    changed = penalties(torch.ones(2, 4), [[0, 0, 1], [3]], rows)
     assert changed.tolist() == [[0.5, 0.5, 1.0, 1.0], [1.0, 1.0, 1.0, 0.5]]
 
 
@@ -72,3 +75,21 @@ def test_what_is_not_done_is_named(caplog: pytest.LogCaptureFixture) -> None:
     Penalties(GenerationConfig(num_beams=4, min_new_tokens=0), [2], "model")
     assert "sets num_beams, which is not supported" in caplog.text
     assert "min_new_tokens" not in caplog.text
+
+
+def test_penalties_follow_a_reply_as_it_grows() -> None:
+    """Each step counts what is new; many different ids, and the same one often."""
+    penalties = Penalties(GenerationConfig(), [2], "model")
+    asked = Prompt(prompt="", repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=1.0)
+    vocabulary, prompt = 300, [7, 7, 299]
+    row, ids = penalties.row(asked, len(prompt)), list(prompt)
+    for step in range(200):
+        ids.append(step * 7 % 150)
+        changed = penalties(torch.full((1, vocabulary), -1.0), [ids], [row])
+        reply = ids[len(prompt) :]
+        expected = [
+            (-2.0 if token in ids else -1.0)
+            - ((1.0 + 0.5 * reply.count(token)) if token in reply else 0.0)
+            for token in range(vocabulary)
+        ]
+        assert changed[0].tolist() == pytest.approx(expected)

@@ -8,6 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from ts_stateful.language.network.sampler import SamplingRow, sample, uniform
 
@@ -72,7 +79,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         SamplingRow(1.0, seed=1, position=7),
         SamplingRow(),
         SamplingRow(0.5, top_k=4, seed=2),
-        SamplingRow(2.0, 0, 0.9, 3, 1),
+        SamplingRow(2.0, 0, 0.9, 0.05, 3, 1),
     ]
     together = sample(batch, rows)
     alone = [sample(batch[index : index + 1], [row])[0] for index, row in enumerate(rows)]
@@ -84,3 +91,22 @@ def test_certainty_is_drawn_with_certainty() -> None:
     certain = torch.full((50, 5), -1e9)
     certain[:, 3] = 0
     assert sample(certain, [SamplingRow(1.0, seed=seed) for seed in range(50)]) == [3] * 50
+
+
+@pytest.mark.parametrize("settings", [(0.7, 0, 1.0, 0.2), (1.3, 7, 0.9, 0.1), (1.0, 0, 0.8, 0.0)])
+def test_the_support_is_that_of_the_librarys_warpers(
+    settings: tuple[float, int, float, float],
+) -> None:
+    """Exactly the tokens that transformers leaves are drawn, about as often as it would."""
+    temperature, top_k, top_p, min_p = settings
+    given_logits, count = logits(vocabulary=12, seed=5), 20_000
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    expected = warpers(torch.zeros(1, 1, dtype=torch.long), given_logits.clone())[0].softmax(-1)
+    rows = [SamplingRow(*settings, seed=seed) for seed in range(count)]
+    drawn = Counter(sample(given_logits.expand(count, -1), rows))
+    for token, probability in enumerate(expected.tolist()):
+        assert drawn[token] / count == pytest.approx(probability, abs=0.02)
+        assert (drawn[token] == 0) == (probability == 0)

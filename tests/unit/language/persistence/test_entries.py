@@ -20,6 +20,7 @@ from ts_stateful.language.persistence.entries import (
 )
 from ts_stateful.protocol.answers import Timing, TokenDetails, Usage
 from ts_stateful.protocol.errors import SessionNotFound
+from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.sessions.session import Message
 from ts_stateful.store.backends.memory import MemoryStore
@@ -54,6 +55,7 @@ def turn(number: int, **changes: Any) -> TurnEntry:
         "usage": Usage(10, 2, TokenDetails(3)),
         "timing": Timing(queue_ms=0.1, restored_from="store"),
         "writer": "w",
+        "logprobs": (TokenLogprob(7, 2, -0.5, ((7, -0.5), (8, -1.25))),),
     }
     return TurnEntry(**{**values, **changes})
 

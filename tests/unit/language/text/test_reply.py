@@ -74,3 +74,18 @@ def test_the_ids_kept_carry_the_text(text: str, stop: str) -> None:
     kept = TOKENIZER.decode(ids[: reply.num_kept])
     assert kept.startswith(reply.text)
     assert stop not in kept
+
+
+@given(st.text("ab<|", min_size=1, max_size=40), st.text("ab<|", min_size=1, max_size=6))
+def test_a_stop_string_is_the_end_if_it_is_included(text: str, stop: str) -> None:
+    """Nothing is held back for it, and nothing after it is shown."""
+    reply, pieces = ReplyText(TOKENIZER.backend_tokenizer, (stop,), includes_stop=True), ""
+    for token in encode(text):
+        stopped = reply.push(token)
+        assert reply.text.startswith(pieces)
+        pieces = reply.text
+        if stopped:
+            break
+    head, found, _ = text.partition(stop)
+    assert reply.finish() == head + found
+    assert reply.stopped == (stop in text)
