@@ -80,9 +80,10 @@ def profile_server(
     environ: Mapping[str, str] | None = None,
     watch: bool = True,
     admin_port: int | None = None,
+    model: Path = SHAPES_MODEL,
     **keys: Any,
 ) -> LocalServer:
-    """A server for the shapes model on free ports, not started yet; TorchServe, or the front without it.
+    """A server for a model, by default the shapes model, on free ports, not started yet; TorchServe, or the front without it.
 
     Args:
         folder: an empty folder for the archive.
@@ -92,6 +93,7 @@ def profile_server(
         environ: variables for TorchServe on top of the tests' own.
         watch: whether workers that TorchServe loses are replaced.
         admin_port: of the administration, without TorchServe.
+        model: the folder of the model.
         keys: settings beside `handler` that differ.
     """
     document = yaml.safe_load((ROOT / "model-config.yaml").read_text())
@@ -102,7 +104,7 @@ def profile_server(
     config.write_text(yaml.safe_dump(document))
     kind = Profile.CONTINUOUS if profile is Profile.ASGI else profile
     options = ["--profile", kind.value, "--config", str(config)]
-    model = endless_model(folder / "model") if endless else SHAPES_MODEL
+    model = endless_model(folder / "model") if endless else model
     archive = pack(folder / "archive", *options, model=model)
     log = log_path(name or profile.value)
     log.unlink(missing_ok=True)

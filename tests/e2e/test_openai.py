@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
+from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion
 
 from tests.e2e.server import WINDOW
@@ -63,21 +64,27 @@ def cached(completion: ChatCompletion) -> int:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_conversation_without_a_session(server: LocalServer, stream: bool) -> None:
-    """Every request tells all of it, is answered for itself, and leaves nothing behind."""
+    """Every request has all of it, and computes only what is new."""
     with connected(server) as client:
         messages = [shown(DIALOGUE[0][0])]
+        known = 0
         for (_, answer), (question, _) in itertools.pairwise(DIALOGUE[:4]):
-            text = ask(client, messages, stream=stream)
+            text, usage = ask(client, messages, stream=stream)
             assert text == answer
+            details = usage.prompt_tokens_details
+            assert details is not None
+            assert (details.cached_tokens or 0) >= known - 1
+            known = usage.total_tokens
             messages += [said("assistant", text), said("user", question)]
 
 
-def ask(client: OpenAI, messages: list[Any], *, stream: bool) -> str:
+def ask(client: OpenAI, messages: list[Any], *, stream: bool) -> tuple[str, CompletionUsage]:
     if not stream:
         completion = client.chat.completions.create(model="chat", messages=messages)
         (choice,) = completion.choices
         assert choice.finish_reason == "stop"
-        return choice.message.content or ""
+        assert completion.usage is not None
+        return choice.message.content or "", completion.usage
     chunks = list(
         client.chat.completions.create(
             model="chat", messages=messages, stream=True, stream_options={"include_usage": True}
@@ -87,7 +94,8 @@ def ask(client: OpenAI, messages: list[Any], *, stream: bool) -> str:
     assert chunks[-1].usage.completion_tokens > 0
     (last,) = chunks[-2].choices
     assert last.finish_reason == "stop"
-    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    return text, chunks[-1].usage
 
 
 def test_with_a_session_header_only_what_is_new_is_computed(server: LocalServer) -> None:
@@ -148,6 +156,25 @@ def test_a_text_is_continued(server: LocalServer) -> None:
         assert pieces[-1].finish_reason == "length"
 
 
+def test_log_probabilities(server: LocalServer) -> None:
+    """Those of a certain answer, whole and in pieces."""
+    messages: Any = [shown(DIALOGUE[0][0])]
+    with connected(server) as client:
+        whole = client.chat.completions.create(
+            model="chat", messages=messages, logprobs=True, top_logprobs=2
+        ).choices[0]
+        assert whole.logprobs is not None
+        scores = whole.logprobs.content or []
+        assert "".join(one.token for one in scores) == whole.message.content
+        assert all(-0.5 < one.logprob <= 0 and len(one.top_logprobs) == 2 for one in scores)
+        chunks = client.chat.completions.create(
+            model="chat", messages=messages, logprobs=True, stream=True
+        )
+        parts = [chunk.choices[0].logprobs for chunk in chunks]
+        pieces = [one for part in parts if part for one in part.content or ()]
+        assert [(one.token, one.bytes) for one in pieces] == [(o.token, o.bytes) for o in scores]
+
+
 def test_models(client: OpenAI) -> None:
     """There is one."""
     assert [model.id for model in client.models.list()] == ["chat"]
@@ -166,7 +193,7 @@ def test_errors_are_those_that_the_client_knows(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         create(model="gpt-4o")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    for name, value in (("n", 2), ("logprobs", True), ("temperature", 3)):
+    for name, value in (("n", 2), ("top_logprobs", 3), ("temperature", 3)):
         with pytest.raises(openai.BadRequestError) as refused:
             create(**{name: value})
         assert refused.value.param == name

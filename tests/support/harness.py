@@ -46,8 +46,18 @@ class LaterExecutor(Executor):
         self.jobs: list[Callable[[], Any]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.jobs.append(lambda: fn(*args, **kwargs))
-        return Future()
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except Exception as error:  # as an executor does
+                future.set_exception(error)
+
+        self.jobs.append(run)
+        return future
 
     def run(self) -> None:
         """Runs everything that was submitted."""
@@ -86,7 +96,11 @@ class Harness:
         calls = StoreCalls(access, self._queue) if access else None
         images = ImageLoader(self, self._queue)
         self.engine = build_engine(
-            model, config, Services(self, self._queue, self.clock, calls), images
+            model,
+            config,
+            Services(self, self._queue, self.clock, calls),
+            images,
+            executor=self.executor,
         )
         assert isinstance(self.engine.kind, LanguageKind)
         self.kind = self.engine.kind

@@ -31,6 +31,7 @@ from ts_stateful.protocol.errors import (
     StatefulError,
 )
 from ts_stateful.protocol.requests import Cancel, Close, Continue, Fork, Prompt, Rewind
+from ts_stateful.protocol.response_format import ResponseFormat
 from ts_stateful.protocol.session_ids import check_session_id, new_session_id
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class PromptOptions(TypedDict, total=False):
     stop_token_ids: tuple[int, ...]
     include_stop_str_in_output: bool
     ignore_eos: bool
+    response_format: ResponseFormat
     logprobs: bool
     top_logprobs: int
 

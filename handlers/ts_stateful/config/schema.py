@@ -127,6 +127,8 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """False: every prompt stands alone, and no session can be opened."""
     strict_requests: bool = False
     """Refuse OpenAI requests with fields that have no effect. False: these are ignored, and named in a header."""
+    structured_output: bool = True
+    """Give replies a form that a request asks for: JSON, a regular expression, a grammar. False: such requests are refused."""
     reattach_sec: _Positive = 10.0
     """Seconds that a turn goes on after its client has disconnected."""
     context_length: _Count | None = None

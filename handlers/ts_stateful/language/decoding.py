@@ -10,6 +10,7 @@ from torch import Tensor
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.grammar.matcher import forbid
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.logprobs import Chosen, choose_logprobs
@@ -19,7 +20,7 @@ from ts_stateful.language.runner import Logits, Runner
 from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.defects import defect
-from ts_stateful.protocol.errors import OutOfMemory
+from ts_stateful.protocol.errors import OutOfMemory, StatefulError
 from ts_stateful.protocol.requests import Open
 
 __all__ = ["Decoding"]
@@ -42,7 +43,7 @@ class Decoding:
         for index, sequence in enumerate(logits.sequences):
             if isinstance(sequence.command, Open):
                 self._turns.finish(sequence, "stop")
-            else:
+            elif self._may_go_on(sequence):
                 prompts.append((index, sequence))
         if not prompts:
             return
@@ -53,8 +54,20 @@ class Decoding:
         for (_, sequence), chosen in zip(prompts, choices, strict=True):
             try:
                 self._take(sequence, chosen)
+            except StatefulError as error:
+                self._turns.fail(sequence, error)
             except Exception as error:  # a tokenizer may raise anything; the other rows go on
                 self._turns.fail(sequence, defect(error, "taking a token"))
+
+    def _may_go_on(self, sequence: Sequence) -> bool:
+        """Find the tokens that a turn's grammar allows next; roll the turn back and return False if that fails."""
+        try:
+            if sequence.matcher is not None:
+                sequence.matcher.compute_mask()
+        except StatefulError as error:
+            self._turns.fail(sequence, error)
+            return False
+        return True
 
     def _forward(self, chunks: list[Chunk[Sequence]]) -> Logits:
         """Run the passes of a step. A turn that makes them fail is rolled back and disturbs no other."""
@@ -85,6 +98,7 @@ class Decoding:
             contexts = [sequence.ids for sequence in sequences]
             penalties = [sequence.penalties for sequence in sequences]
             changed = self._model.penalties(rows, contexts, penalties)
+            changed = forbid(changed, [s.matcher.mask if s.matcher else None for s in sequences])
             tokens = sample(changed, [sequence.row for sequence in sequences])
             return choose_logprobs(rows, tokens, [sequence.num_logprobs for sequence in sequences])
 

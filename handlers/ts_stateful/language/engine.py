@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.recompute_cost import RecomputeCost
 from ts_stateful.language.decoding import Decoding
+from ts_stateful.language.grammar.compiler import GrammarCompiler, load_vocabulary
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model, load_model
 from ts_stateful.language.network.memory import limits_of
@@ -27,6 +29,7 @@ from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.language.vision.loader import ImageLoader
 from ts_stateful.media.load import MediaLoader
 from ts_stateful.protocol.answers import SessionInfo
+from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Session
@@ -35,19 +38,29 @@ from ts_stateful.sessions.shared import SharedCache
 __all__ = ["LanguageKind", "build_engine", "load_engine"]
 
 
+_OFF = InvalidRequest("replies are given no form here: handler.structuredOutput is false")
+
+
 class LanguageKind:
     """Implements `ModelKind` for a model that generates replies."""
 
-    def __init__(self, core: EngineCore[Context], model: Model, images: ImageLoader) -> None:
+    def __init__(
+        self,
+        core: EngineCore[Context],
+        model: Model,
+        images: ImageLoader,
+        grammars: GrammarCompiler,
+    ) -> None:
         self.num_parameters = model.num_parameters
         self.persistence = make_persistence(core, model)
         if core.config.engine.on_full == "park":
             core.table.places.parking = self.persistence
-        self.turns = Turns(core, model, self.persistence, images)
+        self.turns = Turns(core, model, self.persistence, images, grammars)
         self.requests = LanguageRequests(core, model, self.turns, self.persistence)
         self.decoding = Decoding(core, model, self.turns)
         self._core = core
         self._vision = model.vision
+        self._grammars = grammars
 
     def admit(self, request: PendingRequest) -> None:
         """See `ModelKind`."""
@@ -82,10 +95,12 @@ class LanguageKind:
     def tick(self) -> None:
         """See `ModelKind`."""
         self.turns.tick()
+        self._grammars.tick()
 
     def next_deadline(self) -> float | None:
         """See `ModelKind`."""
-        return self.turns.waiters.next_deadline()
+        deadlines = (self.turns.waiters.next_deadline(), self._grammars.next_deadline())
+        return min((at for at in deadlines if at is not None), default=None)
 
     @property
     def busy(self) -> bool:
@@ -135,12 +150,22 @@ def build_engine(
     services: Services,
     images: ImageLoader,
     max_sessions: int | None = None,
+    executor: Executor | None = None,
 ) -> SessionEngine[Context]:
-    """Return an engine for a loaded model; `max_sessions` is its share of the configuration's, None: all."""
+    """Return an engine for a loaded model; `max_sessions` is its share of the configuration's, None: all.
+
+    `executor` compiles grammars, by default on threads of its own.
+    """
     shared = SharedCache[ImageInput | Prefix](config.handler.shared_cache_bytes)
     limits = limits_of(model, config, max_sessions)
     core: EngineCore[Context] = EngineCore(config, limits, services, shared, RecomputeCost(model))
-    return SessionEngine(core, LanguageKind(core, model, images))
+    grammars = GrammarCompiler(
+        load_vocabulary(model) if config.handler.structured_output else _OFF,
+        services.queue,
+        executor or ThreadPoolExecutor(2, thread_name_prefix="grammar"),
+        core.clock,
+    )
+    return SessionEngine(core, LanguageKind(core, model, images, grammars))
 
 
 def load_engine(config: Config, placement: Placement, services: Services) -> SessionEngine[Context]:

@@ -18,6 +18,7 @@ from ts_stateful.protocol.generation import (
     TopLogprobs,
     TopP,
 )
+from ts_stateful.protocol.response_format import ResponseFormat
 from ts_stateful.protocol.strict_json import convert
 
 __all__ = [
@@ -118,6 +119,7 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
     stop_token_ids: StopTokenIds = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    response_format: ResponseFormat | None = None
     logprobs: bool = False
     top_logprobs: TopLogprobs = 0
     turn: Annotated[int, Meta(ge=1, le=2**31)] | None = None

@@ -18,6 +18,7 @@ from ts_stateful.frontend.dialects.openai_fields import (
     STREAM_OPTIONS,
     FieldFilter,
 )
+from ts_stateful.frontend.dialects.openai_format import FormatFields, format_of
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.generation import (
     LogitBias,
@@ -68,7 +69,7 @@ class _StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-class _Generation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _Generation(FormatFields, frozen=True, kw_only=True):
     """The fields that both requests have."""
 
     max_tokens: _Tokens | None = None
@@ -136,6 +137,7 @@ class Completion(NamedTuple):
     include_usage: bool
     image_fields: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()  # fields without an effect
+    format_field: str = ""  # the client's name of `response_format`
 
 
 def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> Completion:
@@ -149,15 +151,18 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("it needs `logprobs: true`", field="top_logprobs")
     messages, images, image_fields = _messages(body.messages)
+    asked = format_of(body)
     chat = Chat(
         messages=messages,
         images=images,
         max_new_tokens=body.max_completion_tokens or body.max_tokens or _MAX_TOKENS,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
+        response_format=asked.format,
         **body.settings,
     )
-    return Completion(model, chat, _checked(body, fields), image_fields, fields.ignored)
+    usage = _checked(body, fields)
+    return Completion(model, chat, usage, image_fields, fields.ignored, asked.field)
 
 
 def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> Completion:
@@ -165,14 +170,17 @@ def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     fields = FieldFilter(strict=strict)
     body: _TextBody = convert(_supported(document, _TextBody, fields), _TextBody)
     (prompt,) = (body.prompt,) if isinstance(body.prompt, str) else body.prompt
+    asked = format_of(body)
     raw = RawPrompt(
         prompt=prompt,
         max_new_tokens=body.max_tokens or _MAX_TEXT,
         logprobs=body.logprobs is not None,
         top_logprobs=body.logprobs or 0,
+        response_format=asked.format,
         **body.settings,
     )
-    return Completion(model, raw, _checked(body, fields), ignored=fields.ignored)
+    usage = _checked(body, fields)
+    return Completion(model, raw, usage, ignored=fields.ignored, format_field=asked.field)
 
 
 def _checked(body: _Generation, fields: FieldFilter) -> bool:

@@ -66,6 +66,9 @@ class _CompletionResponder(OpenAiResponder, ABC):
         self._kind, self._chunk = kind, chunk
         self._begun = False
 
+    def _param(self, field: str | None) -> str | None:
+        return self._asked.format_field if field == "response_format" else field
+
     def answer(self, answer: EngineAnswer) -> bytes:
         choice = self._choice(self._whole(answer.text), answer, _finish_reason(answer))
         return line_of({**self._document(self._kind, [choice]), "usage": _usage(answer.usage)})
@@ -173,7 +176,7 @@ class ChatResponder(_CompletionResponder):
         image = _IMAGE_FIELD.fullmatch(field or "")
         if image is not None and int(image[1]) < len(self._asked.image_fields):
             return self._asked.image_fields[int(image[1])]
-        return _PARAMS.get(field or "", field)
+        return super()._param(_PARAMS.get(field or "", field))
 
 
 def _scored(token: TopLogprob) -> dict[str, Any]:

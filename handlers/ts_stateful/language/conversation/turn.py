@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ts_stateful.language.conversation.context import Context, Past
+from ts_stateful.language.grammar.matcher import Matcher
 from ts_stateful.language.network.logprobs import Chosen
 from ts_stateful.language.network.row_penalties import NO_PENALTIES, RowPenalties
 from ts_stateful.language.network.sampler import SamplingRow
@@ -93,6 +94,7 @@ class Sequence:
     reply: ReplyText | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the reply's ids, if asked for
     penalties: RowPenalties = NO_PENALTIES
+    matcher: Matcher | None = None  # of the grammar that the reply follows
     max_new_tokens: int = 0
     image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image
     # Of the prompt's ids, for models whose positions do not follow from the index.
@@ -149,17 +151,22 @@ class Sequence:
         return command.top_logprobs if isinstance(command, Prompt) and command.logprobs else None
 
     def take(self, chosen: Chosen, eos_ids: Collection[int]) -> str | None:
-        """Add a chosen token to the reply; return the finish reason if that ends it."""
+        """Add a chosen token to the reply; return the finish reason if that ends it.
+
+        Raises:
+            InvalidRequest: the reply's grammar is too complex to go on.
+        """
         command, reply, token = self.command, self.reply, chosen.token
         assert isinstance(command, Prompt)
         assert reply is not None
-        if token in eos_ids and not command.ignore_eos:
+        if token in eos_ids and not (command.ignore_eos and self.matcher is None):
             return "stop"
         stops = token in command.stop_token_ids
         if stops and not command.include_stop_str_in_output:
             return "stop"
         self.ids.append(token)
         stops |= reply.push(token)
+        stops |= self.matcher is not None and self.matcher.consume(token)
         if chosen.logprob is not None:
             self.logprobs.append(TokenLogprob(token, reply.num_decoded, chosen.logprob, chosen.top))
         if stops:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.grammar.compiler import GrammarCompiler
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.scheduler import Scheduler
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
+from ts_stateful.language.turns.inputs import TurnInputs
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
 from ts_stateful.language.turns.preparation import Preparation, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
-from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.known_urls import urls_of
-from ts_stateful.language.vision.loader import ImageLoader, Loaded
-from ts_stateful.language.vision.reader import ImageReader
+from ts_stateful.language.vision.loader import ImageLoader
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import (
     SessionClosed,
@@ -29,7 +28,7 @@ from ts_stateful.protocol.errors import (
     TurnGap,
 )
 from ts_stateful.protocol.events import Submit
-from ts_stateful.protocol.requests import Chat, Fork, Image, Prompt, Rewind
+from ts_stateful.protocol.requests import Fork, Image, Prompt, Rewind
 from ts_stateful.session_log.journal import Done
 from ts_stateful.sessions.session import Session, Turn
 
@@ -45,6 +44,7 @@ class Turns:
         model: Model,
         persistence: NoPersistence,
         images: ImageLoader,
+        grammars: GrammarCompiler,
     ) -> None:
         handler = core.config.handler
         self.scheduler: Scheduler[Sequence] = Scheduler(handler.prefill_chunk)
@@ -55,9 +55,8 @@ class Turns:
         self._core = core
         self._model = model
         self._persistence = persistence
-        self._images = images
-        self._reader = ImageReader(model.vision, core.shared) if model.vision else None
         self.implicit = core.table.reserve = ImplicitSessions(core, model)
+        self._inputs = TurnInputs(core, model, images, grammars, self.implicit)
         self._preparation = Preparation(core, model, self.implicit)
 
     def admit(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
@@ -65,11 +64,7 @@ class Turns:
         sequence.session.work.append(sequence)
         self._core.table.touch(sequence.session)
         self._persistence.recall(sequence.session, self._recalled)
-        if images or files:
-            self._load(sequence, images, files)
-        else:
-            sequence.status = Status.WAITING
-            self._advance(sequence)
+        self._inputs.get(sequence, images, files, self._has_inputs)
 
     def fail(self, sequence: Sequence, error: StatefulError) -> None:
         """Roll the turn back: the session stands where its last committed turn left it."""
@@ -217,34 +212,10 @@ class Turns:
             logprobs=tuple(sequence.logprobs[: reply.num_kept]),
         )
 
-    def _load(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
-        assert self._reader is not None
-        tenant = sequence.session.tenant
-        self._images.load(
-            images,
-            files,
-            client=tenant,
-            known=self._known_images(sequence),
-            read=partial(self._reader.read, tenant=tenant),
-            then=partial(self._loaded, sequence),
-        )
-
-    def _known_images(self, sequence: Sequence) -> Mapping[str, ImageInput]:
-        if not isinstance(sequence.command, Chat):
-            return {}
-        if sequence.ephemeral:
-            return self.implicit.images_of(sequence.session, sequence.command)
-        return sequence.context.by_url
-
-    def _loaded(self, sequence: Sequence, loaded: Loaded) -> None:
-        if sequence.status is Status.DONE:
+    def _has_inputs(self, sequence: Sequence, error: StatefulError | None) -> None:
+        if error is not None:
+            self.fail(sequence, error)
             return
-        if isinstance(loaded, StatefulError):
-            self.fail(sequence, loaded)
-            return
-        sequence.images = loaded
-        if isinstance(sequence.command, Chat):
-            sequence.urls = urls_of(sequence.command.images, loaded)
         sequence.status = Status.WAITING
         self._advance(sequence)
 

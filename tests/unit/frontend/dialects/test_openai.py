@@ -9,8 +9,17 @@ import pytest
 
 from tests.support.dialects import Exchange, ask
 from tests.support.fake_dispatcher import ID, START
+from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Chat, Image, RawPrompt, Said
+from ts_stateful.protocol.response_format import (
+    Choice,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    ResponseFormat,
+)
 
 CHAT = {"url_path": "v1/chat/completions"}
 HI: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
@@ -72,6 +81,51 @@ def test_everything_that_is_honoured() -> None:
         **same,
     )
     assert completion(stop=".", top_k=-1, max_tokens=7).command.stop == "."
+
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"z": {"type": "null"}, "a": {}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, JsonObject()),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "strict": True, "schema": SCHEMA},
+                }
+            },
+            JsonSchema(SCHEMA),
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, JsonSchema(SCHEMA)),
+        ({"structured_outputs": {"json_object": True}}, JsonObject()),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Choice(("a", "b"))),
+        ({"structured_outputs": {}}, None),
+        ({"guided_json": json.dumps(SCHEMA)}, JsonSchema(SCHEMA)),
+        ({"guided_regex": "a+"}, Regex("a+")),
+        ({"guided_choice": ["a"]}, Choice(("a",))),
+        ({"guided_grammar": 'start: "a"'}, Grammar('start: "a"')),
+        ({"json_schema": json.dumps(SCHEMA)}, JsonSchema(SCHEMA)),
+        ({"regex": "a+"}, Regex("a+")),
+        ({"ebnf": 'root ::= "a"'}, Grammar('root ::= "a"')),
+    ],
+)
+def test_a_form_has_several_names(fields: dict[str, Any], asked: ResponseFormat | None) -> None:
+    """OpenAI's, vLLM's and SGLang's. The order of properties is kept: it is that of the reply."""
+    found = completion(**fields).command.response_format
+    assert found == asked
+    if isinstance(found, JsonSchema):
+        assert list(found.schema["properties"]) == ["z", "a"]
+
+
+def test_an_error_names_the_clients_field() -> None:
+    """The engine knows one name."""
+    exchange = completion(guided_regex="(")
+    _, body = exchange.fails(InvalidRequest("unclosed", field="response_format"))
+    assert body["error"]["param"] == "guided_regex"
 
 
 def test_a_reply_is_greedy_unless_it_is_asked_otherwise() -> None:
@@ -146,12 +200,21 @@ def test_what_changes_nothing_is_taken() -> None:
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"functions": [{}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format",
+        ),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "response_format"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"guided_regex": ""}, "guided_regex"),
         ({"chat_template": "x"}, "chat_template"),
         ({"store": True, "model": 5}, "model"),
         ({"temperature": 3}, "temperature"),

@@ -1,0 +1,154 @@
+"""Grammars of replies, compiled on threads of their own."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance.hf import from_tokenizer
+from lru import LRU
+
+from ts_stateful.clock import Clock
+from ts_stateful.engine.services import WorkQueue
+from ts_stateful.language.grammar.matcher import FIELD, Matcher
+from ts_stateful.language.network.load import Model
+from ts_stateful.protocol.defects import defect
+from ts_stateful.protocol.errors import InvalidRequest, StatefulError
+from ts_stateful.protocol.response_format import (
+    Choice,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    ResponseFormat,
+)
+
+__all__ = ["Compiled", "GrammarCompiler", "load_vocabulary"]
+
+logger = logging.getLogger(__name__)
+
+Compiled = Matcher | StatefulError
+
+_DEADLINE_S = 30.0
+_REMEMBERED = 64  # compiled grammars
+# Bounded, or a model could go on with blanks for ever.
+_BLANKS = r"[\x20\x0A\x0D\x09]{1,24}"
+
+
+def load_vocabulary(model: Model) -> LLTokenizer | InvalidRequest:
+    """Return the tokens of a model as the matchers need them, or the refusal if its tokenizer is of no such kind.
+
+    It takes a second for 128,000 tokens, in which no other thread of Python runs.
+    """
+    eos_ids = sorted(model.eos_ids) or None
+    try:
+        return from_tokenizer(model.tokenizer, n_vocab=model.vocab_size, eos_token=eos_ids)
+    except Exception as error:  # the library's errors have no type of their own
+        logger.warning("%s: replies cannot be given a form: %s", model.name, error)
+        return InvalidRequest(
+            "the tokens of this model cannot be joined to such texts, only to words", field=FIELD
+        )
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model; results arrive through the engine's queue.
+
+    `vocabulary` is of `load_vocabulary`; every form is refused if that is a refusal.
+    """
+
+    def __init__(
+        self,
+        vocabulary: LLTokenizer | InvalidRequest,
+        queue: WorkQueue,
+        executor: Executor,
+        clock: Clock,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._queue = queue
+        self._executor = executor
+        self._clock = clock
+        self._known: LRU[bytes, Matcher] = LRU(_REMEMBERED)
+        self._waiting: dict[Future[Matcher], tuple[float, Callable[[Compiled], None]]] = {}
+
+    def compile(self, asked: ResponseFormat, then: Callable[[Compiled], None]) -> None:
+        """Compile a grammar and pass the matcher of a new reply, or the error, to `then`."""
+        if isinstance(self._vocabulary, InvalidRequest):
+            then(self._vocabulary)
+            return
+        key = msgspec.json.encode(asked)
+        known = self._known.get(key)
+        if known is not None:
+            then(known.copy())
+            return
+        job = self._executor.submit(_compile, self._vocabulary, asked)
+        self._waiting[job] = (self._clock.monotonic() + _DEADLINE_S, then)
+        job.add_done_callback(lambda done: self._queue.put(partial(self._compiled, key, done)))
+
+    def tick(self) -> None:
+        """Fail the requests whose grammar takes too long."""
+        now = self._clock.monotonic()
+        for job, (deadline, then) in list(self._waiting.items()):
+            if now >= deadline:
+                del self._waiting[job]
+                job.cancel()
+                message = f"it took more than {_DEADLINE_S:.0f} s to compile; use a simpler one"
+                then(InvalidRequest(message, field=FIELD))
+
+    def next_deadline(self) -> float | None:
+        """Return the clock's time at which `tick` has something to do, or None."""
+        return min((deadline for deadline, _ in self._waiting.values()), default=None)
+
+    def _compiled(self, key: bytes, job: Future[Matcher]) -> None:
+        if job not in self._waiting:
+            return
+        _, then = self._waiting.pop(job)
+        error = job.exception()
+        if error is None:
+            self._known[key] = job.result()
+            then(job.result().copy())
+        elif isinstance(error, StatefulError):
+            then(error)
+        else:
+            then(defect(error, "compiling a grammar"))
+
+
+def _compile(vocabulary: LLTokenizer, asked: ResponseFormat) -> Matcher:
+    try:
+        text = _grammar(asked)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(str(error)[:500], field=FIELD) from None
+    # They bound the time to compile a grammar to a second, and that of a step to some milliseconds.
+    limits = LLParserLimits(step_lexer_fuel=100_000, verbose_errors=False)
+    made = LLMatcher(vocabulary, text, log_level=0, limits=limits)
+    matcher = Matcher(made, vocabulary.vocab_size)
+    matcher.compute_mask()  # shows an error, and whether it takes too long
+    return matcher
+
+
+def _grammar(asked: ResponseFormat) -> str:
+    """Return a grammar in the library's own form."""
+    if isinstance(asked, JsonObject):
+        return _json({"type": "object"})
+    if isinstance(asked, JsonSchema):
+        return _json(asked.schema)
+    if isinstance(asked, Choice):
+        options = (json.dumps(option, ensure_ascii=False) for option in asked.options)
+        return str(LLMatcher.grammar_from_lark(f"start: {' | '.join(options)}"))
+    if isinstance(asked, Regex):
+        return str(LLMatcher.grammar_from_regex(asked.pattern))
+    assert isinstance(asked, Grammar)
+    return str(grammar_from("grammar", asked.grammar))
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return str(
+        LLMatcher.grammar_from_json_schema(
+            schema, defaults={"coerce_one_of": True, "whitespace_pattern": _BLANKS}
+        )
+    )

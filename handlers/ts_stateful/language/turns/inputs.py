@@ -1,0 +1,93 @@
+"""The images of a turn and the grammar of its reply, which it needs before it can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from functools import partial
+
+from ts_stateful.engine.core import EngineCore
+from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.grammar.compiler import Compiled, GrammarCompiler
+from ts_stateful.language.network.load import Model
+from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
+from ts_stateful.language.vision.encoder import ImageInput
+from ts_stateful.language.vision.known_urls import urls_of
+from ts_stateful.language.vision.loader import ImageLoader, Loaded
+from ts_stateful.language.vision.reader import ImageReader
+from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.requests import Chat, Image, Prompt
+
+__all__ = ["Ready", "TurnInputs"]
+
+Ready = Callable[[Sequence, StatefulError | None], None]
+
+
+class TurnInputs:
+    """Gets the inputs of one engine's turns, of which a turn that is done needs none any more."""
+
+    def __init__(
+        self,
+        core: EngineCore[Context],
+        model: Model,
+        images: ImageLoader,
+        grammars: GrammarCompiler,
+        implicit: ImplicitSessions,
+    ) -> None:
+        self._images = images
+        self._reader = ImageReader(model.vision, core.shared) if model.vision else None
+        self._grammars = grammars
+        self._implicit = implicit
+
+    def get(
+        self, sequence: Sequence, images: Items[Image], files: Items[bytes], ready: Ready
+    ) -> None:
+        """Get what a turn needs, and pass it to `ready` with the error if something cannot be had."""
+        if not images and not files:
+            self._compile(sequence, ready)
+            return
+        assert self._reader is not None
+        tenant = sequence.session.tenant
+        self._images.load(
+            images,
+            files,
+            client=tenant,
+            known=self._known_images(sequence),
+            read=partial(self._reader.read, tenant=tenant),
+            then=partial(self._loaded, sequence, ready),
+        )
+
+    def _known_images(self, sequence: Sequence) -> Mapping[str, ImageInput]:
+        if not isinstance(sequence.command, Chat):
+            return {}
+        if sequence.ephemeral:
+            return self._implicit.images_of(sequence.session, sequence.command)
+        return sequence.context.by_url
+
+    def _loaded(self, sequence: Sequence, ready: Ready, loaded: Loaded) -> None:
+        if sequence.status is Status.DONE:
+            return
+        if isinstance(loaded, StatefulError):
+            ready(sequence, loaded)
+            return
+        sequence.images = loaded
+        if isinstance(sequence.command, Chat):
+            sequence.urls = urls_of(sequence.command.images, loaded)
+        self._compile(sequence, ready)
+
+    def _compile(self, sequence: Sequence, ready: Ready) -> None:
+        command = sequence.command
+        if not isinstance(command, Prompt) or command.response_format is None:
+            ready(sequence, None)
+            return
+        self._grammars.compile(command.response_format, partial(self._compiled, sequence, ready))
+
+    def _compiled(self, sequence: Sequence, ready: Ready, compiled: Compiled) -> None:
+        if sequence.status is Status.DONE:
+            return
+        if isinstance(compiled, StatefulError):
+            ready(sequence, compiled)
+            return
+        sequence.matcher = compiled
+        ready(sequence, None)
