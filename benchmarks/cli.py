@@ -17,7 +17,18 @@ from benchmarks.progress import Progress
 from benchmarks.ratios import ratios_of
 from benchmarks.rig import Rig
 from benchmarks.servers import ROOT
-from benchmarks.stages import decode, fronts, llama, many, memory, opening, pause, steps, ttft
+from benchmarks.stages import (
+    decode,
+    forms,
+    fronts,
+    llama,
+    many,
+    memory,
+    opening,
+    pause,
+    steps,
+    ttft,
+)
 
 __all__ = ["main"]
 
@@ -29,6 +40,7 @@ _STAGES: dict[str, ModuleType] = {
     "memory": memory,
     "many": many,
     "pause": pause,
+    "forms": forms,
     "steps": steps,
     "llama": llama,
 }
@@ -41,6 +53,7 @@ stages:
   memory  memory of idle sessions
   many    512 open sessions, 8 active
   pause   the longest pause of a stream during another session's long prefill
+  forms   a decode step with a JSON schema for every row
   steps   steps of a recurrent model, beside the engine alone, the bare forward and the published pattern
   llama   beside llama.cpp's server on the same weights; needs --llama-server
 

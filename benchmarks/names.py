@@ -13,6 +13,8 @@ __all__ = [
     "DECODE",
     "ENGINE",
     "FIRST_OPEN",
+    "FORMED",
+    "FORMS",
     "FRONT_CPU",
     "FRONT_DECODE",
     "FRONT_HOP",
@@ -26,6 +28,7 @@ __all__ = [
     "MEMORY",
     "OPEN_STEP",
     "PAUSE",
+    "PLAIN",
     "PROBE",
     "PUBLISHED",
     "RECOMPUTE",
@@ -54,6 +57,8 @@ ENGINE: Final = "engine alone"
 BARE: Final = "bare forward"
 STREAMS: Final = "grpc, sequence profile"
 PUBLISHED: Final = "published pattern"
+PLAIN: Final = "engine alone, free replies"
+FORMED: Final = "engine alone, a JSON schema for each reply"
 
 # The caches that the floor is measured with.
 CACHES: Final = ("dynamic", "static")
@@ -67,6 +72,7 @@ REPEATED_OPEN: Final = "open, repeated"
 MEMORY: Final = "memory"
 MANY: Final = "many"
 PAUSE: Final = "pause"
+FORMS: Final = "step, with forms"
 LLAMA_TTFT: Final = "llama ttft"
 LLAMA_DECODE: Final = "llama decode"
 STEPS: Final = "steps"

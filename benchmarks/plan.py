@@ -51,6 +51,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     pause_prompt: int = 2000
     pause_rounds: int = 3
 
+    form_width: int = 16
+    form_steps: int = 100
+    form_rounds: int = 6
+
     step_widths: tuple[int, ...] = (1, 8, 32, 128)
     step_open: tuple[int, ...] = (8, 128, 1000)
     step_active: int = 8  # of those sequences
@@ -80,6 +84,8 @@ QUICK: Final = Plan(
     many_sessions=128,
     many_rounds=2,
     pause_rounds=1,
+    form_steps=20,
+    form_rounds=2,
     step_bare_s=0.05,
     step_s=0.3,
     step_warm_s=0.5,

@@ -15,6 +15,8 @@ from benchmarks.names import (
     DECODE,
     ENGINE,
     FIRST_OPEN,
+    FORMED,
+    FORMS,
     FRONT_CPU,
     FRONT_DECODE,
     FRONT_HOP,
@@ -27,6 +29,7 @@ from benchmarks.names import (
     MANY,
     MEMORY,
     OPEN_STEP,
+    PLAIN,
     PUBLISHED,
     RECOMPUTE,
     REPEATED_OPEN,
@@ -161,6 +164,13 @@ RATIOS: Sequence[Ratio] = (
         1.25,
         "time to first token after 1,600 tokens of a client that sends all messages and no session, over HTTP's",
         _between(TTFT, 1600, IMPLICIT, HTTP),
+    ),
+    Ratio(
+        "formed_step_16_over_plain",
+        "at most",
+        1.1,
+        "a decode step of 16 rows with a JSON schema each, over the same without, by the engine alone",
+        _between(FORMS, 16, FORMED, PLAIN),
     ),
     *(
         Ratio(

@@ -15,6 +15,7 @@ import msgspec
 from benchmarks.names import (
     DECODE,
     FIRST_OPEN,
+    FORMS,
     LLAMA_DECODE,
     LLAMA_TTFT,
     MANY,
@@ -55,6 +56,7 @@ _TITLES = {
     MEMORY: "Memory, by open sessions",
     MANY: "Time to first token of active sessions, by open sessions",
     PAUSE: "Longest pause of a stream, by tokens of another session's prompt",
+    FORMS: "A decode step of a text model, by rows",
     STEPS: "Recurrent model: steps a second, by sequences that step at the same time",
     STEP_MEDIAN: "Recurrent model: median of a step's latency, by sequences that step at the same time",
     STEP_P99: "Recurrent model: 99th percentile of a step's latency, by sequences that step at the same time",

@@ -15,6 +15,7 @@ from benchmarks.clients.stateful import GrpcClient, HttpClient
 from benchmarks.clients.whole_list import WholeListClient
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.floor import Floor
+from benchmarks.form_steps import FormSteps
 from benchmarks.gguf_export import export
 from benchmarks.inputs import Inputs
 from benchmarks.llama_server import LlamaServer
@@ -89,6 +90,11 @@ class Rig:
     def engine_alone(self) -> OwnProcess:
         """The engine without a server: an `EngineAlone`."""
         return self._stack.enter_context(OwnProcess(EngineAlone, self.models[0], self.threads))
+
+    @cached_property
+    def form_steps(self) -> OwnProcess:
+        """Decode steps of replies with forms: a `FormSteps`."""
+        return self._stack.enter_context(OwnProcess(FormSteps, self.threads))
 
     @cached_property
     def recurrent(self) -> Path:

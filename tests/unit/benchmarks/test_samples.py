@@ -136,6 +136,8 @@ def _one_of_each() -> Samples:
         made.append(Sample("decode", "http", width, 50.0, "tokens/s"))
         made.append(Sample("decode", "floor, static", width, 100.0, "tokens/s"))
     made += [
+        Sample("step, with forms", "engine alone, free replies", 16, 20.0, "ms"),
+        Sample("step, with forms", "engine alone, a JSON schema for each reply", 16, 21.0, "ms"),
         Sample("turns", "http", 16, 50.0, "tokens/s"),
         Sample("turns", "recompute", 16, 5.0, "tokens/s"),
     ]
