@@ -129,7 +129,7 @@ def test_with_a_session_header_only_what_is_new_is_computed(server: LocalServer)
 
 def test_what_has_no_effect_is_named_in_a_header(server: LocalServer) -> None:
     """Also of a stream. Programs that were written for other servers send it."""
-    past = {"role": "assistant", "content": "Hello.", "reasoning_content": "A greeting."}
+    past = {"role": "assistant", "content": "Hello.", "mood": "good"}
     messages: Any = [{"id": "m-1", **said("user", "Hi")}, past, said("user", "Bye")]
     with connected(server) as client:
         for stream in (False, True):
@@ -137,7 +137,7 @@ def test_what_has_no_effect_is_named_in_a_header(server: LocalServer) -> None:
                 model="", messages=messages, max_tokens=2, user="ann", stream=stream
             )
             ignored = raw.headers["x-ts-stateful-ignored"]
-            assert ignored == "user, messages[].id, messages[].reasoning_content"
+            assert ignored == "user, messages[].id, messages[].mood"
             raw.http_response.read()
 
 

@@ -10,7 +10,8 @@ import torch
 from tests.support.harness import Harness, stock_reply
 from tests.support.pictures import noise
 from ts_stateful.language.network.load import Model
-from ts_stateful.protocol.requests import Chat, Image, Said
+from ts_stateful.protocol.chat import Chat, Said
+from ts_stateful.protocol.requests import Image
 from ts_stateful.store.base import Store
 
 __all__ = ["NEW_TOKENS", "Chats", "Told", "cached", "chat"]
@@ -64,7 +65,8 @@ class Chats:
         told = _in_parts(told)
         held, model, text = self.session(session), self.model, self.model.text
         messages = [
-            text.chat_message(role, [self.shown(part) for part in said]) for role, said in told
+            text.chat_message(Said(role, tuple(self.shown(part) for part in said)))
+            for role, said in told
         ]
         assert held.state.dialogue.rendered == text._render(messages)
         turn = held.turns[-1]

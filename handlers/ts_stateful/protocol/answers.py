@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ts_stateful.protocol.chat import ToolCall
+
 __all__ = [
     "Cancelled",
     "Closed",
@@ -98,6 +100,8 @@ class TurnPart(Struct, frozen=True, omit_defaults=True):
     """A streamed event that is not the last one."""
 
     text: str
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCall] = ()
     logprobs: Sequence[Logprob] | None = None
 
 
@@ -116,6 +120,8 @@ class TurnAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replayed: bool = False
     next: int | None = None
     more: bool | None = None
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCall] = ()
     logprobs: Sequence[Logprob] | None = None  # of the tokens of `text`, if they were asked for
 
 

@@ -6,9 +6,10 @@ import enum
 
 from msgspec import Struct
 
+from ts_stateful.protocol.chat import AnyRequest
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import AnyRequest, Close, Fork, Prompt
+from ts_stateful.protocol.requests import Close, Fork, Prompt
 
 __all__ = ["Event", "EventKind", "Submit"]
 

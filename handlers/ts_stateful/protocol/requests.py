@@ -22,9 +22,7 @@ from ts_stateful.protocol.response_format import ResponseFormat
 from ts_stateful.protocol.strict_json import convert
 
 __all__ = [
-    "AnyRequest",
     "Cancel",
-    "Chat",
     "Close",
     "Command",
     "Continue",
@@ -37,10 +35,8 @@ __all__ = [
     "Open",
     "OutputName",
     "Prompt",
-    "RawPrompt",
     "Request",
     "Rewind",
-    "Said",
     "SequenceParameters",
     "Step",
     "Upload",
@@ -139,33 +135,6 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
         return len(self.prompt)
 
 
-class Said(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One message of a conversation: pieces of text, and a None in place of each image."""
-
-    role: str
-    parts: tuple[str | None, ...]
-
-
-class Chat(Prompt, frozen=True, tag="chat", kw_only=True):
-    """One turn as the whole conversation up to it, of which the session has a first part already.
-
-    `images` are those of all messages, in their order. The frontend makes these requests for clients that keep the
-    conversation themselves. The wire protocol has none.
-    """
-
-    prompt: str = ""
-    messages: tuple[Said, ...] = ()
-
-    @property
-    def num_chars(self) -> int:
-        """Return the length of all text."""
-        return sum(len(part) for said in self.messages for part in said.parts if part is not None)
-
-
-class RawPrompt(Prompt, frozen=True, tag="raw", kw_only=True):
-    """A text that the reply continues, without a chat template. The wire protocol has none."""
-
-
 class InputTensor(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One input of a step in the Open Inference Protocol's form; the model's declaration fills in what is left out."""
 
@@ -261,7 +230,6 @@ class Hello(Command, frozen=True, tag="hello"):
 
 
 Request = Open | Prompt | Step | Cancel | Close | Info | Continue | Fork | Rewind | Upload | Hello
-AnyRequest = Request | Chat | RawPrompt  # requests of an engine
 _TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ts_stateful.protocol.answers import Timing, Usage
 from ts_stateful.protocol.logprobs import TokenLogprob
+from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.protocol.tenants import tenant_of
 from ts_stateful.sessions.shared import Shareable
 
@@ -70,13 +71,23 @@ StateT = TypeVar("StateT", bound=SessionState)
 class Message(NamedTuple):
     """A message: `text` with its control tokens marked, after `num_images` images.
 
-    For another order, `parts` has the texts, and a None for each image.
+    For another order, `parts` has the texts, and a None for each image. `fields` is the JSON object of what else chat templates
+    get: calls of tools, or the id of the call that a result belongs to. A reply may have `reasoning`, which makes no other
+    conversation of one. `generated` is its whole text as the model wrote it, if that is not `text`.
     """
 
     role: str
     text: str
     num_images: int = 0
     parts: tuple[str | None, ...] = ()
+    fields: str = ""
+    reasoning: str = ""
+    generated: str = ""
+
+    @property
+    def identity(self) -> tuple[str, tuple[str | None, ...], str]:
+        """The same for messages that say the same, images left out."""
+        return self.role, self.layout, self.fields
 
     @property
     def layout(self) -> tuple[str | None, ...]:
@@ -86,7 +97,7 @@ class Message(NamedTuple):
     def after_images(self, num_images: int) -> Message:
         """Return the same message after so many more images."""
         parts = (None,) * num_images + self.layout
-        return Message(self.role, self.text, self.num_images + num_images, parts)
+        return self._replace(num_images=self.num_images + num_images, parts=parts)
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,7 @@ class Turn:
     delta: Delta
     origin: str = ""  # id of the request
     logprobs: tuple[TokenLogprob, ...] = ()  # of the reply's tokens, if they were asked for
+    parsing: Parsing | None = None  # of the reply, whose `text` has all that it wrote
 
 
 @dataclass(eq=False)

@@ -11,7 +11,8 @@ from tests.support.chats import NEW_TOKENS, Chats, Told, cached, chat
 from tests.support.harness import Harness
 from tests.support.tiny import REWRITING, llama, llava, qwen2_vl
 from ts_stateful.language.network.load import Model
-from ts_stateful.protocol.requests import Chat, Fork, Image, Rewind, Said
+from ts_stateful.protocol.chat import Chat, Said
+from ts_stateful.protocol.requests import Fork, Image, Rewind
 
 MAKERS: dict[str, Callable[[], Model]] = {
     "llama": llama,

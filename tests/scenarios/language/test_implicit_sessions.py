@@ -10,7 +10,7 @@ import pytest
 from tests.support.chats import Chats, Told, cached
 from tests.support.tiny import REWRITING, llama, llava, qwen2_vl
 from ts_stateful.language.network.load import Model
-from ts_stateful.protocol.requests import RawPrompt
+from ts_stateful.protocol.chat import RawPrompt
 from ts_stateful.protocol.tenants import internal_id
 
 MAKERS: dict[str, Callable[[], Model]] = {

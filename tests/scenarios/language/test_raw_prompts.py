@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.harness import Harness, stock_reply
 from tests.support.tiny import MODELS, llava
-from ts_stateful.protocol.requests import RawPrompt
+from ts_stateful.protocol.chat import RawPrompt
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

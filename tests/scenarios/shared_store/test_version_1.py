@@ -15,6 +15,7 @@ from tests.support.tiny import llava
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import OpenedEntry, TurnEntry, history, session_logs
 from ts_stateful.protocol.requests import Close, Info, Rewind
+from ts_stateful.sessions.session import Message
 from ts_stateful.store.backends.file import FileStore
 
 
@@ -78,7 +79,7 @@ def test_a_log_means_the_same(store: FileStore) -> None:
         (2, "And then?"),
     ]
     assert isinstance(turns[0], TurnEntry)
-    assert opened.messages[0] == ("system", "Be brief.", 0, ())
+    assert opened.messages[0] == Message("system", "Be brief.")
     assert opened.images[0].num_tokens > 0
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ts_stateful.frontend.parsing.body import RequestBody
+from ts_stateful.protocol.chat import AnyRequest
 from ts_stateful.protocol.events import Event
-from ts_stateful.protocol.requests import AnyRequest
 
 __all__ = ["JSON", "SSE", "Dialect", "Responder", "Translation", "Unnamed", "Whole"]
 

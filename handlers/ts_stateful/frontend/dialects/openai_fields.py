@@ -38,8 +38,6 @@ BODY: Final = FieldTable(
         "prediction": (),
         "reasoning_effort": ("none",),
         "response_format": ({"type": "text"},),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "top_logprobs": (0,),
         "verbosity": ("medium",),
         "web_search_options": (),
@@ -76,7 +74,6 @@ MESSAGE: Final = FieldTable(
         "audio": (),
         "function_call": (),
         "refusal": (),
-        "tool_calls": ([],),
     },
 )
 PART: Final = FieldTable("messages[].content[].")

@@ -6,19 +6,29 @@ https://platform.openai.com/docs/api-reference/completions/create describe them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
 from ts_stateful.frontend.dialects.openai_fields import (
     BODY,
-    IMAGE_URL,
-    MESSAGE,
-    PART,
     STREAM_OPTIONS,
     FieldFilter,
 )
 from ts_stateful.frontend.dialects.openai_format import FormatFields, format_of
+from ts_stateful.frontend.dialects.openai_messages import (
+    MAX_PARTS,
+    ChatMessage,
+    read_messages,
+    supported_message,
+)
+from ts_stateful.frontend.dialects.openai_tools import (
+    ToolChoice,
+    ToolDefinitions,
+    forced_of,
+    tools_of,
+)
+from ts_stateful.protocol.chat import Chat, RawPrompt
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.generation import (
     LogitBias,
@@ -30,7 +40,7 @@ from ts_stateful.protocol.generation import (
     TopLogprobs,
     TopP,
 )
-from ts_stateful.protocol.requests import Chat, Image, Metadata, RawPrompt, Said
+from ts_stateful.protocol.requests import Metadata
 from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["Completion", "read_chat", "read_text"]
@@ -39,30 +49,8 @@ __all__ = ["Completion", "read_chat", "read_text"]
 _MAX_TOKENS = 1024
 _MAX_TEXT = 16  # OpenAI's default for texts
 _SEEDS = 2**63
-# Every message and part costs an engine time, even an empty one.
-_MAX_PARTS = 4096
 
 _Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
-
-
-class _Url(Struct, frozen=True, forbid_unknown_fields=True):
-    url: str
-
-
-class _Text(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    text: str
-
-
-class _Picture(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
-    image_url: _Url
-
-
-_KINDS: dict[str, type[Struct]] = {"text": _Text, "image_url": _Picture}
-
-
-class _Message(Struct, frozen=True, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[_Text | _Picture], Meta(min_length=1, max_length=_MAX_PARTS)]
 
 
 class _StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,8 +106,11 @@ _SAME = (
 
 
 class _ChatBody(_Generation, frozen=True, kw_only=True):
-    messages: Annotated[list[_Message], Meta(min_length=1, max_length=_MAX_PARTS)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_PARTS)]
     max_completion_tokens: _Tokens | None = None
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
@@ -138,6 +129,7 @@ class Completion(NamedTuple):
     image_fields: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()  # fields without an effect
     format_field: str = ""  # the client's name of `response_format`
+    names_tool: bool = False  # a certain tool must be called
 
 
 def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> Completion:
@@ -150,8 +142,11 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     body: _ChatBody = convert(_supported(document, _ChatBody, fields), _ChatBody)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("it needs `logprobs: true`", field="top_logprobs")
-    messages, images, image_fields = _messages(body.messages)
-    asked = format_of(body)
+    messages, images, image_fields = read_messages(body.messages)
+    asked, tools = format_of(body), tools_of(body.tools, body.tool_choice)
+    calls = forced_of(body.tool_choice, tools)
+    if calls is not None and asked.format is not None:
+        raise InvalidRequest("a call has its own form; leave one of both out", field=asked.field)
     chat = Chat(
         messages=messages,
         images=images,
@@ -159,10 +154,16 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
         response_format=asked.format,
+        parses=True,
+        tools=tools,
+        calls=calls,
+        parallel=body.parallel_tool_calls is not False,
         **body.settings,
     )
     usage = _checked(body, fields)
-    return Completion(model, chat, usage, image_fields, fields.ignored, asked.field)
+    return Completion(
+        model, chat, usage, image_fields, fields.ignored, asked.field, names_tool=bool(calls)
+    )
 
 
 def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> Completion:
@@ -206,62 +207,9 @@ def _supported(
         )
     if isinstance(wanted.get("messages"), list):
         wanted["messages"] = [
-            _message(message, fields, f"messages[{index}].")
+            supported_message(message, fields, f"messages[{index}].")
             if isinstance(message, dict)
             else message
             for index, message in enumerate(wanted["messages"])
         ]
     return wanted
-
-
-def _message(message: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, Any]:
-    wanted = fields.supported(message, _Message, MESSAGE, place)
-    if wanted.get("role") == "assistant":
-        wanted.setdefault("content", "")  # null for a reply without text
-    if isinstance(wanted.get("content"), list):
-        wanted["content"] = [
-            _part(part, fields, f"{place}content[{index}].") if isinstance(part, dict) else part
-            for index, part in enumerate(wanted["content"])
-        ]
-    return wanted
-
-
-def _part(part: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, Any]:
-    name = part.get("type")
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        return part
-    rest = {key: value for key, value in part.items() if key != "type"}
-    wanted = {"type": name, **fields.supported(rest, kind, PART, place)}
-    url = wanted.get("image_url")
-    if isinstance(url, dict):
-        wanted["image_url"] = fields.supported(url, _Url, IMAGE_URL, f"{place}image_url.")
-    return wanted
-
-
-def _messages(
-    asked: list[_Message],
-) -> tuple[tuple[Said, ...], tuple[Image, ...], tuple[str, ...]]:
-    messages: list[Said] = []
-    images: list[Image] = []
-    fields: list[str] = []
-    for index, message in enumerate(asked):
-        role = "system" if message.role == "developer" else message.role
-        if isinstance(message.content, str):
-            messages.append(Said(role, (message.content,)))
-            continue
-        parts: list[str | None] = []
-        for number, part in enumerate(message.content):
-            field = f"messages[{index}].content[{number}].image_url"
-            if isinstance(part, _Text):
-                parts.append(part.text)
-            elif role != "user":
-                raise InvalidRequest("only a user's message may have images", field=field)
-            else:
-                parts.append(None)
-                images.append(Image(url=part.image_url.url))
-                fields.append(f"{field}.url")
-        messages.append(Said(role, tuple(parts)))
-    if sum(len(said.parts) for said in messages) > _MAX_PARTS:
-        raise InvalidRequest(f"more than {_MAX_PARTS} parts", field="messages")
-    return tuple(messages), tuple(images), tuple(fields)

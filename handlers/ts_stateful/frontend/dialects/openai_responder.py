@@ -15,6 +15,7 @@ from ts_stateful.frontend.dialects.dialect import SSE, Whole
 from ts_stateful.frontend.dialects.openai_request import Completion
 from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
 from ts_stateful.protocol.answers import Logprob, TopLogprob, Usage
+from ts_stateful.protocol.chat import ToolCall
 
 __all__ = ["ChatResponder", "OpenAiResponder", "TextResponder"]
 
@@ -65,23 +66,26 @@ class _CompletionResponder(OpenAiResponder, ABC):
         self._created = int(time.time())
         self._kind, self._chunk = kind, chunk
         self._begun = False
+        self._num_calls = 0  # in the pieces so far
 
     def _param(self, field: str | None) -> str | None:
         return self._asked.format_field if field == "response_format" else field
 
     def answer(self, answer: EngineAnswer) -> bytes:
-        choice = self._choice(self._whole(answer.text), answer, _finish_reason(answer))
+        self._num_calls = len(answer.tool_calls)
+        choice = self._choice(self._whole(answer), answer, self._finish_reason(answer))
         return line_of({**self._document(self._kind, [choice]), "usage": _usage(answer.usage)})
 
     def part(self, answer: EngineAnswer) -> bytes:
-        piece = self._piece(answer.text, is_first=not self._begun)
+        piece = self._piece(answer, is_first=not self._begun)
         self._begun = True
+        self._num_calls += len(answer.tool_calls)
         return self._event(self._choice(piece, answer, None))
 
     def end(self, answer: EngineAnswer) -> bytes:
-        has_rest = bool(answer.text or answer.logprobs)
+        has_rest = bool(answer.text or answer.reasoning or answer.tool_calls or answer.logprobs)
         events = [self.part(answer)] if has_rest or not self._begun else []
-        last = self._choice(self._nothing(), EngineAnswer(), _finish_reason(answer))
+        last = self._choice(self._nothing(), EngineAnswer(), self._finish_reason(answer))
         events.append(self._event(last))
         if self._asked.include_usage:
             document = self._document(self._chunk, [])
@@ -89,11 +93,11 @@ class _CompletionResponder(OpenAiResponder, ABC):
         return b"".join([*events, _DONE])
 
     @abstractmethod
-    def _whole(self, text: str) -> dict[str, Any]:
+    def _whole(self, answer: EngineAnswer) -> dict[str, Any]:
         """Return the fields of the only choice of an answer."""
 
     @abstractmethod
-    def _piece(self, text: str, *, is_first: bool) -> dict[str, Any]:
+    def _piece(self, answer: EngineAnswer, *, is_first: bool) -> dict[str, Any]:
         """Return those of a piece."""
 
     @abstractmethod
@@ -109,6 +113,11 @@ class _CompletionResponder(OpenAiResponder, ABC):
     ) -> dict[str, Any]:
         logprobs = None if answer.logprobs is None else self._logprobs(answer.logprobs)
         return {"index": 0, **fields, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _finish_reason(self, answer: EngineAnswer) -> str:
+        if self._num_calls and not self._asked.names_tool:
+            return "tool_calls"
+        return _FINISH_REASONS.get(answer.finish_reason or "", "stop")
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         document = self._document(self._chunk, [choice])
@@ -130,11 +139,11 @@ class TextResponder(_CompletionResponder):
     def __init__(self, asked: Completion) -> None:
         super().__init__(asked, "cmpl", "text_completion", "text_completion")
 
-    def _whole(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _whole(self, answer: EngineAnswer) -> dict[str, Any]:
+        return {"text": answer.text}
 
-    def _piece(self, text: str, *, is_first: bool) -> dict[str, Any]:
-        return {"text": text}
+    def _piece(self, answer: EngineAnswer, *, is_first: bool) -> dict[str, Any]:
+        return {"text": answer.text}
 
     def _nothing(self) -> dict[str, Any]:
         return {"text": ""}
@@ -156,12 +165,26 @@ class ChatResponder(_CompletionResponder):
     def __init__(self, asked: Completion) -> None:
         super().__init__(asked, "chatcmpl", "chat.completion", "chat.completion.chunk")
 
-    def _whole(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _whole(self, answer: EngineAnswer) -> dict[str, Any]:
+        calls = [_call(call) for call in answer.tool_calls]
+        content = None if calls and not answer.text else answer.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
 
-    def _piece(self, text: str, *, is_first: bool) -> dict[str, Any]:
-        delta = {"role": "assistant"} if is_first else {}
-        return {"delta": {**delta, "content": text}}
+    def _piece(self, answer: EngineAnswer, *, is_first: bool) -> dict[str, Any]:
+        delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        if answer.text or not (answer.reasoning or answer.tool_calls):
+            delta["content"] = answer.text
+        if answer.reasoning:
+            delta["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
+            numbered = enumerate(answer.tool_calls, start=self._num_calls)
+            delta["tool_calls"] = [{"index": index, **_call(call)} for index, call in numbered]
+        return {"delta": delta}
 
     def _nothing(self) -> dict[str, Any]:
         return {"delta": {}}
@@ -183,8 +206,9 @@ def _scored(token: TopLogprob) -> dict[str, Any]:
     return {"token": token.token, "bytes": list(token.bytes), "logprob": token.logprob}
 
 
-def _finish_reason(answer: EngineAnswer) -> str:
-    return _FINISH_REASONS.get(answer.finish_reason or "", "stop")
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from ts_stateful.frontend.dialects.dialect import JSON, Whole
 from ts_stateful.protocol.answers import Logprob, Usage
+from ts_stateful.protocol.chat import ToolCall
 from ts_stateful.protocol.events import Event, EventKind
 
 __all__ = ["EngineAnswer", "EngineError", "Translator", "line_of"]
@@ -39,6 +40,8 @@ class EngineAnswer(Struct, frozen=True):
     session_id: str | None = None
     finish_reason: str | None = None
     usage: Usage = Usage()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[Logprob, ...] | None = None
     error: EngineError | None = None
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from ts_stateful.protocol.requests import Chat, Image, Said
+from ts_stateful.protocol.chat import Chat, Said
+from ts_stateful.protocol.requests import Image
 
 __all__ = ["affinity_of"]
 

@@ -15,10 +15,11 @@ from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.frontend.pending_response import PendingResponse
+from ts_stateful.protocol.chat import AnyRequest, Chat
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import AnyRequest, Chat, Fork, Hello, Open, Prompt, Step, Upload
+from ts_stateful.protocol.requests import Fork, Hello, Open, Prompt, Step, Upload
 from ts_stateful.protocol.session_ids import new_session_id, resolve_session_id
 
 __all__ = ["RequestParser", "address"]

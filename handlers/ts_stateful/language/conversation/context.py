@@ -15,7 +15,7 @@ import torch
 
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.prefix import Prefix
-from ts_stateful.language.text.chat_template import Dialogue, common_prefix
+from ts_stateful.language.text.dialogue import Dialogue, common_prefix
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.session_log.journal import LogPosition

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.text.chat_template import common_prefix
+from ts_stateful.language.text.dialogue import common_prefix
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.sessions.session import Message, Turn
 
@@ -77,14 +77,14 @@ def same_states(
     return min(length, next(itertools.islice(places, seen, None), 0))
 
 
-_Unit = tuple[str, tuple[str | None, ...], tuple[str, ...]]  # role, texts and places, images
+_Unit = tuple[object, tuple[str, ...]]  # a message without its images, and these
 
 
 def _units(messages: Sequence[Message], images: Sequence[ImageInput]) -> Iterator[_Unit]:
     keys = iter([image.key for image in images])
     for message in messages:
         shown = tuple(itertools.islice(keys, message.num_images))
-        yield message.role, message.layout, shown
+        yield message.identity, shown
 
 
 def _common(held: Iterator[_Unit], sent: Iterator[_Unit]) -> int:

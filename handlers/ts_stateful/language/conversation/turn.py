@@ -12,11 +12,13 @@ from ts_stateful.language.grammar.matcher import Matcher
 from ts_stateful.language.network.logprobs import Chosen
 from ts_stateful.language.network.row_penalties import NO_PENALTIES, RowPenalties
 from ts_stateful.language.network.sampler import SamplingRow
-from ts_stateful.language.text.chat_template import Extension
+from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
+from ts_stateful.language.text.reply_parser import ReplyParser
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
+from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
 from ts_stateful.sessions.session import Message, Session
 
@@ -43,6 +45,7 @@ class Subscriber:
     sent: int = 0
     # Ids of the reply that the worker has; a new engine resumes the turn with them.
     acked: int = 0
+    parser: ReplyParser | None = None  # of what it has received
     next_at: float = 0.0  # the clock's time before which a stream gets nothing more
 
 
@@ -94,6 +97,7 @@ class Sequence:
     reply: ReplyText | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the reply's ids, if asked for
     penalties: RowPenalties = NO_PENALTIES
+    parsing: Parsing | None = None  # of the reply, if it is parsed
     matcher: Matcher | None = None  # of the grammar that the reply follows
     max_new_tokens: int = 0
     image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image

@@ -16,6 +16,7 @@ from lru import LRU
 
 from ts_stateful.clock import Clock
 from ts_stateful.engine.services import WorkQueue
+from ts_stateful.language.grammar.json_options import JSON_OPTIONS
 from ts_stateful.language.grammar.matcher import FIELD, Matcher
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.defects import defect
@@ -37,8 +38,6 @@ Compiled = Matcher | StatefulError
 
 _DEADLINE_S = 30.0
 _REMEMBERED = 64  # compiled grammars
-# Bounded, or a model could go on with blanks for ever.
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,24}"
 
 
 def load_vocabulary(model: Model) -> LLTokenizer | InvalidRequest:
@@ -75,6 +74,12 @@ class GrammarCompiler:
         self._clock = clock
         self._known: LRU[bytes, Matcher] = LRU(_REMEMBERED)
         self._waiting: dict[Future[Matcher], tuple[float, Callable[[Compiled], None]]] = {}
+
+    def is_special(self, token: int) -> bool:
+        """Return True if grammars have a token by its name alone: no text in them stands for it."""
+        return isinstance(self._vocabulary, LLTokenizer) and self._vocabulary.is_special_token(
+            token
+        )
 
     def compile(self, asked: ResponseFormat, then: Callable[[Compiled], None]) -> None:
         """Compile a grammar and pass the matcher of a new reply, or the error, to `then`."""
@@ -147,8 +152,4 @@ def _grammar(asked: ResponseFormat) -> str:
 
 
 def _json(schema: dict[str, Any]) -> str:
-    return str(
-        LLMatcher.grammar_from_json_schema(
-            schema, defaults={"coerce_one_of": True, "whitespace_pattern": _BLANKS}
-        )
-    )
+    return str(LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS))

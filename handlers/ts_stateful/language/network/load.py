@@ -41,6 +41,7 @@ from ts_stateful.language.network.model_support import (
 from ts_stateful.language.network.penalties import Penalties
 from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
 from ts_stateful.language.text.chat_template import ChatText
+from ts_stateful.language.text.reply_parser import find_template
 from ts_stateful.language.text.token_bytes import TokenBytes
 from ts_stateful.language.vision.encoder import Vision
 
@@ -205,7 +206,8 @@ def build_model(
     check_network(network, name, has_vision=has_vision)
     vision = Vision(network, owner) if has_vision else None
     forward = verified_forward(network, name)
-    text = ChatText(tokenizer, owner, vision.image_token if vision else None)
+    image_token = vision.image_token if vision else None
+    text = ChatText(tokenizer, owner, image_token, find_template(owner, network))
     eos = network.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
     eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos

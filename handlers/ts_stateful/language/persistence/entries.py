@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 from ts_stateful.protocol.answers import Timing, Usage
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.protocol.logprobs import TokenLogprob
+from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.session_log.codec import Codec
 from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
 from ts_stateful.sessions.session import Message
@@ -80,6 +81,7 @@ class TurnEntry(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults
     writer: str = ""
     has_text: bool = True
     logprobs: tuple[TokenLogprob, ...] = ()
+    parsing: Parsing | None = None
 
 
 class RewoundEntry(Struct, frozen=True, tag="rewound", tag_field="kind", omit_defaults=True):
@@ -91,7 +93,17 @@ class RewoundEntry(Struct, frozen=True, tag="rewound", tag_field="kind", omit_de
     blank: bool = False
 
 
-_TEXTS = ("prompt_ids", "reply_ids", "messages", "logprobs")  # see `without_text`
+# See `without_text`.
+_WITHOUT: dict[str, Any] = {
+    "prompt_ids": (),
+    "reply_ids": (),
+    "messages": (),
+    "logprobs": (),
+    "parsing": None,
+    "reply": "",
+    "rendered": "",
+    "has_text": False,
+}
 
 LogEntry = OpenedEntry | TurnEntry | RewoundEntry | ClosedEntry
 
@@ -115,8 +127,7 @@ def without_text(entry: LogEntry) -> LogEntry:
     if isinstance(entry, OpenedEntry):
         return structs.replace(entry, has_text=False, metadata={}, token_ids=(), messages=())
     if isinstance(entry, TurnEntry):
-        nothing: dict[str, Any] = dict.fromkeys(_TEXTS, ())
-        return structs.replace(entry, has_text=False, reply="", rendered="", **nothing)
+        return structs.replace(entry, **_WITHOUT)
     return entry
 
 

@@ -19,7 +19,7 @@ from ts_stateful.language.kv.cache import Snapshot
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.kv_records import ReadKV, StoredKV, Transcript
 from ts_stateful.language.persistence.session_records import SessionRecords
-from ts_stateful.language.text.chat_template import common_prefix
+from ts_stateful.language.text.dialogue import common_prefix
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 from ts_stateful.store.ordered_calls import CallQueue, StoreCalls

@@ -200,6 +200,7 @@ class SessionRecords:
             timing=turn.timing,
             origin=turn.origin,
             logprobs=turn.logprobs,
+            parsing=turn.parsing,
             writer=self._writer,
         )
 
@@ -272,6 +273,7 @@ def _turn_of(entry: TurnEntry) -> Turn:
         ),
         origin=entry.origin,
         logprobs=entry.logprobs,
+        parsing=entry.parsing,
     )
 
 

@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
+from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
+from ts_stateful.language.text.reply_parser import functions_of, parse_reply
+from ts_stateful.protocol.chat import Said, Tool, ToolCall
 from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.sessions.session import Delta, Message
 
-__all__ = ["ChatText", "Dialogue", "Extension", "common_prefix"]
+__all__ = ["ChatText"]
 
 _CUT = "\ue0f0user\ue0f0"  # private-use characters, in the place of the first user's text
 _ANCHOR_CHARS = 48
-T = TypeVar("T")
-
-
-class Dialogue:
-    """The text of a session: its messages, and the text rendered for its last turn, whose ids are in the log."""
-
-    def __init__(self, opening: Delta) -> None:
-        self.messages = list(opening.messages)
-        self.opening_images = opening.num_images  # the first user message will begin with them
-        self.rendered = ""  # up to the beginning of the last reply
-        self.num_turns = 0
-
-    @property
-    def reply(self) -> str:
-        """The last reply, its control tokens marked; empty before the first turn."""
-        return self.messages[-1].text if self.num_turns else ""
-
-    @property
-    def waiting_images(self) -> int:
-        """The images of `open`, until a user message has begun with them."""
-        return 0 if self.num_turns else self.opening_images
-
-    def apply(self, turn: Delta) -> None:
-        """Apply the next turn."""
-        self.messages += turn.messages
-        self.rendered = self.rendered[: turn.keep_chars] + turn.rendered
-        self.num_turns += 1
-
-
-class Extension(NamedTuple):
-    """The change from a log to a turn's context: the first `keep` ids stay, `ids` follow; `rendered` is its text."""
-
-    keep: int
-    ids: list[int]
-    rendered: str
 
 
 class ChatText:
@@ -63,8 +34,13 @@ class ChatText:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, owner: Any, image_token: str | None = None
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        owner: Any,
+        image_token: str | None = None,
+        response_template: ResponseTemplate | None = None,
     ) -> None:
+        self.response_template = response_template
         self._tokenizer = tokenizer
         self._owner = owner
         self._has_template = getattr(owner, "chat_template", None) is not None
@@ -88,22 +64,39 @@ class ChatText:
         """Return the next user message; the images of `open` come first in the first one."""
         return self._message("user", prompt, dialogue.waiting_images + num_images)
 
-    def chat_message(self, role: str, parts: Sequence[str | None]) -> Message:
-        """Return a message of a client's conversation: texts, and a None for each image."""
+    @property
+    def knows_tools(self) -> bool:
+        """True if the chat template shows tools, and calls in a reply can be found."""
+        template = getattr(self._owner, "chat_template", None)
+        has_calls = (
+            self.response_template is not None and "tool_calls" in self.response_template.fields
+        )
+        return has_calls and "tools" in str(template)
+
+    def chat_message(self, said: Said) -> Message:
+        """Return a message of a client's conversation."""
+        role, parts = said.role, said.parts
         num_images = parts.count(None)
         if self._image_token is None:  # templates of text models expect one text
             parts = ("\n".join(part for part in parts if part is not None),)
         marked = tuple(part and mark_control_tokens(part, self._controls) for part in parts)
         text = "".join(part for part in marked if part is not None)
         usual = (None,) * num_images + (text,)
-        return Message(role, text, num_images, () if marked == usual else marked)
+        return Message(
+            role,
+            text,
+            num_images,
+            () if marked == usual else marked,
+            _fields(said.tool_calls, said.tool_call_id),
+            said.reasoning,
+        )
 
     def committed(
         self,
         dialogue: Dialogue,
         messages: Sequence[Message],
         extension: Extension,
-        reply: str,
+        reply: Message,
         reply_ids: Sequence[int],
     ) -> Delta:
         """Return the change of the dialogue and its log by a turn, once its reply is complete."""
@@ -113,8 +106,18 @@ class ChatText:
             ids=(*extension.ids, *reply_ids),
             keep_chars=keep_chars,
             rendered=extension.rendered[keep_chars:],
-            messages=(*messages, self._message("assistant", reply)),
+            messages=(*messages, reply),
             num_images=_num_images(messages) - dialogue.waiting_images,
+        )
+
+    def reply_message(self, text: str, parsing: Parsing | None, origin: str) -> Message:
+        """Return the message of a reply, whose whole text is `text`."""
+        if parsing is None or self.response_template is None:
+            return self._message("assistant", text)
+        piece = parse_reply(self.response_template, parsing, origin, text)
+        message = self._message("assistant", piece.text)
+        return message._replace(
+            fields=_fields(piece.tool_calls), reasoning=piece.reasoning, generated=text
         )
 
     def opening(self, dialogue: Dialogue, expansions: Sequence[Sequence[int]]) -> list[int]:
@@ -133,8 +136,9 @@ class ChatText:
         log: Sequence[int],
         messages: Sequence[Message],
         expansions: Sequence[Sequence[int]],
+        tools: Sequence[Tool] = (),
     ) -> Extension:
-        """Return the context of the log and `messages`, up to the beginning of the reply.
+        """Return the context of the log and `messages`, up to the beginning of the reply, which may call `tools`.
 
         `expansions` are the ids of every image of the session, the new ones last. Where the template only appends, the whole
         log is kept, generated ids verbatim. Where it rewrites history, the longest common prefix is kept.
@@ -142,10 +146,10 @@ class ChatText:
         Raises:
             InvalidRequest: the template or the tokenizer cannot take the text.
         """
-        rendered = self._render([*dialogue.messages, *messages])
-        appended = _appended(dialogue, rendered)
-        if appended is not None:
-            new = self._encode_after(dialogue.rendered + dialogue.reply, appended)
+        rendered = self._render([*dialogue.messages, *messages], tools)
+        added = appended(dialogue, rendered)
+        if added is not None:
+            new = self._encode_after(dialogue.rendered + dialogue.reply, added)
             fresh = expansions[len(expansions) - _num_images(messages) :]
             return Extension(len(log), self._splice(new, fresh), rendered)
         whole = self._splice(self._encode_whole(rendered), expansions)
@@ -171,14 +175,15 @@ class ChatText:
     def _message(self, role: str, text: str, num_images: int = 0) -> Message:
         return Message(role, mark_control_tokens(text, self._controls), num_images)
 
-    def _render(self, messages: list[Message]) -> str:
+    def _render(self, messages: list[Message], tools: Sequence[Tool] = ()) -> str:
         if not self._has_template:
             # Without a template the texts are concatenated.
             image = self._image_token or ""
             return "".join(image if part is None else part for m in messages for part in m.layout)
         try:
             rendered: str = self._owner.apply_chat_template(
-                [{"role": m.role, "content": self._content(m)} for m in messages],
+                [self._template_message(message) for message in messages],
+                tools=mark_control_tokens(functions_of(tools), self._controls) or None,
                 tokenize=False,
                 add_generation_prompt=True,
             )
@@ -191,9 +196,18 @@ class ChatText:
             ) from None
         return rendered
 
+    def _template_message(self, message: Message) -> dict[str, Any]:
+        """Return a message as templates expect it."""
+        made = {"role": message.role, "content": self._content(message)}
+        if message.reasoning:
+            made["reasoning_content"] = mark_control_tokens(message.reasoning, self._controls)
+        if message.fields:
+            made |= mark_control_tokens(json.loads(message.fields), self._controls)
+        return made
+
     def _content(self, message: Message) -> str | list[dict[str, str]]:
-        """Return a message as templates expect it: parts for a vision-language model, plain text for a text model."""
-        if self._image_token is None:
+        """Return parts for a vision-language model, and for a text model, or a reply that only calls tools, a text."""
+        if self._image_token is None or not (message.text or message.num_images):
             return message.text
         return [
             {"type": "image"} if part is None else {"type": "text", "text": part}
@@ -250,35 +264,30 @@ def _is_made_from_text(tokenizer: PreTrainedTokenizerFast, token: str) -> bool:
     return False
 
 
+def _fields(calls: Sequence[ToolCall], call_id: str | None = None) -> str:
+    """Return what templates get of calls, arguments as an object if they are one."""
+    made: dict[str, Any] = {}
+    if calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
+            for call in calls
+        ]
+    if call_id is not None:
+        made["tool_call_id"] = call_id
+    return json.dumps(made, ensure_ascii=False) if made else ""
+
+
+def _arguments(text: str) -> object:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return document if isinstance(document, dict) else text
+
+
 def _num_images(messages: Sequence[Message]) -> int:
     return sum(message.num_images for message in messages)
-
-
-def _appended(dialogue: Dialogue, rendered: str) -> str | None:
-    """Return the text that a template put after the last reply, or None if it changed what came before.
-
-    White space around the reply does not count. Many templates trim it, or put a blank before it that tokenizers merge into the
-    reply's first token.
-    """
-    if dialogue.num_turns == 0 or not rendered.startswith(dialogue.rendered):
-        return None
-    tail, reply = rendered[len(dialogue.rendered) :], dialogue.reply
-    if tail.startswith(reply):
-        return tail[len(reply) :]
-    tail, core = tail.lstrip(), reply.strip()
-    if not tail.startswith(core):
-        return None
-    blank = reply[len(reply.rstrip()) :]
-    return tail[len(core) :].removeprefix(blank)
-
-
-def common_prefix(a: Sequence[T], b: Sequence[T]) -> int:
-    """Return the number of ids or characters that `a` and `b` have in common at their beginning."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # comparing slices is a hundred times faster than items one by one
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

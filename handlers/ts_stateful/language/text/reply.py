@@ -14,14 +14,20 @@ class ReplyText:
     """The text of one reply.
 
     `text` may be shown: it grows by whole characters, and excludes what could become a stop string, unless the reply
-    `includes_stop`. Its increments, concatenated, are the whole reply.
+    `includes_stop`. Its increments, concatenated, are the whole reply. With `shows_special` it has special tokens too.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, includes_stop: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        includes_stop: bool = False,
+        shows_special: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._hides_special = not shows_special
+        self._stream = DecodeStream(skip_special_tokens=self._hides_special)
         self._stop = tuple(stop)
         self._includes_stop = includes_stop
         self._decoded = ""
@@ -68,7 +74,7 @@ class ReplyText:
     def finish(self) -> str:
         """End the reply and show the rest, including bytes that never became a character."""
         if not self.stopped:
-            whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+            whole = self._tokenizer.decode(self._ids, skip_special_tokens=self._hides_special)
             if whole.startswith(self._decoded):
                 self._decoded = whole
             self._shown = len(self._decoded)

@@ -21,7 +21,7 @@ from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.protocol.requests import Chat
+from ts_stateful.protocol.chat import Chat
 from ts_stateful.sessions.session import Message, Session
 
 __all__ = ["ImplicitSessions"]
@@ -79,7 +79,7 @@ class ImplicitSessions:
         """Return the images by URL that are known to the conversation which a request continues; they are not fetched again."""
         if not any(image.url for image in chat.images):
             return {}
-        sent = [self._model.text.chat_message(said.role, said.parts) for said in chat.messages]
+        sent = list(map(self._model.text.chat_message, chat.messages))
         found = next(self._with_text(session, sent), None)
         return found[-1].session.state.by_url if found else {}
 
@@ -212,5 +212,5 @@ def _digests(session: _Session, messages: Iterable[Message]) -> Iterator[bytes]:
     """Yield a digest of the messages up to each one; those of another tenant differ."""
     digest = hashlib.sha256(repr(session.tenant).encode())
     for message in messages:
-        digest.update(repr((message.role, message.layout)).encode())
+        digest.update(repr(message.identity).encode())
         yield digest.digest()

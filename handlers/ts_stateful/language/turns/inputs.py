@@ -10,14 +10,17 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.grammar.compiler import Compiled, GrammarCompiler
+from ts_stateful.language.grammar.forced_calls import forced_calls
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.language.vision.known_urls import urls_of
 from ts_stateful.language.vision.loader import ImageLoader, Loaded
 from ts_stateful.language.vision.reader import ImageReader
+from ts_stateful.protocol.chat import Chat
 from ts_stateful.protocol.errors import StatefulError
-from ts_stateful.protocol.requests import Chat, Image, Prompt
+from ts_stateful.protocol.requests import Image, Prompt
+from ts_stateful.protocol.response_format import ResponseFormat
 
 __all__ = ["Ready", "TurnInputs"]
 
@@ -38,6 +41,7 @@ class TurnInputs:
         self._images = images
         self._reader = ImageReader(model.vision, core.shared) if model.vision else None
         self._grammars = grammars
+        self._model = model
         self._implicit = implicit
 
     def get(
@@ -77,11 +81,30 @@ class TurnInputs:
         self._compile(sequence, ready)
 
     def _compile(self, sequence: Sequence, ready: Ready) -> None:
-        command = sequence.command
-        if not isinstance(command, Prompt) or command.response_format is None:
-            ready(sequence, None)
+        try:
+            asked = self._form_of(sequence.command)
+        except StatefulError as error:
+            ready(sequence, error)
             return
-        self._grammars.compile(command.response_format, partial(self._compiled, sequence, ready))
+        if asked is None:
+            ready(sequence, None)
+        else:
+            self._grammars.compile(asked, partial(self._compiled, sequence, ready))
+
+    def _form_of(self, command: object) -> ResponseFormat | None:
+        """Return the form of a reply, if it has one: that which is asked for, or calls of tools that are forced."""
+        if not isinstance(command, Prompt):
+            return None
+        template = self._model.text.response_template
+        if not isinstance(command, Chat) or command.calls is None or template is None:
+            return command.response_format
+        added = self._model.tokenizer.added_tokens_decoder
+        return forced_calls(
+            template,
+            [tool for tool in command.tools if command.calls in ("", tool.name)],
+            special={token.content for at, token in added.items() if self._grammars.is_special(at)},
+            parallel=command.parallel and not command.calls,
+        )
 
     def _compiled(self, sequence: Sequence, ready: Ready, compiled: Compiled) -> None:
         if sequence.status is Status.DONE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Status
-from ts_stateful.language.text.chat_template import common_prefix
+from ts_stateful.language.text.dialogue import common_prefix
 from ts_stateful.sessions.session import Residency, Session
 from ts_stateful.sessions.table import SessionTable
 

@@ -48,9 +48,7 @@ class Turns:
     ) -> None:
         handler = core.config.handler
         self.scheduler: Scheduler[Sequence] = Scheduler(handler.prefill_chunk)
-        self.outbox = TurnOutbox(
-            core.outbox.events, core.clock, handler.stream_interval_sec, model.token_bytes
-        )
+        self.outbox = TurnOutbox(core.outbox.events, core.clock, handler.stream_interval_sec, model)
         self.waiters = Waiters(self.outbox, handler.reattach_sec)
         self._core = core
         self._model = model
@@ -198,6 +196,7 @@ class Turns:
         assert extension is not None
         assert reply is not None
         text = reply.finish()
+        message = self._model.text.reply_message(text, sequence.parsing, sequence.origin)
         reply_ids = sequence.ids[sequence.num_prompt :][: reply.num_kept]
         return Turn(
             number=sequence.number,
@@ -206,10 +205,11 @@ class Turns:
             usage=usage_of(sequence),
             timing=self.outbox.timing_of(sequence),
             delta=self._model.text.committed(
-                sequence.base.dialogue, sequence.messages, extension, text, reply_ids
+                sequence.base.dialogue, sequence.messages, extension, message, reply_ids
             ),
             origin=sequence.origin,
             logprobs=tuple(sequence.logprobs[: reply.num_kept]),
+            parsing=sequence.parsing,
         )
 
     def _has_inputs(self, sequence: Sequence, error: StatefulError | None) -> None:

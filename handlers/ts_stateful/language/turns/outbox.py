@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import islice
 from typing import Any
 
@@ -9,7 +10,8 @@ from ts_stateful.clock import Clock
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.services import EventSink
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
-from ts_stateful.language.text.token_bytes import TokenBytes
+from ts_stateful.language.network.load import Model
+from ts_stateful.language.text.reply_parser import ReplyParser, ReplyPiece, parse_reply
 from ts_stateful.protocol.answers import (
     Logprob,
     Opened,
@@ -36,10 +38,11 @@ class TurnOutbox(Outbox):
     """Emits the events of turns; a stream gets text at most every `stream_interval_s` seconds."""
 
     def __init__(
-        self, events: EventSink, clock: Clock, stream_interval_s: float, token_bytes: TokenBytes
+        self, events: EventSink, clock: Clock, stream_interval_s: float, model: Model
     ) -> None:
         super().__init__(events, clock)
-        self._token_bytes = token_bytes
+        self._token_bytes = model.token_bytes
+        self._template = model.text.response_template
         self._stream_interval_s = stream_interval_s
 
     def accepted(self, sequence: Sequence, subscriber: Subscriber) -> None:
@@ -63,24 +66,39 @@ class TurnOutbox(Outbox):
         text, now = sequence.text, self.clock.monotonic()
         for subscriber in sequence.subscribers:
             if subscriber.stream and len(text) > subscriber.sent and now >= subscriber.next_at:
-                piece = text[subscriber.sent :]
-                logprobs = self._logprobs(sequence, subscriber.sent, len(text))
-                subscriber.sent = len(text)
                 subscriber.next_at = now + self._stream_interval_s
-                self.events.emit(
-                    Event(
-                        subscriber.request_id,
-                        EventKind.PART,
-                        encode(TurnPart(piece, logprobs)),
-                        num_chars=len(piece),
-                        **_unacked(sequence, subscriber),
-                        **self._session_fields(sequence),
-                    )
-                )
-
+                self._send_part(sequence, subscriber, text)
         for subscriber in (*sequence.subscribers, *sequence.pulled):
             if not subscriber.stream and sequence.num_generated - subscriber.acked >= _ACK_EVERY:
                 self._ack(sequence, subscriber)
+
+    def _send_part(self, sequence: Sequence, subscriber: Subscriber, text: str) -> None:
+        logprobs = self._logprobs(sequence, subscriber.sent, len(text))
+        piece = self._parsed(sequence, subscriber, text)
+        num_chars, subscriber.sent = len(text) - subscriber.sent, len(text)
+        known = _unacked(sequence, subscriber)
+        if piece == ReplyPiece() and logprobs is None:  # a part of a mark, or of a call
+            event = Event(subscriber.request_id, EventKind.PROGRESS, num_chars=num_chars, **known)
+        else:
+            event = Event(
+                subscriber.request_id,
+                EventKind.PART,
+                encode(TurnPart(*piece, logprobs=logprobs)),
+                num_chars=num_chars,
+                **known,
+                **self._session_fields(sequence),
+            )
+        self.events.emit(event)
+
+    def _parsed(self, sequence: Sequence, subscriber: Subscriber, text: str) -> ReplyPiece:
+        """Return what a stream has not received of `text`, the reply so far."""
+        if sequence.parsing is None:
+            return ReplyPiece(text[subscriber.sent :])
+        if subscriber.parser is None:
+            assert self._template is not None
+            subscriber.parser = ReplyParser(self._template, sequence.parsing, sequence.origin)
+            subscriber.parser.feed(text[: subscriber.sent])
+        return subscriber.parser.feed(text[subscriber.sent :])
 
     def ack(self, sequence: Sequence) -> None:
         """Report all ids so far: a client is about to see their text, so a new engine must not choose others."""
@@ -137,7 +155,8 @@ class TurnOutbox(Outbox):
 
     def continued(self, request_id: str, session_id: str, turn: Turn, after: int) -> None:
         """Answer a `continue` with a committed turn, from character `after` on."""
-        document = self._turn(session_id, turn, after, next=len(turn.text), more=False)
+        unparsed = dataclasses.replace(turn, parsing=None)
+        document = self._turn(session_id, unparsed, after, next=len(turn.text), more=False)
         self.answer(request_id, document, session_id=session_id)
 
     def partial(self, request_id: str, sequence: Sequence, after: int) -> None:
@@ -183,8 +202,13 @@ class TurnOutbox(Outbox):
         return {"session_id": session.session_id, "opened_until": until}
 
     def _turn(self, session_id: str, turn: Turn, after: int, **extra: Any) -> TurnAnswer:
+        piece = ReplyPiece(turn.text[after:])
+        if turn.parsing is not None and self._template is not None:
+            piece = parse_reply(self._template, turn.parsing, turn.origin, turn.text, after)
         return TurnAnswer(
-            text=turn.text[after:],
+            text=piece.text,
+            reasoning=piece.reasoning,
+            tool_calls=piece.tool_calls,
             session_id=session_id,
             turn=turn.number,
             finish_reason=turn.finish_reason,

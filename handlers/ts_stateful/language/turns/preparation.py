@@ -10,12 +10,15 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import branch, same_states
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.text.chat_template import Extension
+from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
+from ts_stateful.language.text.reply_parser import prefix_of
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
+from ts_stateful.protocol.chat import Chat, RawPrompt
 from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, OutOfMemory, TurnGap
-from ts_stateful.protocol.requests import Chat, Open, Prompt, RawPrompt
+from ts_stateful.protocol.parsing import Parsing
+from ts_stateful.protocol.requests import Open, Prompt
 from ts_stateful.sessions.session import Message
 
 __all__ = ["Preparation", "check_command", "check_number", "resume_reply"]
@@ -71,9 +74,10 @@ class Preparation:
             model.tokenizer.backend_tokenizer,
             command.stop_strings,
             includes_stop=command.include_stop_str_in_output,
+            shows_special=self._parses(command),
         )
         messages = command.messages if isinstance(command, Chat) else ()
-        sent = [text.chat_message(said.role, said.parts) for said in messages]
+        sent = list(map(text.chat_message, messages))
         if sent and sequence.ephemeral:
             self._implicit.resume(sequence, sent)
         sequence.number = len(sequence.session.turns) + 1
@@ -87,7 +91,16 @@ class Preparation:
             sequence.messages = (text.user_message(dialogue, command.prompt, num_images),)
         expansions = [image.ids for image in sequence.all_images]
         base = sequence.base
-        return text.extend(base.dialogue, base.log, sequence.messages, expansions)
+        tools = command.tools if isinstance(command, Chat) else ()
+        extension = text.extend(base.dialogue, base.log, sequence.messages, expansions, tools)
+        if text.response_template is not None and self._parses(command):
+            sequence.parsing = Parsing(prefix_of(text.response_template, extension.rendered), tools)
+        return extension
+
+    def _parses(self, command: Prompt) -> bool:
+        has_template = self._model.text.response_template is not None
+        asked = isinstance(command, Chat) and command.parses and command.response_format is None
+        return asked and has_template
 
     def _make_room(self, sequence: Sequence) -> None:
         """Reserve the memory that the turn may need, or the turns in progress would exceed the budget together."""
@@ -149,6 +162,11 @@ def check_command(command: Open | Prompt, model: Model) -> None:
         field, num_chars = "prompt", command.num_chars
         _check_ids(command.stop_token_ids, "stop_token_ids", model.vocab_size)
         _check_ids(command.logit_bias, "logit_bias", model.vocab_size)
+        if isinstance(command, Chat) and command.tools and not model.text.knows_tools:
+            raise InvalidRequest(
+                "this model cannot call tools: it has no chat template that shows them and no response template",
+                field="tools",
+            )
     else:
         field, num_chars = "system", len(command.system or "")
     if num_chars > window * _CHARS_PER_TOKEN:

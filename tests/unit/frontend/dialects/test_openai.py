@@ -9,9 +9,10 @@ import pytest
 
 from tests.support.dialects import Exchange, ask
 from tests.support.fake_dispatcher import ID, START
+from ts_stateful.protocol.chat import Chat, RawPrompt, Said, Tool, ToolCall
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import Chat, Image, RawPrompt, Said
+from ts_stateful.protocol.requests import Image
 from ts_stateful.protocol.response_format import (
     Choice,
     Grammar,
@@ -22,6 +23,19 @@ from ts_stateful.protocol.response_format import (
 )
 
 CHAT = {"url_path": "v1/chat/completions"}
+TOOLS: dict[str, Any] = {
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "a",
+                "description": "Does it.",
+                "parameters": {"type": "object", "properties": {}},
+                "strict": True,
+            },
+        }
+    ]
+}
 HI: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -41,6 +55,7 @@ def test_the_path_or_the_body_shows_a_conversation(headers: dict[str, str]) -> N
         session_id=exchange.command.session_id,
         max_new_tokens=1024,
         messages=(Said("user", ("hi",)),),
+        parses=True,
     )
     assert exchange.submit.ephemeral
 
@@ -73,6 +88,7 @@ def test_everything_that_is_honoured() -> None:
     assert command == Chat(
         session_id=command.session_id,
         messages=(Said("user", ("hi",)),),
+        parses=True,
         max_new_tokens=5,
         seed=2**63 - 1,
         stop=("a", "b"),
@@ -81,6 +97,45 @@ def test_everything_that_is_honoured() -> None:
         **same,
     )
     assert completion(stop=".", top_k=-1, max_tokens=7).command.stop == "."
+
+
+CALL: dict[str, Any] = {
+    "id": "c1",
+    "type": "function",
+    "index": 0,
+    "function": {"name": "a", "arguments": '{"x": 1}'},
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "calls", "parallel"),
+    [
+        (None, None, True),
+        ("auto", None, True),
+        ("required", "", False),
+        ({"type": "function", "function": {"name": "a"}}, "a", True),
+    ],
+)
+def test_tools_and_the_choice_among_them(choice: Any, calls: str | None, parallel: bool) -> None:
+    """A call may be forced, and there may be several."""
+    fields = {**TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel}
+    command = completion(**fields).command
+    assert command.tools == (Tool("a", "Does it.", {"type": "object", "properties": {}}),)
+    assert (command.calls, command.parallel) == (calls, parallel)
+    assert completion(**TOOLS, tool_choice="none").command.tools == ()
+
+
+def test_calls_and_results_in_a_history() -> None:
+    """As the client got them, and with what it made of them."""
+    command = messages(
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "Hm."},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    ).command
+    assert command.messages[1:] == (
+        Said("assistant", ("",), (ToolCall("c1", "a", '{"x": 1}'),), reasoning="Hm."),
+        Said("tool", ("2",), tool_call_id="c1"),
+    )
 
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"z": {"type": "null"}, "a": {}}}
@@ -198,7 +253,20 @@ def test_what_changes_nothing_is_taken() -> None:
         ({"min_p": 1.5}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": 2 * [{"function": {"name": "a"}}]}, "tools[1].function.name"),
+        (
+            {"tools": [{"function": {"name": "a", "parameters": {"maximum": 2**70}}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({**TOOLS, "tool_choice": {"function": {"name": "b"}}}, "tool_choice"),
+        (
+            {**TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
@@ -231,8 +299,17 @@ def test_what_changes_nothing_is_taken() -> None:
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_call_id": "c"}]},
+            "messages[0].tool_call_id",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "messages[0].content[0].type",
@@ -269,7 +346,6 @@ IGNORED: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"a": "b"}}, "metadata"),
     ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),
-    ({"parallel_tool_calls": True}, "parallel_tool_calls"),
     ({"prompt_cache_options": {"ttl": "1h"}}, "prompt_cache_options"),
     ({"brand_new": 1}, "brand_new"),
     (
@@ -279,8 +355,8 @@ IGNORED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x", "id": "m1"}]}, "messages[].id"),
     ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages[].name"),
     (
-        {"messages": [{"role": "assistant", "content": "x", "reasoning_content": "hm"}]},
-        "messages[].reasoning_content",
+        {"messages": [{"role": "assistant", "content": "x", "mood": "hm"}]},
+        "messages[].mood",
     ),
     (
         {

@@ -6,7 +6,8 @@ import pytest
 
 from ts_stateful.frontend.parsing.affinity import affinity_of
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
-from ts_stateful.protocol.requests import Chat, Image, Said
+from ts_stateful.protocol.chat import Chat, Said
+from ts_stateful.protocol.requests import Image
 
 FIRST = (Said("system", ("Be brief.",)), Said("user", (None, "What is it?")))
 REPLY = Said("assistant", ("A cat.",))

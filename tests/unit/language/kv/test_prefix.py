@@ -13,7 +13,7 @@ from tests.support.tiny import llama, llava, qwen2_vl
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.prefix import Prefix, prefix_key, prefix_length
 from ts_stateful.language.network.load import Model
-from ts_stateful.protocol.requests import Chat, Said
+from ts_stateful.protocol.chat import Chat, Said
 
 SYSTEM = "You are a helpful assistant who answers every question about pictures in one short word."
 

@@ -19,8 +19,10 @@ from ts_stateful.language.persistence.entries import (
     session_logs,
 )
 from ts_stateful.protocol.answers import Timing, TokenDetails, Usage
+from ts_stateful.protocol.chat import Tool
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.protocol.logprobs import TokenLogprob
+from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.sessions.session import Message
 from ts_stateful.store.backends.memory import MemoryStore
@@ -55,6 +57,7 @@ def turn(number: int, **changes: Any) -> TurnEntry:
         "usage": Usage(10, 2, TokenDetails(3)),
         "timing": Timing(queue_ms=0.1, restored_from="store"),
         "writer": "w",
+        "parsing": Parsing("<think>", (Tool("f", "", {"type": "object"}),)),
         "logprobs": (TokenLogprob(7, 2, -0.5, ((7, -0.5), (8, -1.25))),),
     }
     return TurnEntry(**{**values, **changes})

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.tiny import CHATML, REWRITING, VICUNA, tokenizer_of
-from ts_stateful.language.text.chat_template import ChatText, Dialogue, common_prefix
+from ts_stateful.language.text.chat_template import ChatText
+from ts_stateful.language.text.dialogue import Dialogue, common_prefix
 from ts_stateful.protocol.errors import InvalidRequest
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -40,7 +41,8 @@ class Talk:
         """Run one turn; return how much of the log was kept."""
         message = self.text.user_message(self.dialogue, prompt, 0)
         extension = self.text.extend(self.dialogue, self.log, [message], [])
-        turn = self.text.committed(self.dialogue, [message], extension, reply, encode(reply))
+        said = self.text.reply_message(reply, None, "r")
+        turn = self.text.committed(self.dialogue, [message], extension, said, encode(reply))
         self.log = [*self.log[: turn.keep], *turn.ids]
         self.dialogue.apply(turn)
         assert self.dialogue.rendered == extension.rendered

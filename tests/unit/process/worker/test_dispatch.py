@@ -15,8 +15,9 @@ from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.frontend.parsing.affinity import affinity_of
 from ts_stateful.process.worker import dispatch
 from ts_stateful.process.worker.dispatch import devices
+from ts_stateful.protocol.chat import Chat, Said
 from ts_stateful.protocol.errors import SessionExists
-from ts_stateful.protocol.requests import Chat, Close, Fork, Hello, Info, Open, Prompt, Said
+from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Prompt
 
 Start = Callable[..., Worker]
 

@@ -1,0 +1,104 @@
+"""The messages of a chat, as OpenAI's clients send them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ts_stateful.frontend.dialects.openai_fields import IMAGE_URL, MESSAGE, PART, FieldFilter
+from ts_stateful.frontend.dialects.openai_tools import CallFields, calls_of
+from ts_stateful.protocol.chat import Said
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.requests import Image
+
+__all__ = ["MAX_PARTS", "ChatMessage", "read_messages", "supported_message"]
+
+# Every message and part costs an engine time, even an empty one.
+MAX_PARTS = 4096
+
+
+class _Url(Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
+
+
+class _Text(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class _Picture(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
+    image_url: _Url
+
+
+_KINDS: dict[str, type[Struct]] = {"text": _Text, "image_url": _Picture}
+
+
+class ChatMessage(CallFields, frozen=True, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[_Text | _Picture], Meta(min_length=1, max_length=MAX_PARTS)]
+    reasoning_content: str = ""
+
+
+def supported_message(message: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, Any]:
+    wanted = fields.supported(message, ChatMessage, MESSAGE, place)
+    if wanted.get("role") == "assistant":
+        wanted.setdefault("content", "")  # null for a reply without text
+    if isinstance(wanted.get("content"), list):
+        wanted["content"] = [
+            _part(part, fields, f"{place}content[{index}].") if isinstance(part, dict) else part
+            for index, part in enumerate(wanted["content"])
+        ]
+    return wanted
+
+
+def _part(part: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, Any]:
+    name = part.get("type")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        return part
+    rest = {key: value for key, value in part.items() if key != "type"}
+    wanted = {"type": name, **fields.supported(rest, kind, PART, place)}
+    url = wanted.get("image_url")
+    if isinstance(url, dict):
+        wanted["image_url"] = fields.supported(url, _Url, IMAGE_URL, f"{place}image_url.")
+    return wanted
+
+
+def read_messages(
+    asked: list[ChatMessage],
+) -> tuple[tuple[Said, ...], tuple[Image, ...], tuple[str, ...]]:
+    messages: list[Said] = []
+    images: list[Image] = []
+    fields: list[str] = []
+    for index, message in enumerate(asked):
+        role = "system" if message.role == "developer" else message.role
+        said = partial(_said, message, role, f"messages[{index}]")
+        if isinstance(message.content, str):
+            messages.append(said((message.content,)))
+            continue
+        parts: list[str | None] = []
+        for number, part in enumerate(message.content):
+            field = f"messages[{index}].content[{number}].image_url"
+            if isinstance(part, _Text):
+                parts.append(part.text)
+            elif role != "user":
+                raise InvalidRequest("only a user's message may have images", field=field)
+            else:
+                parts.append(None)
+                images.append(Image(url=part.image_url.url))
+                fields.append(f"{field}.url")
+        messages.append(said(tuple(parts)))
+    if sum(len(said.parts) for said in messages) > MAX_PARTS:
+        raise InvalidRequest(f"more than {MAX_PARTS} parts", field="messages")
+    return tuple(messages), tuple(images), tuple(fields)
+
+
+def _said(message: ChatMessage, role: str, field: str, parts: tuple[str | None, ...]) -> Said:
+    if message.tool_calls and role != "assistant":
+        raise InvalidRequest("only an assistant calls tools", field=f"{field}.tool_calls")
+    if (role == "tool") != (message.tool_call_id is not None):
+        raise InvalidRequest(
+            "a message of role `tool` has it, and no other", field=f"{field}.tool_call_id"
+        )
+    return Said(role, parts, calls_of(message), message.tool_call_id, message.reasoning_content)

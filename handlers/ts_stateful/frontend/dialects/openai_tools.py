@@ -1,0 +1,116 @@
+"""Tools, and the choice among them, as OpenAI's clients describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ts_stateful.protocol.chat import Tool, ToolCall
+from ts_stateful.protocol.errors import InvalidRequest
+
+__all__ = [
+    "CallFields",
+    "ToolChoice",
+    "ToolDefinitions",
+    "calls_of",
+    "forced_of",
+    "tools_of",
+]
+
+_Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
+
+
+class _Function(Struct, frozen=True):
+    name: _Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = (
+        None  # forced calls follow their schema, free ones are as the model writes them
+    )
+
+
+class _ToolDefinition(Struct, frozen=True):
+    function: _Function
+    type: Literal["function"] = "function"
+
+
+class _NamedFunction(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class _NamedTool(Struct, frozen=True, forbid_unknown_fields=True):
+    function: _NamedFunction
+    type: Literal["function"] = "function"
+
+
+ToolChoice = Literal["none", "auto", "required"] | _NamedTool
+ToolDefinitions = Annotated[list[_ToolDefinition], Meta(max_length=128)]
+
+
+class _CalledFunction(Struct, frozen=True):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(Struct, frozen=True):
+    id: str
+    function: _CalledFunction
+    type: Literal["function"] = "function"
+
+
+class CallFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a past message about calls."""
+
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+
+
+def tools_of(
+    definitions: Sequence[_ToolDefinition] | None, choice: ToolChoice | None
+) -> tuple[Tool, ...]:
+    """Return the tools that a reply may call.
+
+    Raises:
+        InvalidRequest: two have the same name, or a schema is not usable.
+    """
+    if choice == "none":
+        return ()
+    made: list[Tool] = []
+    for index, definition in enumerate(definitions or ()):
+        asked = definition.function
+        field = f"tools[{index}].function"
+        if any(tool.name == asked.name for tool in made):
+            raise InvalidRequest(
+                "the name occurs twice; send each tool once", field=f"{field}.name"
+            )
+        try:
+            made.append(Tool(asked.name, asked.description or "", asked.parameters or {}))
+        except ValueError as error:
+            raise InvalidRequest(str(error), field=f"{field}.parameters") from None
+    return tuple(made)
+
+
+def forced_of(choice: ToolChoice | None, tools: Sequence[Tool]) -> str | None:
+    """Return the name of the tool that must be called, an empty name for any, None if there need be no call.
+
+    Raises:
+        InvalidRequest: there is no such tool.
+    """
+    if choice is None or choice in ("none", "auto"):
+        return None
+    name = choice.function.name if isinstance(choice, _NamedTool) else ""
+    if not tools:
+        raise InvalidRequest("there are no `tools` to choose from", field="tool_choice")
+    if name and all(tool.name != name for tool in tools):
+        raise InvalidRequest(f"`tools` has no {name[:64]!r}", field="tool_choice")
+    return name
+
+
+def calls_of(fields: CallFields) -> tuple[ToolCall, ...]:
+    """Return the calls of a past reply."""
+    return tuple(
+        ToolCall(call.id, call.function.name, call.function.arguments)
+        for call in fields.tool_calls or ()
+    )

@@ -1,0 +1,171 @@
+"""The parts of a reply: what is for the user, the reasoning before it, and calls of tools."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel
+from transformers.cli.serving.utils import get_response_template
+from transformers.utils.chat_parsing import ResponseParser
+from transformers.utils.chat_parsing.response_templates import (
+    ResponseTemplate,
+    load_response_template,
+)
+
+from ts_stateful.protocol.chat import Tool, ToolCall
+from ts_stateful.protocol.parsing import Parsing
+
+__all__ = [
+    "ReplyParser",
+    "ReplyPiece",
+    "find_template",
+    "functions_of",
+    "lenient",
+    "parse_reply",
+    "prefix_of",
+]
+
+_REASONING = ("reasoning_content", "thinking")  # templates on the hub have either
+_ID_CHARS = 9  # some templates take ids of no other length
+
+
+class ReplyPiece(NamedTuple):
+    """A part of a reply: text for the user, reasoning, and complete calls."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def joined(self, other: ReplyPiece) -> ReplyPiece:
+        """Return this piece and the next one."""
+        return ReplyPiece(
+            self.text + other.text,
+            self.reasoning + other.reasoning,
+            self.tool_calls + other.tool_calls,
+        )
+
+
+def find_template(owner: Any, network: PreTrainedModel) -> ResponseTemplate | None:
+    """Return the template by which replies of a model are parsed: its tokenizer's, or the library's for its family."""
+    found = get_response_template(owner, network)
+    return None if found is None else lenient(load_response_template(found))
+
+
+def lenient(template: ResponseTemplate) -> ResponseTemplate:
+    """Let a template take calls that are no JSON, as text: the parser would end at one with an error."""
+    for field in template.fields.values():
+        if field.content == "json":
+            field.content_args = {**field.content_args, "allow_non_json": True}
+    return template
+
+
+def prefix_of(template: ResponseTemplate, rendered: str) -> str:
+    """Return the beginning of the reply that the chat template wrote, such as `<think>`."""
+    found = template.start_anchor_re.search(rendered)
+    return "" if found is None else template.truncate_past_last_anchor(rendered)
+
+
+def functions_of(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """Return tools in the form of chat templates."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+            },
+        }
+        for tool in tools
+    ]
+
+
+class ReplyParser:
+    """The parser of one reply, which takes its text in any pieces; control tokens are part of the text.
+
+    A call that is malformed is text. Blanks at the ends of a part are left out. `origin` makes the ids of calls: they are the
+    same if the reply is parsed again.
+    """
+
+    def __init__(self, template: ResponseTemplate, parsing: Parsing, origin: str) -> None:
+        self._parser: ResponseParser | None = ResponseParser(
+            template, prefix=parsing.prefix, tools=functions_of(parsing.tools)
+        )
+        self._origin = origin
+        self._num_calls = 0
+        self._call = ""  # the text of a call so far
+        self._blanks = ""  # at the end of a part, until it goes on
+        self._is_fresh = True  # the part has no text yet
+        self._read(self._parser.initial_events)
+
+    def feed(self, text: str) -> ReplyPiece:
+        """Return what the next text adds."""
+        return self._advance(text, is_last=False)
+
+    def finish(self) -> ReplyPiece:
+        """Return what the end of the reply adds."""
+        return self._advance("", is_last=True)
+
+    def _advance(self, text: str, *, is_last: bool) -> ReplyPiece:
+        if self._parser is None:
+            return ReplyPiece(text)
+        held = self._call
+        try:
+            events = self._parser.finalize()[1] if is_last else self._parser.feed(text)
+        except ValueError:  # a call that the template cannot take
+            self._parser = None
+            return ReplyPiece(held + text)
+        return self._read(events)
+
+    def _read(self, events: Sequence[dict[str, Any]]) -> ReplyPiece:
+        piece = ReplyPiece()
+        for event in events:
+            kind, name = event["type"], event["field"]
+            if kind == "region_open":
+                self._is_fresh, self._blanks, self._call = True, "", ""
+            elif kind == "region_chunk" and name == "content":
+                piece = piece.joined(ReplyPiece(self._trimmed(event["text"])))
+            elif kind == "region_chunk" and name in _REASONING:
+                piece = piece.joined(ReplyPiece(reasoning=self._trimmed(event["text"])))
+            elif kind == "region_chunk":
+                self._call += event["text"]
+            elif kind == "region_close" and name == "tool_calls":
+                piece = piece.joined(self._called(event["value"]))
+        return piece
+
+    def _trimmed(self, text: str) -> str:
+        text = self._blanks + text
+        text = text.lstrip() if self._is_fresh else text
+        shown = text.rstrip()
+        self._blanks = text[len(shown) :]
+        self._is_fresh = self._is_fresh and not shown
+        return shown
+
+    def _called(self, value: Any) -> ReplyPiece:
+        calls = []
+        for one in value if isinstance(value, list) else [value]:
+            function = one.get("function") if isinstance(one, dict) else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                return ReplyPiece(self._call)
+            arguments = function.get("arguments", {})
+            if not isinstance(arguments, str):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            calls.append(ToolCall(self._next_id(), function["name"], arguments))
+        return ReplyPiece(tool_calls=tuple(calls))
+
+    def _next_id(self) -> str:
+        self._num_calls += 1
+        name = f"{self._origin} {self._num_calls}"
+        return hashlib.sha256(name.encode()).hexdigest()[:_ID_CHARS]
+
+
+def parse_reply(
+    template: ResponseTemplate, parsing: Parsing, origin: str, text: str, after: int = 0
+) -> ReplyPiece:
+    """Return what a whole reply has after its first `after` characters."""
+    parser = ReplyParser(template, parsing, origin)
+    parser.feed(text[:after])
+    return parser.feed(text[after:]).joined(parser.finish())

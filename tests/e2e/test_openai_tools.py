@@ -1,0 +1,102 @@
+"""OpenAI's client and a model that calls a tool: the call, its result, and nothing computed twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.e2e.server import profile_server
+from tests.e2e.speak import DEADLINE_S
+from tests.support.tiny import save
+from tests.support.tiny.calling import ANSWER, ARGUMENTS, REASONING, TOOL, calling
+from ts_stateful.protocol.profile import Profile
+from ts_stateful.serving.server import LocalServer
+
+TOOLS: Any = [{"type": "function", "function": TOOL}]
+MESSAGES: list[Any] = [{"role": "user", "content": "What color is the circle?"}]
+
+
+@pytest.fixture(scope="module", params=[Profile.ASGI, Profile.CONTINUOUS], ids=lambda p: p.value)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalServer]:
+    """Both fronts, with the model in the hub's layout."""
+    folder: Path = tmp_path_factory.mktemp("tools")
+    model = save(calling(), folder / "model")
+    name = f"openai-tools-{request.param.value}"
+    with profile_server(request.param, folder, name=name, model=model) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: LocalServer) -> Iterator[OpenAI]:
+    """A client of it."""
+    with OpenAI(
+        base_url=f"{server.http_url}/predictions/chat/1.0/v1",
+        api_key="none",
+        timeout=DEADLINE_S,
+        max_retries=0,
+    ) as client:
+        yield client
+
+
+def test_a_call_and_its_result(client: OpenAI) -> None:
+    """As programs do it: the message goes back as it came, then the result. There is no session."""
+    first = client.chat.completions.create(model="chat", messages=MESSAGES, tools=TOOLS)
+    (choice,) = first.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert choice.message.model_extra == {"reasoning_content": REASONING}
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "get_color"
+    assert json.loads(call.function.arguments) == ARGUMENTS
+    result = {"role": "tool", "tool_call_id": call.id, "content": "red"}
+    messages: list[Any] = [*MESSAGES, choice.message, result]
+    second = client.chat.completions.create(model="chat", messages=messages, tools=TOOLS)
+    assert second.choices[0].message.content == ANSWER
+    assert second.choices[0].finish_reason == "stop"
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert second.usage.prompt_tokens_details.cached_tokens == first.usage.total_tokens
+
+
+def test_a_streamed_call(client: OpenAI) -> None:
+    """The client's own helper puts the pieces together."""
+    with client.chat.completions.stream(model="chat", messages=MESSAGES, tools=TOOLS) as stream:
+        final = stream.get_final_completion()
+    (choice,) = final.choices
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls or []
+    assert json.loads(call.function.arguments) == ARGUMENTS
+
+
+def test_a_forced_call(client: OpenAI) -> None:
+    """Of a function that the model would not have called; with `none` it calls nothing."""
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    count: Any = {"name": "count", "parameters": schema}
+    tools: Any = [*TOOLS, {"type": "function", "function": count}]
+    forced = client.chat.completions.create(
+        model="chat",
+        messages=MESSAGES,
+        tools=tools,
+        tool_choice={"type": "function", "function": {"name": "count"}},
+        max_tokens=300,
+    ).choices[0]
+    (call,) = forced.message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "count"
+    assert forced.finish_reason == "stop"
+    choice: Any = "any"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="chat", messages=MESSAGES, tools=TOOLS, tool_choice=choice
+        )
+    assert refused.value.param == "tool_choice"

@@ -1,0 +1,167 @@
+"""Replies that reason and call tools: found in what the model writes, kept as it wrote it, and continued with the result."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from tests.support.harness import Harness, reference_reply
+from tests.support.tiny import llama
+from tests.support.tiny.calling import ANSWER, ARGUMENTS, REASONING, TOOL, calling
+from ts_stateful.protocol.chat import Chat, Said, Tool, ToolCall
+from ts_stateful.store.backends.memory import MemoryStore
+
+GET_COLOR = Tool(TOOL["name"], TOOL["description"], TOOL["parameters"])
+COUNT = Tool("count", "Count shapes.", {"type": "object", "properties": {}})
+QUESTION = Said("user", ("What color is the circle?",))
+NEW_TOKENS = 40
+
+
+def chat(*messages: Said, **fields: Any) -> Chat:
+    """A request of a client that keeps the conversation itself."""
+    settings: dict[str, Any] = {"tools": (GET_COLOR,), "max_new_tokens": NEW_TOKENS, **fields}
+    return Chat(session_id="s", messages=messages or (QUESTION,), parses=True, **settings)
+
+
+def result(call: dict[str, Any]) -> tuple[Said, Said]:
+    """The messages with which a client goes on after a call: without the reasoning, as OpenAI's client sends them."""
+    return (
+        Said("assistant", ("",), tool_calls=(ToolCall(**call),)),
+        Said("tool", ("red",), tool_call_id=call["id"]),
+    )
+
+
+def test_a_call_and_what_follows_from_its_result() -> None:
+    """Nothing of the history is computed again, and every reply is what stock code generates."""
+    harness = Harness(calling())
+    first = harness.ask(chat(), creates_session=True)
+    (call,) = first["tool_calls"]
+    assert (first["text"], first["reasoning"], first["finish_reason"]) == ("", REASONING, "stop")
+    assert (call["name"], json.loads(call["arguments"])) == ("get_color", ARGUMENTS)
+    reference_reply(harness.model, harness, "s", NEW_TOKENS)
+    second = harness.ask(chat(QUESTION, *result(call)))
+    assert second["text"] == ANSWER
+    assert "tool_calls" not in second
+    reference_reply(harness.model, harness, "s", NEW_TOKENS)
+    known = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == known
+    assert second["turn"] == 2
+
+
+def test_a_stream_is_the_whole_in_pieces() -> None:
+    """Reasoning as it comes, a call when it is complete."""
+    harness = Harness(calling())
+    whole = harness.ask(chat(), creates_session=True)
+    harness.close("s")
+    request = harness.submit(chat(stream=True), creates_session=True)
+    harness.run()
+    documents = harness.documents(request)
+    assert "".join(one.get("reasoning", "") for one in documents) == whole["reasoning"]
+    calls = [call for one in documents for call in one.get("tool_calls", ())]
+    assert [call["arguments"] for call in calls] == [
+        call["arguments"] for call in whole["tool_calls"]
+    ]
+    assert sum(bool(one.get("reasoning")) for one in documents) > 1
+
+
+@pytest.mark.parametrize("steps", range(2, 9))
+def test_a_stream_goes_on_after_a_crash(steps: int) -> None:
+    """Wherever the engine dies: in the reasoning, in a mark, in a call. The ids of calls are the same too."""
+    model, command = calling(), chat(stream=True)
+    harness = Harness(model)
+    whole = harness.ask(chat(), creates_session=True)
+    first, second = Harness(model), Harness(model, first_id=1)
+    request = first.submit(command, creates_session=True)
+    while len(first.events.get(request, ())) < steps and first.engine.busy:
+        first.steps(1)
+    events = first.events[request]
+    second.submit(
+        command,
+        request,
+        creates_session=True,
+        is_retry=True,
+        skip=sum(event.num_chars for event in events),
+        replay=tuple(token for event in events for token in event.token_ids),
+    )
+    second.run()
+    documents = [*first.documents(request), *second.documents(request)]
+    assert "".join(one.get("reasoning", "") for one in documents) == REASONING
+    calls = [call for one in documents for call in one.get("tool_calls", ())]
+    assert len(calls) == 1
+    assert calls[0]["arguments"] == whole["tool_calls"][0]["arguments"]
+
+
+def test_a_conversation_with_calls_needs_no_session() -> None:
+    """The client repeats the call without the reasoning: that is the same conversation."""
+    harness = Harness(calling())
+    first = harness.ask(chat(), creates_session=True, ephemeral=True)
+    (call,) = first["tool_calls"]
+    again = structs.replace(chat(QUESTION, *result(call)), session_id="t")
+    second = harness.ask(again, creates_session=True, ephemeral=True)
+    known = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == known
+    other = (structs.replace(QUESTION, parts=("And the square?",)), *result(call))
+    third = harness.ask(
+        structs.replace(chat(*other), session_id="u"), creates_session=True, ephemeral=True
+    )
+    assert third["usage"]["prompt_tokens_details"]["cached_tokens"] < known
+
+
+def test_calls_are_in_the_store() -> None:
+    """Another engine continues with the result, and answers the turn again with the same call."""
+    store, model = MemoryStore(), calling()
+    first, second = Harness(model, store=store), Harness(model, store=store)
+    made = first.ask(chat(turn=1), creates_session=True)
+    again = second.ask(chat(turn=1))
+    assert again["replayed"]
+    assert again["tool_calls"] == made["tool_calls"]
+    assert again["reasoning"] == made["reasoning"]
+    follow = second.ask(chat(QUESTION, *result(made["tool_calls"][0])))
+    assert (follow["text"], follow["turn"]) == (ANSWER, 2)
+
+
+@pytest.mark.parametrize(
+    ("calls", "parallel"), [("", True), ("", False), ("count", True), ("get_color", True)]
+)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_call_can_be_forced(calls: str, parallel: bool, seed: int) -> None:
+    """Of any tool or of one; its arguments follow the tool's schema, also where the model is at random."""
+    harness = Harness(calling())
+    command = chat(
+        tools=(GET_COLOR, COUNT),
+        calls=calls,
+        parallel=parallel,
+        max_new_tokens=400,
+        temperature=3.0,
+        seed=seed,
+    )
+    answer = harness.ask(command, creates_session=True)
+    assert answer["text"] == ""
+    made = answer["tool_calls"]
+    assert len(made) == 1 or (parallel and not calls) or answer["finish_reason"] == "length"
+    for call in made:
+        assert call["name"] == calls or (not calls and call["name"] in ("get_color", "count"))
+        arguments = json.loads(call["arguments"])
+        assert call["name"] != "get_color" or arguments["shape"] in ("circle", "square")
+
+
+def test_a_model_without_calls_says_so() -> None:
+    """Neither its template nor the library knows their form."""
+    harness = Harness(llama())
+    error = harness.ask(chat(), creates_session=True)["error"]
+    assert (error["code"], error["field"]) == ("invalid_request", "tools")
+    assert "response template" in error["message"]
+
+
+def test_without_tools_there_is_the_text() -> None:
+    """A model without a response template gives what it writes."""
+    harness = Harness(llama())
+    parsed = harness.ask(chat(tools=(), ignore_eos=True), creates_session=True)
+    harness.close("s")
+    plain = harness.ask(
+        structs.replace(chat(tools=(), ignore_eos=True), parses=False), creates_session=True
+    )
+    assert parsed["text"] == plain["text"] != ""

@@ -1,0 +1,129 @@
+"""The parts of replies, whatever pieces they come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.chat_parsing.response_templates import (
+    ResponseTemplate,
+    load_response_template,
+)
+
+from tests.support.tiny import chatml
+from tests.support.tiny.small import SMALL
+from ts_stateful.language.text.reply_parser import (
+    ReplyParser,
+    ReplyPiece,
+    find_template,
+    lenient,
+    parse_reply,
+    prefix_of,
+)
+from ts_stateful.protocol.chat import Tool
+from ts_stateful.protocol.parsing import Parsing
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "1"}}\n</tool_call>'
+PIECES = [
+    "<think>",
+    "</think>",
+    CALL,
+    "<tool_call>",
+    "</tool_call>",
+    "hi",
+    " ",
+    "\n",
+    "<",
+    "{",
+    "é",
+]
+
+
+@pytest.fixture(scope="module")
+def template() -> ResponseTemplate:
+    """The library's for Qwen3, whose tokenizers on the hub have none."""
+    found = find_template(chatml(), Qwen3ForCausalLM(Qwen3Config(**SMALL)))
+    assert found is not None
+    return found
+
+
+def read(template: ResponseTemplate, text: str, **fields: Any) -> ReplyPiece:
+    return parse_reply(template, Parsing(**fields), "r", text)
+
+
+def test_reasoning_text_and_calls(template: ResponseTemplate) -> None:
+    """In their order, without the blanks between them."""
+    found = read(template, f"<think>\nI see.\n</think>\n\nLet me look.\n{CALL}\n{CALL}")
+    assert (found.text, found.reasoning) == ("Let me look.", "I see.")
+    assert [(call.name, call.arguments) for call in found.tool_calls] == [("f", '{"a": "1"}')] * 2
+    first, second = (call.id for call in found.tool_calls)
+    assert first != second
+    assert len(first) == 9
+
+
+def test_a_template_may_begin_the_reasoning(template: ResponseTemplate) -> None:
+    """The mark is then in the prompt."""
+    prefix = prefix_of(template, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n")
+    assert prefix == "<think>\n"
+    found = read(template, "I see.</think>Yes.", prefix=prefix)
+    assert (found.text, found.reasoning) == ("Yes.", "I see.")
+    assert prefix_of(template, "no mark of a reply <think>") == ""
+
+
+def test_arguments_have_the_types_of_the_schema(template: ResponseTemplate) -> None:
+    """Where the model wrote a string for a number."""
+    tool = Tool("f", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
+    found = read(template, CALL, tools=(tool,))
+    assert found.tool_calls[0].arguments == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>{bad</tool_call> and more",
+        '<tool_call>{"name": 3}</tool_call>',
+        "<tool_call>[1, 2]</tool_call>",
+        '<tool_call>{"name": "f", "argu',
+    ],
+)
+def test_a_malformed_call_is_text(template: ResponseTemplate, text: str) -> None:
+    """Nothing that the model wrote is lost, but the marks."""
+    found = read(template, text)
+    assert not found.tool_calls
+    body = text.removeprefix("<tool_call>").partition("</tool_call>")[0]
+    assert body in found.text
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
+def test_the_parts_do_not_depend_on_the_pieces(pieces: list[str], data: st.DataObject) -> None:
+    """Text that comes in any pieces has the same parts as a whole, and so has its rest after any beginning."""
+    template = lenient(load_response_template(QWEN3))
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    parser, found = ReplyParser(template, Parsing(), "r"), ReplyPiece()
+    for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        found = found.joined(parser.feed(text[start:stop]))
+    whole = parse_reply(template, Parsing(), "r", text)
+    assert found.joined(parser.finish()) == whole
+    after = cuts[0] if cuts else 0
+    head = ReplyParser(template, Parsing(), "r").feed(text[:after])
+    assert head.joined(parse_reply(template, Parsing(), "r", text, after)) == whole
+
+
+QWEN3: dict[str, Any] = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"\s*<\|im_end\|>"},
+    },
+}
