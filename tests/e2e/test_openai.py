@@ -156,6 +156,30 @@ def test_a_text_is_continued(server: LocalServer) -> None:
         assert pieces[-1].finish_reason == "length"
 
 
+def test_several_choices(server: LocalServer) -> None:
+    """Whole, and as a stream of all of them. The prompt is computed for the first alone."""
+    asked: Any = {
+        "model": "chat",
+        "messages": [shown(DIALOGUE[0][0])],
+        "n": 3,
+        "temperature": 2,
+        "seed": 1,
+        "max_tokens": 4,
+    }
+    with connected(server) as client:
+        whole = client.chat.completions.create(**asked)
+        texts = [choice.message.content for choice in whole.choices]
+        assert [choice.index for choice in whole.choices] == [0, 1, 2]
+        pieces = ["", "", ""]
+        ends = 0
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            (choice,) = chunk.choices
+            pieces[choice.index] += choice.delta.content or ""
+            ends += choice.finish_reason is not None
+        assert pieces == texts
+        assert ends == 3
+
+
 def test_log_probabilities(server: LocalServer) -> None:
     """Those of a certain answer, whole and in pieces."""
     messages: Any = [shown(DIALOGUE[0][0])]
@@ -193,7 +217,7 @@ def test_errors_are_those_that_the_client_knows(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         create(model="gpt-4o")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    for name, value in (("n", 2), ("top_logprobs", 3), ("temperature", 3)):
+    for name, value in (("n", 17), ("top_logprobs", 3), ("temperature", 3)):
         with pytest.raises(openai.BadRequestError) as refused:
             create(**{name: value})
         assert refused.value.param == name

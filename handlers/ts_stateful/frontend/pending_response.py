@@ -99,7 +99,9 @@ class PendingResponse:
             self.trace.note(event)
             if event.kind is EventKind.LAST:
                 self.last_body = event.body
-            if event.kind is not EventKind.ADOPTED:
+            if event.kind is EventKind.CHOICE and not self.streams:
+                self.responder.keep(event)
+            elif event.kind is not EventKind.ADOPTED:
                 self._queue.append(event)
 
     def next(self, *, hold: bool = False) -> Response | None:
@@ -140,7 +142,7 @@ class PendingResponse:
             event = self._queue.popleft()
             if event.kind is EventKind.LAST:
                 return self._last_message(event)
-            if event.kind is EventKind.PART and self.streams:
+            if event.kind in (EventKind.PART, EventKind.CHOICE) and self.streams:
                 return Response(self.responder.piece(event), True)
             self._accepted = event
         return None

@@ -47,6 +47,8 @@ class Decoding:
                 prompts.append((index, sequence))
         if not prompts:
             return
+        for _, sequence in prompts:
+            self._turns.release(sequence)
         rows = logits.rows
         if len(prompts) < len(logits.sequences):
             rows = rows[to_device([index for index, _ in prompts], rows.device)]

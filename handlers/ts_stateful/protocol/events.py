@@ -29,6 +29,8 @@ class Submit(Struct, frozen=True, tag="submit"):
     - `profile`: the profile of the frontend that received the request.
     - `num_bytes`: the bytes of the client's request.
     - `affinity`: of a request without a session, its name and that of the request before it in the same conversation.
+    - `choices`: the number of replies that the client wants; engines get a request for each. All but the first have the first
+      one's id as `leader`: it computes the prompt for them.
     - `principal`: the tenant that sends the request; None without `handler.auth`. Session ids are then the client's own, else
       those of `protocol.tenants`.
     """
@@ -48,6 +50,8 @@ class Submit(Struct, frozen=True, tag="submit"):
     profile: Profile = Profile.CONTINUOUS
     num_bytes: int = 0
     affinity: tuple[str, ...] = ()
+    choices: int = 1
+    leader: str | None = None
     principal: str | None = None
 
     @property
@@ -79,6 +83,7 @@ class EventKind(enum.Enum):
     LAST = "last"  # the terminal document: the answer, the last streamed event, or an error
     PROGRESS = "progress"  # for the worker alone: `token_ids`
     ADOPTED = "adopted"  # for the worker alone: the session came from the store; before any answer
+    CHOICE = "choice"  # the terminal document of one of several replies, of which others are open
     OVER = "over"  # for the worker alone: the turn ended after a `LAST` with `more`
 
 
@@ -92,6 +97,7 @@ class Event(Struct, frozen=True, tag="event"):
     - `num_chars`: characters of the reply in `body`.
     - `token_ids`: ids of the reply that no earlier event had, and `logprobs` of each if the request asks for them. A new engine
       needs them to resume the turn.
+    - `choice`: the index of the reply, if there are several.
     - `more`: the turn goes on after this `LAST`, until an `OVER`.
     """
 
@@ -106,6 +112,7 @@ class Event(Struct, frozen=True, tag="event"):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     more: bool = False
+    choice: int = 0
     content_type: str | None = None
 
     @property

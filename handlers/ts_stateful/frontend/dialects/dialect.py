@@ -45,6 +45,9 @@ class Responder(Protocol):
     def piece(self, event: Event) -> bytes:
         """Write an event of a stream, framed for its content type; a late error is the last event."""
 
+    def keep(self, event: Event) -> None:
+        """Keep the answer of one of several replies for the only response."""
+
 
 class Unnamed(enum.Enum):
     """The treatment of a request that needs a session and names none."""
@@ -56,13 +59,17 @@ class Unnamed(enum.Enum):
 
 @dataclass(frozen=True)
 class Translation:
-    """The meaning of a request. If no engine is needed, `answer` replaces `request`. `ignored` fields have no effect."""
+    """The meaning of a request, which wants so many `choices`. If no engine is needed, `answer` replaces `request`.
+
+    `ignored` fields have no effect.
+    """
 
     request: AnyRequest | None
     responder: Responder
     unnamed: Unnamed = Unnamed.OPENS
     answer: bytes = b""
     ignored: tuple[str, ...] = ()
+    choices: int = 1
 
 
 class Dialect(Protocol):

@@ -87,7 +87,11 @@ class OpenAi:
                 field="session_id",
             )
         return Translation(
-            asked.prompt, TextResponder(asked), Unnamed.EPHEMERAL, ignored=asked.ignored
+            asked.prompt,
+            TextResponder(asked),
+            Unnamed.EPHEMERAL,
+            ignored=asked.ignored,
+            choices=asked.choices,
         )
 
     def _chat(self, body: RequestBody) -> Translation:
@@ -103,6 +107,7 @@ class OpenAi:
             responder,
             Unnamed.OPENS if named else Unnamed.EPHEMERAL,
             ignored=asked.ignored,
+            choices=asked.choices,
         )
 
     def _document(self, body: RequestBody) -> dict[str, Any]:

@@ -34,7 +34,6 @@ BODY: Final = FieldTable(
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
-        "n": (1,),
         "prediction": (),
         "reasoning_effort": ("none",),
         "response_format": ({"type": "text"},),

@@ -49,6 +49,7 @@ __all__ = ["Completion", "read_chat", "read_text"]
 _MAX_TOKENS = 1024
 _MAX_TEXT = 16  # OpenAI's default for texts
 _SEEDS = 2**63
+_MAX_CHOICES = 16
 
 _Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 
@@ -71,6 +72,7 @@ class _Generation(FormatFields, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
+    n: Annotated[int, Meta(ge=1, le=_MAX_CHOICES)] | None = None
     # Not OpenAI's; other servers accept them from its clients.
     top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
     min_p: MinP | None = None
@@ -130,6 +132,7 @@ class Completion(NamedTuple):
     ignored: tuple[str, ...] = ()  # fields without an effect
     format_field: str = ""  # the client's name of `response_format`
     names_tool: bool = False  # a certain tool must be called
+    choices: int = 1
 
 
 def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> Completion:
@@ -160,9 +163,15 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         parallel=body.parallel_tool_calls is not False,
         **body.settings,
     )
-    usage = _checked(body, fields)
     return Completion(
-        model, chat, usage, image_fields, fields.ignored, asked.field, names_tool=bool(calls)
+        model,
+        chat,
+        _checked(body, fields),
+        image_fields,
+        fields.ignored,
+        asked.field,
+        names_tool=bool(calls),
+        choices=body.n or 1,
     )
 
 
@@ -180,8 +189,14 @@ def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         response_format=asked.format,
         **body.settings,
     )
-    usage = _checked(body, fields)
-    return Completion(model, raw, usage, ignored=fields.ignored, format_field=asked.field)
+    return Completion(
+        model,
+        raw,
+        _checked(body, fields),
+        ignored=fields.ignored,
+        format_field=asked.field,
+        choices=body.n or 1,
+    )
 
 
 def _checked(body: _Generation, fields: FieldFilter) -> bool:

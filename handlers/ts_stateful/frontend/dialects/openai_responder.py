@@ -14,7 +14,7 @@ from msgspec import structs
 from ts_stateful.frontend.dialects.dialect import SSE, Whole
 from ts_stateful.frontend.dialects.openai_request import Completion
 from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
-from ts_stateful.protocol.answers import Logprob, TopLogprob, Usage
+from ts_stateful.protocol.answers import Logprob, TopLogprob
 from ts_stateful.protocol.chat import ToolCall
 
 __all__ = ["ChatResponder", "OpenAiResponder", "TextResponder"]
@@ -65,31 +65,45 @@ class _CompletionResponder(OpenAiResponder, ABC):
         self._id = f"{prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._kind, self._chunk = kind, chunk
-        self._begun = False
-        self._num_calls = 0  # in the pieces so far
+        self._num_calls: dict[int, int] = {}  # in the pieces so far, of each choice that has begun
+        self._answers: list[EngineAnswer] = []  # of choices that have ended
 
     def _param(self, field: str | None) -> str | None:
         return self._asked.format_field if field == "response_format" else field
 
     def answer(self, answer: EngineAnswer) -> bytes:
-        self._num_calls = len(answer.tool_calls)
-        choice = self._choice(self._whole(answer), answer, self._finish_reason(answer))
-        return line_of({**self._document(self._kind, [choice]), "usage": _usage(answer.usage)})
+        self.add_choice(answer)
+        choices = [
+            self._choice(self._whole(one), one, self._finish_reason(one))
+            for one in sorted(self._answers, key=lambda one: one.choice)
+        ]
+        return line_of({**self._document(self._kind, choices), "usage": _usage(self._answers)})
+
+    def add_choice(self, answer: EngineAnswer) -> None:
+        self._num_calls[answer.choice] = len(answer.tool_calls)
+        self._answers.append(answer)
 
     def part(self, answer: EngineAnswer) -> bytes:
-        piece = self._piece(answer, is_first=not self._begun)
-        self._begun = True
-        self._num_calls += len(answer.tool_calls)
+        piece = self._piece(answer, is_first=answer.choice not in self._num_calls)
+        num_calls = self._num_calls.get(answer.choice, 0)
+        self._num_calls[answer.choice] = num_calls + len(answer.tool_calls)
         return self._event(self._choice(piece, answer, None))
 
-    def end(self, answer: EngineAnswer) -> bytes:
+    def end_choice(self, answer: EngineAnswer) -> bytes:
         has_rest = bool(answer.text or answer.reasoning or answer.tool_calls or answer.logprobs)
-        events = [self.part(answer)] if has_rest or not self._begun else []
-        last = self._choice(self._nothing(), EngineAnswer(), self._finish_reason(answer))
-        events.append(self._event(last))
+        is_first = answer.choice not in self._num_calls
+        events = [self.part(answer)] if has_rest or is_first else []
+        nothing = EngineAnswer(choice=answer.choice)
+        last = self._choice(self._nothing(), nothing, self._finish_reason(answer))
+        self._answers.append(answer)
+        return b"".join([*events, self._event(last)])
+
+    def end(self, answer: EngineAnswer) -> bytes:
+        events = [self.end_choice(answer)]
         if self._asked.include_usage:
-            document = self._document(self._chunk, [])
-            events.append(_event({**document, "usage": _usage(answer.usage)}))
+            events.append(
+                _event({**self._document(self._chunk, []), "usage": _usage(self._answers)})
+            )
         return b"".join([*events, _DONE])
 
     @abstractmethod
@@ -112,10 +126,15 @@ class _CompletionResponder(OpenAiResponder, ABC):
         self, fields: dict[str, Any], answer: EngineAnswer, finish_reason: str | None
     ) -> dict[str, Any]:
         logprobs = None if answer.logprobs is None else self._logprobs(answer.logprobs)
-        return {"index": 0, **fields, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {
+            "index": answer.choice,
+            **fields,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
 
     def _finish_reason(self, answer: EngineAnswer) -> str:
-        if self._num_calls and not self._asked.names_tool:
+        if self._num_calls.get(answer.choice) and not self._asked.names_tool:
             return "tool_calls"
         return _FINISH_REASONS.get(answer.finish_reason or "", "stop")
 
@@ -182,7 +201,8 @@ class ChatResponder(_CompletionResponder):
         if answer.reasoning:
             delta["reasoning_content"] = answer.reasoning
         if answer.tool_calls:
-            numbered = enumerate(answer.tool_calls, start=self._num_calls)
+            num_calls = self._num_calls.get(answer.choice, 0)
+            numbered = enumerate(answer.tool_calls, start=num_calls)
             delta["tool_calls"] = [{"index": index, **_call(call)} for index, call in numbered]
         return {"delta": delta}
 
@@ -211,11 +231,14 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(answers: Sequence[EngineAnswer]) -> dict[str, Any]:
+    """Return the counts of all choices, whose prompt is one: it was computed for the first."""
+    usage = min(answers, key=lambda one: one.choice).usage
+    num_completion = sum(one.usage.completion_tokens for one in answers)
     return {
         "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "completion_tokens": num_completion,
+        "total_tokens": usage.prompt_tokens + num_completion,
         "prompt_tokens_details": {
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,
         },

@@ -25,6 +25,9 @@ class OwnResponder:
         """See `Responder`."""
         return Whole(event.status, event.body, event.content_type or JSON)
 
+    def keep(self, event: Event) -> None:
+        """See `Responder`. A request of this protocol has one reply."""
+
     def piece(self, event: Event) -> bytes:
         """See `Responder`."""
         return b"data: " + event.body + b"\n\n" if self._framed else event.body

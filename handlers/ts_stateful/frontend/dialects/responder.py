@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ts_stateful.frontend.dialects.dialect import JSON, Whole
 from ts_stateful.protocol.answers import Logprob, Usage
@@ -44,6 +44,7 @@ class EngineAnswer(Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[Logprob, ...] | None = None
     error: EngineError | None = None
+    choice: int = 0
 
 
 _decode = msgspec.json.Decoder(EngineAnswer).decode
@@ -58,17 +59,23 @@ class Translator(ABC):
 
     def whole(self, event: Event) -> Whole:
         """See `Responder`."""
-        answer = _decode(event.body)
+        answer = _read(event)
         if answer.error is not None:
             return self.error(answer.error)
         return Whole(200, self.answer(answer))
 
     def piece(self, event: Event) -> bytes:
         """See `Responder`."""
-        answer = _decode(event.body)
+        answer = _read(event)
         if answer.error is not None:
             return self.late_error(answer.error)
+        if event.kind is EventKind.CHOICE:
+            return self.end_choice(answer)
         return self.part(answer) if event.kind is EventKind.PART else self.end(answer)
+
+    def keep(self, event: Event) -> None:
+        """See `Responder`."""
+        self.add_choice(_read(event))
 
     @abstractmethod
     def answer(self, answer: EngineAnswer) -> bytes:
@@ -86,9 +93,22 @@ class Translator(ABC):
         """Write the end of a stream; `answer.text` is the rest of its text."""
         raise NotImplementedError(f"{type(self).__name__} has no streams")
 
+    def end_choice(self, answer: EngineAnswer) -> bytes:
+        """Write the end of one of several replies of a stream."""
+        raise NotImplementedError(f"{type(self).__name__} has one reply")
+
+    def add_choice(self, answer: EngineAnswer) -> None:
+        """Keep one of several replies for `answer`."""
+        raise NotImplementedError(f"{type(self).__name__} has one reply")
+
     def late_error(self, error: EngineError) -> bytes:
         """Write an error in the middle of a stream."""
         return self.error(error).body
+
+
+def _read(event: Event) -> EngineAnswer:
+    answer = _decode(event.body)
+    return structs.replace(answer, choice=event.choice) if event.choice else answer
 
 
 def line_of(document: object) -> bytes:

@@ -81,6 +81,10 @@ class RequestParser:
         pull = isinstance(request, Prompt) and not body.headers.is_http
         pull = pull and self._profile is Profile.CONTINUOUS
         ephemeral = creates_session and unnamed is Unnamed.EPHEMERAL
+        if translation.choices > 1 and not ephemeral:
+            raise InvalidRequest(
+                "a session has one reply to a prompt; fork it, or leave the session out", field="n"
+            )
         if pull and (ephemeral or not translation.responder.pulls):
             raise InvalidRequest(
                 "in this profile a gRPC client pulls a reply from its session with `prompt` and"
@@ -97,6 +101,7 @@ class RequestParser:
             affinity=affinity_of(request, body.headers.dialogue)
             if ephemeral and isinstance(request, Chat)
             else (),
+            choices=translation.choices,
         )
 
     def _complete(self, prompt: Prompt, body: RequestBody) -> Prompt:

@@ -85,6 +85,8 @@ class Sequence:
     replay: tuple[Chosen, ...] = ()  # tokens that an engine that died had chosen already
     cancelled: bool = False
     followers: list[Submit] = field(default_factory=list)  # requests to admit when it ends
+    leader: Sequence | None = None  # it computes the same prompt; None if there is none, or no more
+    led: list[Sequence] = field(default_factory=list)  # the turns that wait for this one's prompt
     # From when it runs:
     ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
     num_prompt: int = 0  # ids before the reply

@@ -95,6 +95,13 @@ class Turns:
         sequence.status = Status.COMMITTING
         self._persistence.committed(sequence, turn, partial(self._recorded, sequence, turn))
 
+    def release(self, leader: Sequence) -> None:
+        """Start the turns that wait for a turn's prompt, which is computed or never will be; they copy what is there."""
+        led, leader.led = leader.led, []
+        for sequence in led:
+            self._advance(sequence, leader=leader)
+            sequence.leader = None
+
     def cancel(self, session: Session[Context]) -> bool:
         """End the turn in progress as it stands; return False if there is none."""
         running = session.work[0] if session.work else None
@@ -224,9 +231,11 @@ class Turns:
         if session.work:
             self._advance(session.work[0])
 
-    def _advance(self, sequence: Sequence) -> None:
-        """Start the turn if it is the next of its session and has what it needs."""
+    def _advance(self, sequence: Sequence, leader: Sequence | None = None) -> None:
+        """Start the turn if it is the next of its session and has what it needs; `leader` is released."""
         if sequence.status is not Status.WAITING or sequence.session.work[0] is not sequence:
+            return
+        if sequence.leader is not leader:
             return
         if sequence.context.incoming:
             return
@@ -255,6 +264,7 @@ class Turns:
 
     def _leave(self, sequence: Sequence) -> None:
         sequence.status = Status.DONE
+        self.release(sequence)
         work = sequence.session.work
         was_first = work[0] is sequence
         work.remove(sequence)

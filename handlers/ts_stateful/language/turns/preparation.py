@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import branch, same_states
-from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
@@ -54,7 +54,7 @@ class Preparation:
             sequence.penalties = self._model.penalties.row(sequence.command, sequence.num_prompt)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
-        known = max(extension.keep, self.prefixes.lend(sequence))
+        known = max(extension.keep, self.prefixes.lend(sequence), _lend_prompt(sequence))
         if sequence.past is not None:
             vision = self._model.vision
             token = vision.image_token_id if vision else None
@@ -116,6 +116,17 @@ class Preparation:
                 retry_after_s=1.0,
             )
         context.reserved, context.unseen = needed, unseen
+
+
+def _lend_prompt(sequence: Sequence) -> int:
+    """Copy the KV states of the same prompt from the turn that has computed it; return of how many ids."""
+    leader = sequence.leader
+    if leader is None or leader.ids[: leader.num_prompt] != sequence.ids:
+        return 0
+    length = min(sequence.num_prompt - 1, leader.context.kv.length)
+    if leader.status is Status.RUNNING and length > sequence.context.kv.length:
+        leader.context.lend_kv(sequence.context, length)
+    return sequence.context.kv.length
 
 
 def resume_reply(sequence: Sequence, eos_ids: Collection[int]) -> str | None:

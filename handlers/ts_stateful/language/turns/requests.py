@@ -194,6 +194,10 @@ class LanguageRequests:
             ephemeral=message.ephemeral,
             replay=_replay(message),
         )
+        leader = None if message.leader is None else self._waiters.find(message.leader)
+        if leader is not None and leader.num_generated <= 0:
+            sequence.leader = leader
+            leader.led.append(sequence)
         self._waiters.subscribe(sequence, message)
         self._turns.admit(sequence, images, message.attachments)
 

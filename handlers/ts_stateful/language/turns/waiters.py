@@ -52,6 +52,10 @@ class Waiters:
         self._requests[request_id] = sequence
         self._answer_waiters(sequence)
 
+    def find(self, request_id: str) -> Sequence | None:
+        """Return the turn that a request waits for."""
+        return self._requests.get(request_id)
+
     def drop(self, request_id: str) -> None:
         """Forget a request whose client disconnected."""
         sequence = self._requests.pop(request_id, None)

@@ -17,6 +17,7 @@ from msgspec import structs
 from ts_stateful.config.schema import Config, ConfigError, EngineConfig
 from ts_stateful.process.archive import identity_of
 from ts_stateful.process.spec import EngineSpec, runtime_folder
+from ts_stateful.process.worker.choices import Choices
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.link import EngineLink
 from ts_stateful.protocol.answers import encode
@@ -79,6 +80,7 @@ class Dispatcher:
         self._events, self._publishers = events, publishers
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._by_affinity: LRU[tuple[str | None, str], EngineLink] = LRU(_REMEMBERED)
+        self._choices = Choices()
         self._stop = threading.Event()
         self._fork_server = ForkServer()
         settings = model.config.engine
@@ -103,11 +105,15 @@ class Dispatcher:
         threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
 
     def submit(self, message: Submit) -> None:
-        """Send a request to the engine of its session; never blocks.
+        """Send a request to the engine of its session; never blocks. One for several replies becomes several.
 
         Raises:
             SessionExists: the id of a fork belongs to another engine than its source.
         """
+        for one in self._choices.split(message) if message.choices > 1 else [message]:
+            self._submit(one)
+
+    def _submit(self, message: Submit) -> None:
         command = message.command
         known = None if command.session_id is None else self._by_session.get(command.session_id)
         for name in message.affinity[1:]:
@@ -179,7 +185,8 @@ class Dispatcher:
 
     def drop(self, request_id: str) -> None:
         """Forget a request whose client has disconnected; it gets no more events."""
-        any(link.drop(request_id) for link in self._links)
+        for one in self._choices.drop(request_id):
+            any(link.drop(one) for link in self._links)
 
     def close(self) -> None:
         """Disconnect from the engines, which wait for the next worker."""
@@ -201,7 +208,11 @@ class Dispatcher:
 
     def on_event(self, event: Event) -> None:
         """See `EngineListener`."""
-        self._events.post(event)
+        merged, unwanted = self._choices.merge(event)
+        if merged is not None:
+            self._events.post(merged)
+        for request_id in unwanted:
+            any(link.drop(request_id) for link in self._links)
 
     def on_placed(self, engine: int, session_ids: tuple[str, ...]) -> None:
         """See `EngineListener`."""

@@ -245,7 +245,7 @@ def test_what_changes_nothing_is_taken() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
         ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
         ({"logprobs": 2}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),

@@ -199,3 +199,56 @@ def test_log_probabilities_of_a_text() -> None:
         "top_logprobs": [{"re": -0.5}, {"d": -0.25}],
         "text_offset": [0, 2],
     }
+
+
+def _choice(index: int, kind: EventKind, text: str, **fields: Any) -> Event:
+    reply = REPLY if kind is not EventKind.PART else {}
+    return Event("r", kind, encode({**reply, "text": text, **fields}), choice=index)
+
+
+def test_several_choices() -> None:
+    """In the order of their indexes; the prompt counts once."""
+    exchange = completion(n=3)
+    assert exchange.submit.choices == 3
+    exchange.pending.add(
+        [
+            _choice(2, EventKind.CHOICE, "c"),
+            _choice(0, EventKind.CHOICE, "a", finish_reason="length"),
+            _choice(1, EventKind.LAST, "b"),
+        ]
+    )
+    response = exchange.pending.next()
+    assert response is not None
+    document = json.loads(response.body)
+    assert [choice["message"]["content"] for choice in document["choices"]] == ["a", "b", "c"]
+    assert [choice["index"] for choice in document["choices"]] == [0, 1, 2]
+    assert document["choices"][0]["finish_reason"] == "length"
+    assert document["usage"]["completion_tokens"] == 6
+    assert document["usage"]["prompt_tokens"] == 9
+
+
+def test_several_choices_of_a_stream() -> None:
+    """Each has a role and an end of its own; the stream ends once."""
+    responder = completion(n=2, stream=True, stream_options={"include_usage": True}).responder
+    events = [
+        _choice(0, EventKind.PART, "a"),
+        _choice(1, EventKind.PART, "x"),
+        _choice(1, EventKind.CHOICE, ""),
+        _choice(0, EventKind.LAST, "b"),
+    ]
+    *got, last = chunks(b"".join(map(responder.piece, events)))
+    shown = [(c["choices"][0]["index"], c["choices"][0]["delta"]) for c in got]
+    assert shown == [
+        (0, {"role": "assistant", "content": "a"}),
+        (1, {"role": "assistant", "content": "x"}),
+        (1, {}),
+        (0, {"content": "b"}),
+        (0, {}),
+    ]
+    assert last["usage"]["completion_tokens"] == 4
+
+
+def test_a_session_has_one_reply() -> None:
+    """The error names the field."""
+    status, body = completion(n=2, session_id="s").refusal
+    assert (status, body["error"]["param"]) == (400, "n")

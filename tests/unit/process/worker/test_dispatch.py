@@ -17,6 +17,7 @@ from ts_stateful.process.worker import dispatch
 from ts_stateful.process.worker.dispatch import devices
 from ts_stateful.protocol.chat import Chat, Said
 from ts_stateful.protocol.errors import SessionExists
+from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Prompt
 
 Start = Callable[..., Worker]
@@ -83,6 +84,27 @@ def test_a_conversation_without_a_session_stays_on_its_engine(worker: Worker) ->
     described = worker.describe()
     assert described["implicit_continued"] == 8
     assert all(engine["implicit_sessions"] > 0 for engine in described["engines"])
+
+
+def test_several_replies_are_made_on_one_engine(worker: Worker) -> None:
+    """Of two; the answer has all, and the dispatcher keeps nothing of them."""
+    chat = Chat(
+        session_id="a",
+        messages=(Said("user", ("Who are you?",)),),
+        max_new_tokens=3,
+        ignore_eos=True,
+        temperature=1.0,
+        seed=4,
+    )
+    request = worker.submit(chat, creates_session=True, ephemeral=True, choices=4)
+    last = worker.wait(request)
+    assert last["usage"]["completion_tokens"] == 3
+    choices = [event for event in worker.events[request] if event.kind is EventKind.CHOICE]
+    assert len(choices) == 3
+    eventually(lambda: sum(s.tokens_generated for s in worker.dispatcher.stats_by_engine) == 12)
+    generated = [stats.tokens_generated for stats in worker.dispatcher.stats_by_engine]
+    assert sorted(generated) == [0, 12]
+    assert not worker.dispatcher._choices._groups
 
 
 def test_the_shares_add_up(start: Start) -> None:
