@@ -1,0 +1,89 @@
+"""Programs that were written for OpenAI's API work unmodified, and their conversations are not computed twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import ROOT, SHAPES_MODEL, START_TIMEOUT_S, log_path, pack
+from tests.e2e.speak import SCENE
+from tests.support.ports import free_ports
+from tests.support.tiny import llama, save
+from tests.support.tiny.calling import ANSWER, ARGUMENTS, calling
+from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
+from ts_stateful.serving.server import LocalServer
+
+_PROGRAMS = ROOT / "tests" / "programs"
+_ANSWERS = ["red", "triangle", "yellow"]
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The Python of an environment with these programs, which is made once and kept in build/."""
+    requirements = _PROGRAMS / "requirements.txt"
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
+    folder = ROOT / "build" / f"programs-{digest}"
+    found = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        uv = Path(sys.executable).with_name("uv")
+        subprocess.run(
+            [str(uv), "venv", "-q", "--clear", "-p", sys.executable, str(folder)], check=True
+        )
+        subprocess.run(
+            [str(uv), "pip", "install", "-q", "-p", str(found), "-r", str(requirements)], check=True
+        )
+        (folder / "complete").touch()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """One server with the shapes model, one that calls a tool, and one of random weights."""
+    folder = tmp_path_factory.mktemp("programs")
+    models = {
+        "chat": SHAPES_MODEL,
+        "tools": save(calling(), folder / "calling"),
+        "forms": save(llama(), folder / "random"),
+    }
+    archives = [pack(folder / name, "--name", name, model=model) for name, model in models.items()]
+    settings = AsgiServerSettings(
+        tuple(map(str, archives)),
+        ports=free_ports(),
+        log_file=log_path("programs"),
+        start_timeout_s=START_TIMEOUT_S,
+    )
+    with AsgiServer(settings) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "name", ["langchain", "pydantic_ai", "instructor", "litellm", "llama_index"]
+)
+def test_a_program_works(name: str, python: Path, server: LocalServer) -> None:
+    """A picture and three questions, a tool, an object of a class: what the program can do of it."""
+    command = [str(python), str(_PROGRAMS / "programs.py"), name]
+    done = subprocess.run(
+        [*command, f"{server.http_url}/v1", str(SCENE)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if "texts" in found:
+        assert found["texts"] == _ANSWERS
+        assert found["cached"][0] == 0 or found["cached"][0] < found["cached"][1]
+        assert 0 < found["cached"][1] < found["cached"][2]
+    assert found.get("streamed", _ANSWERS[0]) == _ANSWERS[0]
+    assert found.get("called", ARGUMENTS) == ARGUMENTS
+    assert found.get("answer", ANSWER) == ANSWER
+    for shape in (found.get("shape"), found.get("called_shape")):
+        assert shape is None or (shape["color"] in ("red", "green", "blue"))
