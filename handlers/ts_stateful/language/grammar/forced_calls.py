@@ -6,12 +6,10 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from transformers.utils.chat_parsing.response_templates import (
-    ResponseTemplate,
-    ResponseTemplateField,
-)
+from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
 from ts_stateful.language.grammar.json_options import JSON_OPTIONS
+from ts_stateful.language.text.reply_parser import ReplyTemplate
 from ts_stateful.protocol.chat import Tool
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.response_format import Grammar
@@ -23,7 +21,7 @@ _BLANKS = re.compile(r"(\\s[*+?])+")
 
 
 def forced_calls(
-    template: ResponseTemplate,
+    template: ReplyTemplate,
     tools: Sequence[Tool],
     *,
     special: Collection[str],
@@ -36,7 +34,7 @@ def forced_calls(
     Raises:
         InvalidRequest: the model writes calls in another form than JSON between two marks.
     """
-    field = template.fields.get("tool_calls")
+    field = template.response.fields.get("tool_calls")
     marks = None if field is None else _marks(field)
     if marks is None:
         raise InvalidRequest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ def forbid(logits: Tensor, masks: Sequence[NDArray[np.int32] | None]) -> Tensor:
     if not rows:
         return logits
     packed = np.stack([mask for mask in masks if mask is not None]).view(np.uint8)
-    table = _penalty_of_bytes().to(logits.device)
+    table = _penalty_of_bytes(logits.device)
     penalties = table[to_device(torch.from_numpy(packed), logits.device).int()]
     penalties = penalties.view(len(rows), -1)[:, : logits.shape[-1]]
     if len(rows) == len(masks):
@@ -80,10 +81,11 @@ def forbid(logits: Tensor, masks: Sequence[NDArray[np.int32] | None]) -> Tensor:
     return changed
 
 
-def _penalty_of_bytes() -> Tensor:
+@cache
+def _penalty_of_bytes(device: torch.device) -> Tensor:
     """Return what is added to the logits of eight tokens, for each byte of a mask: `(256, 8)`."""
     bits = (torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1
-    return torch.where(bits.bool(), 0.0, -torch.inf)
+    return torch.where(bits.bool(), 0.0, -torch.inf).to(device)
 
 
 def _reason(matcher: LLMatcher) -> str:

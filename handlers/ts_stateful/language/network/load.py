@@ -207,7 +207,7 @@ def build_model(
     vision = Vision(network, owner) if has_vision else None
     forward = verified_forward(network, name)
     image_token = vision.image_token if vision else None
-    text = ChatText(tokenizer, owner, image_token, find_template(owner, network))
+    text = ChatText(tokenizer, owner, image_token, find_template(owner, tokenizer, network))
     eos = network.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
     eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos

@@ -9,11 +9,10 @@ from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
-from ts_stateful.language.text.reply_parser import functions_of, parse_reply
+from ts_stateful.language.text.reply_parser import ReplyTemplate, functions_of, parse_reply
 from ts_stateful.protocol.chat import Said, Tool, ToolCall
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.parsing import Parsing
@@ -38,9 +37,9 @@ class ChatText:
         tokenizer: PreTrainedTokenizerFast,
         owner: Any,
         image_token: str | None = None,
-        response_template: ResponseTemplate | None = None,
+        reply_template: ReplyTemplate | None = None,
     ) -> None:
-        self.response_template = response_template
+        self.reply_template = reply_template
         self._tokenizer = tokenizer
         self._owner = owner
         self._has_template = getattr(owner, "chat_template", None) is not None
@@ -68,9 +67,7 @@ class ChatText:
     def knows_tools(self) -> bool:
         """True if the chat template shows tools, and calls in a reply can be found."""
         template = getattr(self._owner, "chat_template", None)
-        has_calls = (
-            self.response_template is not None and "tool_calls" in self.response_template.fields
-        )
+        has_calls = self.reply_template is not None and self.reply_template.has_calls
         return has_calls and "tools" in str(template)
 
     def chat_message(self, said: Said) -> Message:
@@ -112,9 +109,9 @@ class ChatText:
 
     def reply_message(self, text: str, parsing: Parsing | None, origin: str) -> Message:
         """Return the message of a reply, whose whole text is `text`."""
-        if parsing is None or self.response_template is None:
+        if parsing is None or self.reply_template is None:
             return self._message("assistant", text)
-        piece = parse_reply(self.response_template, parsing, origin, text)
+        piece = parse_reply(self.reply_template, parsing, origin, text)
         message = self._message("assistant", piece.text)
         return message._replace(
             fields=_fields(piece.tool_calls), reasoning=piece.reasoning, generated=text

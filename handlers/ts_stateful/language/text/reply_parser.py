@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cli.serving.utils import get_response_template
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import (
@@ -21,11 +22,10 @@ from ts_stateful.protocol.parsing import Parsing
 __all__ = [
     "ReplyParser",
     "ReplyPiece",
+    "ReplyTemplate",
     "find_template",
     "functions_of",
-    "lenient",
     "parse_reply",
-    "prefix_of",
 ]
 
 _REASONING = ("reasoning_content", "thinking")  # templates on the hub have either
@@ -48,24 +48,39 @@ class ReplyPiece(NamedTuple):
         )
 
 
-def find_template(owner: Any, network: PreTrainedModel) -> ResponseTemplate | None:
+class ReplyTemplate:
+    """The form of one model's replies: the marks between their parts. `hidden` tokens are marks, or nothing."""
+
+    def __init__(self, response: ResponseTemplate, hidden: Iterable[str] = ()) -> None:
+        self.response = response
+        self.hidden = re.compile(
+            "|".join(map(re.escape, sorted(hidden, key=len, reverse=True))) or "(?!)"
+        )
+        for field in response.fields.values():
+            if (
+                field.content == "json"
+            ):  # else a call that is no JSON would end the parser with an error
+                field.content_args = {**field.content_args, "allow_non_json": True}
+
+    @property
+    def has_calls(self) -> bool:
+        """True if replies can have calls of tools."""
+        return "tool_calls" in self.response.fields
+
+    def prefix_of(self, rendered: str) -> str:
+        """Return the beginning of the reply that the chat template wrote, such as `<think>`."""
+        found = self.response.start_anchor_re.search(rendered)
+        return "" if found is None else self.response.truncate_past_last_anchor(rendered)
+
+
+def find_template(
+    owner: Any, tokenizer: PreTrainedTokenizerFast, network: PreTrainedModel
+) -> ReplyTemplate | None:
     """Return the template by which replies of a model are parsed: its tokenizer's, or the library's for its family."""
     found = get_response_template(owner, network)
-    return None if found is None else lenient(load_response_template(found))
-
-
-def lenient(template: ResponseTemplate) -> ResponseTemplate:
-    """Let a template take calls that are no JSON, as text: the parser would end at one with an error."""
-    for field in template.fields.values():
-        if field.content == "json":
-            field.content_args = {**field.content_args, "allow_non_json": True}
-    return template
-
-
-def prefix_of(template: ResponseTemplate, rendered: str) -> str:
-    """Return the beginning of the reply that the chat template wrote, such as `<think>`."""
-    found = template.start_anchor_re.search(rendered)
-    return "" if found is None else template.truncate_past_last_anchor(rendered)
+    added = tokenizer.added_tokens_decoder.values()
+    hidden = [token.content for token in added if token.special]
+    return None if found is None else ReplyTemplate(load_response_template(found), hidden)
 
 
 def functions_of(tools: Iterable[Tool]) -> list[dict[str, Any]]:
@@ -90,9 +105,10 @@ class ReplyParser:
     same if the reply is parsed again.
     """
 
-    def __init__(self, template: ResponseTemplate, parsing: Parsing, origin: str) -> None:
+    def __init__(self, template: ReplyTemplate, parsing: Parsing, origin: str) -> None:
+        self._hidden = template.hidden
         self._parser: ResponseParser | None = ResponseParser(
-            template, prefix=parsing.prefix, tools=functions_of(parsing.tools)
+            template.response, prefix=parsing.prefix, tools=functions_of(parsing.tools)
         )
         self._origin = origin
         self._num_calls = 0
@@ -137,7 +153,7 @@ class ReplyParser:
         return piece
 
     def _trimmed(self, text: str) -> str:
-        text = self._blanks + text
+        text = self._blanks + self._hidden.sub("", text)
         text = text.lstrip() if self._is_fresh else text
         shown = text.rstrip()
         self._blanks = text[len(shown) :]
@@ -163,7 +179,7 @@ class ReplyParser:
 
 
 def parse_reply(
-    template: ResponseTemplate, parsing: Parsing, origin: str, text: str, after: int = 0
+    template: ReplyTemplate, parsing: Parsing, origin: str, text: str, after: int = 0
 ) -> ReplyPiece:
     """Return what a whole reply has after its first `after` characters."""
     parser = ReplyParser(template, parsing, origin)

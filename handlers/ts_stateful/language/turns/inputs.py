@@ -95,7 +95,7 @@ class TurnInputs:
         """Return the form of a reply, if it has one: that which is asked for, or calls of tools that are forced."""
         if not isinstance(command, Prompt):
             return None
-        template = self._model.text.response_template
+        template = self._model.text.reply_template
         if not isinstance(command, Chat) or command.calls is None or template is None:
             return command.response_format
         added = self._model.tokenizer.added_tokens_decoder

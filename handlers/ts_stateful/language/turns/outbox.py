@@ -42,7 +42,7 @@ class TurnOutbox(Outbox):
     ) -> None:
         super().__init__(events, clock)
         self._token_bytes = model.token_bytes
-        self._template = model.text.response_template
+        self._template = model.text.reply_template
         self._stream_interval_s = stream_interval_s
 
     def accepted(self, sequence: Sequence, subscriber: Subscriber) -> None:

@@ -12,7 +12,6 @@ from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
-from ts_stateful.language.text.reply_parser import prefix_of
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
 from ts_stateful.protocol.chat import Chat, RawPrompt
@@ -93,12 +92,12 @@ class Preparation:
         base = sequence.base
         tools = command.tools if isinstance(command, Chat) else ()
         extension = text.extend(base.dialogue, base.log, sequence.messages, expansions, tools)
-        if text.response_template is not None and self._parses(command):
-            sequence.parsing = Parsing(prefix_of(text.response_template, extension.rendered), tools)
+        if text.reply_template is not None and self._parses(command):
+            sequence.parsing = Parsing(text.reply_template.prefix_of(extension.rendered), tools)
         return extension
 
     def _parses(self, command: Prompt) -> bool:
-        has_template = self._model.text.response_template is not None
+        has_template = self._model.text.reply_template is not None
         asked = isinstance(command, Chat) and command.parses and command.response_format is None
         return asked and has_template
 

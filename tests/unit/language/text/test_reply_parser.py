@@ -8,20 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.utils.chat_parsing.response_templates import (
-    ResponseTemplate,
-    load_response_template,
-)
+from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from tests.support.tiny import chatml
 from tests.support.tiny.small import SMALL
 from ts_stateful.language.text.reply_parser import (
     ReplyParser,
     ReplyPiece,
+    ReplyTemplate,
     find_template,
-    lenient,
     parse_reply,
-    prefix_of,
 )
 from ts_stateful.protocol.chat import Tool
 from ts_stateful.protocol.parsing import Parsing
@@ -43,18 +39,19 @@ PIECES = [
 
 
 @pytest.fixture(scope="module")
-def template() -> ResponseTemplate:
+def template() -> ReplyTemplate:
     """The library's for Qwen3, whose tokenizers on the hub have none."""
-    found = find_template(chatml(), Qwen3ForCausalLM(Qwen3Config(**SMALL)))
+    tokenizer = chatml()
+    found = find_template(tokenizer, tokenizer, Qwen3ForCausalLM(Qwen3Config(**SMALL)))
     assert found is not None
     return found
 
 
-def read(template: ResponseTemplate, text: str, **fields: Any) -> ReplyPiece:
+def read(template: ReplyTemplate, text: str, **fields: Any) -> ReplyPiece:
     return parse_reply(template, Parsing(**fields), "r", text)
 
 
-def test_reasoning_text_and_calls(template: ResponseTemplate) -> None:
+def test_reasoning_text_and_calls(template: ReplyTemplate) -> None:
     """In their order, without the blanks between them."""
     found = read(template, f"<think>\nI see.\n</think>\n\nLet me look.\n{CALL}\n{CALL}")
     assert (found.text, found.reasoning) == ("Let me look.", "I see.")
@@ -64,16 +61,16 @@ def test_reasoning_text_and_calls(template: ResponseTemplate) -> None:
     assert len(first) == 9
 
 
-def test_a_template_may_begin_the_reasoning(template: ResponseTemplate) -> None:
+def test_a_template_may_begin_the_reasoning(template: ReplyTemplate) -> None:
     """The mark is then in the prompt."""
-    prefix = prefix_of(template, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n")
+    prefix = template.prefix_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n")
     assert prefix == "<think>\n"
     found = read(template, "I see.</think>Yes.", prefix=prefix)
     assert (found.text, found.reasoning) == ("Yes.", "I see.")
-    assert prefix_of(template, "no mark of a reply <think>") == ""
+    assert template.prefix_of("no mark of a reply <think>") == ""
 
 
-def test_arguments_have_the_types_of_the_schema(template: ResponseTemplate) -> None:
+def test_arguments_have_the_types_of_the_schema(template: ReplyTemplate) -> None:
     """Where the model wrote a string for a number."""
     tool = Tool("f", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
     found = read(template, CALL, tools=(tool,))
@@ -89,7 +86,7 @@ def test_arguments_have_the_types_of_the_schema(template: ResponseTemplate) -> N
         '<tool_call>{"name": "f", "argu',
     ],
 )
-def test_a_malformed_call_is_text(template: ResponseTemplate, text: str) -> None:
+def test_a_malformed_call_is_text(template: ReplyTemplate, text: str) -> None:
     """Nothing that the model wrote is lost, but the marks."""
     found = read(template, text)
     assert not found.tool_calls
@@ -97,10 +94,16 @@ def test_a_malformed_call_is_text(template: ResponseTemplate, text: str) -> None
     assert body in found.text
 
 
+def test_special_tokens_are_not_shown(template: ReplyTemplate) -> None:
+    """They are marks, or nothing: a model may write them anywhere."""
+    found = read(template, "<think>a<|im_start|>b</think>c<|endoftext|>d")
+    assert (found.reasoning, found.text) == ("ab", "cd")
+
+
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
 def test_the_parts_do_not_depend_on_the_pieces(pieces: list[str], data: st.DataObject) -> None:
     """Text that comes in any pieces has the same parts as a whole, and so has its rest after any beginning."""
-    template = lenient(load_response_template(QWEN3))
+    template = ReplyTemplate(load_response_template(QWEN3))
     text = "".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     parser, found = ReplyParser(template, Parsing(), "r"), ReplyPiece()
