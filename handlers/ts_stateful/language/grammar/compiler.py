@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 Compiled = Matcher | StatefulError
 
 _DEADLINE_S = 30.0
-_REMEMBERED = 64  # compiled grammars
+_REMEMBERED = 32  # compiled grammars
 
 
 def load_vocabulary(model: Model) -> LLTokenizer | InvalidRequest:
@@ -128,8 +128,8 @@ def _compile(vocabulary: LLTokenizer, asked: ResponseFormat) -> Matcher:
         text = _grammar(asked)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(str(error)[:500], field=FIELD) from None
-    # They bound the time to compile a grammar to a second, and that of a step to some milliseconds.
-    limits = LLParserLimits(step_lexer_fuel=100_000, verbose_errors=False)
+    # They bound the time to compile a grammar to a second, that of a step to some milliseconds, and memory to some 40 MB.
+    limits = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=20_000, verbose_errors=False)
     made = LLMatcher(vocabulary, text, log_level=0, limits=limits)
     matcher = Matcher(made, vocabulary.vocab_size)
     matcher.compute_mask()  # shows an error, and whether it takes too long
