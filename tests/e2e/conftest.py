@@ -10,14 +10,14 @@ import pytest
 
 from tests.e2e.server import ROOT, profile_server
 from tests.e2e.speak import Innocent, Speaker
-from tests.e2e.state_server import StateModels
+from tests.e2e.state_server import AsgiStateModels, StateModels
 from tests.e2e.steps import WAYS, Lines
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
 
 _running = pytest.StashKey[dict[str, LocalServer]]()
 _PLACES = 160  # for all sessions of all tests that share the sequence profile's server
-_SHARED = ("state_models", *(f"{profile.value}_server" for profile in Profile))
+_SHARED = ("state_models", "asgi_state_models", *(f"{profile.value}_server" for profile in Profile))
 
 # Many servers are started, none serves for long: what the JVM saves by compiling little is more than what it loses.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -75,6 +75,16 @@ def state_models(
     """TorchServe with models with recurrent state, in all profiles."""
     with StateModels(tmp_path_factory.mktemp("state")) as models:
         pytestconfig.stash.setdefault(_running, {})["state_models"] = models.server
+        yield models
+
+
+@pytest.fixture(scope="session")
+def asgi_state_models(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[AsgiStateModels]:
+    """Models with recurrent state without TorchServe."""
+    with AsgiStateModels(tmp_path_factory.mktemp("asgi-state")) as models:
+        pytestconfig.stash.setdefault(_running, {})["asgi_state_models"] = models.server
         yield models
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import tensor
 
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
 from tests.support.ports import free_ports
+from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
-__all__ = ["BALANCE", "StateModels"]
+__all__ = ["BALANCE", "AsgiStateModels", "StateModels"]
 
 MODELS = ROOT / "tests" / "support" / "state_models"
 EXAMPLES = ROOT / "examples"
@@ -137,3 +139,28 @@ class StateModels:
         config, files = folder / "model-config.yaml", folder / "model"
         arguments = ["--name", name, "--config", str(config), "--files", str(files)]
         return pack(self._store, *arguments, model=None)
+
+
+class AsgiStateModels:
+    """Some of these models at the front without TorchServe. A context manager."""
+
+    def __init__(self, folder: Path, names: Sequence[str] = ("ledger", "meter")) -> None:
+        models = StateModels(folder)
+        log = log_path("state-asgi")
+        log.unlink(missing_ok=True)
+        self.server = AsgiServer(
+            AsgiServerSettings(
+                tuple(str(models.pack(name)) for name in names),
+                ports=free_ports(),
+                log_file=log,
+                environ={},
+                start_timeout_s=START_TIMEOUT_S,
+            )
+        )
+
+    def __enter__(self) -> AsgiStateModels:
+        self.server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop()

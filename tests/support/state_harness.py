@@ -15,7 +15,7 @@ from tests.support.clock import FakeClock
 from tests.support.harness import LaterExecutor
 from ts_stateful.config.schema import Config, FrontendConfig, StateConfig, load_config
 from ts_stateful.engine.services import Services, WorkQueue
-from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.events import Encoding, Event, EventKind, Submit
 from ts_stateful.protocol.requests import Request, Step
 from ts_stateful.protocol.tensors import Elements, read_inputs
 from ts_stateful.recurrent.engine import build_engine
@@ -89,7 +89,7 @@ class StateHarness:
         command: Request,
         *,
         creates_session: bool | None = None,
-        raw: bool = False,
+        encoding: Encoding = Encoding.JSON,
         is_retry: str | None = None,
     ) -> str:
         """Hands in a request as a worker does; the id by which its answer is found. A session that nobody knows is opened.
@@ -111,7 +111,7 @@ class StateHarness:
                 tuple(tensor.data for tensor in elements),
                 creates_session=bool(creates_session),
                 shapes=tuple(tensor.shape for tensor in elements),
-                raw=raw,
+                encoding=encoding,
                 is_retry=is_retry is not None,
             )
         )

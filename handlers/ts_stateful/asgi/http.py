@@ -56,6 +56,8 @@ class Predictions:
     A client that reads slowly for `write_s` seconds is disconnected.
     """
 
+    _infers = False  # True if paths are those of the Open Inference Protocol
+
     def __init__(self, models: Models, bodies: BodyReader, write_s: float = 60.0) -> None:
         self.models = models
         self._bodies = bodies
@@ -81,15 +83,18 @@ class Predictions:
         except Disconnected:
             return
         except StatefulError as error:
-            await error_response(send, error, known)
+            await self._refuse(send, error, known)
             return
-        headers = http_headers(pairs, place.path, model.names)
+        headers = http_headers(pairs, place.path, model.names, infers=self._infers)
         arrival = Arrival(parts, headers, Call(tuple(pairs)), known)
         await self._serve(model, arrival, known, receive, send)
 
     async def _named(self, model: ModelFront, parts: dict[str, object]) -> ModelFront:
         """Return the model that the body names, where the path names none."""
         return model
+
+    async def _refuse(self, send: Send, error: StatefulError, known: Correlation) -> None:
+        await error_response(send, error, encode(error.to_body()), known)
 
     async def _serve(
         self, model: ModelFront, arrival: Arrival, known: Correlation, receive: Receive, send: Send
@@ -140,12 +145,11 @@ class _Named(msgspec.Struct):
     model: str | None = None
 
 
-async def error_response(send: Send, error: StatefulError, known: Correlation) -> None:
-    """Answer with an error in this package's own form."""
+async def error_response(send: Send, error: StatefulError, body: bytes, known: Correlation) -> None:
+    """Answer with an error, whose document is `body`."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    body = encode(error.to_body())
     await send(_start(Response(body, status=error.status, headers=headers), known))
     await send({"type": "http.response.body", "body": body, "more_body": False})
 

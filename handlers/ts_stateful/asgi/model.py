@@ -14,7 +14,7 @@ from typing import Final
 from ts_stateful.asgi.source import ModelSource
 from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import load_config
-from ts_stateful.frontend.assemble import Ends, check_model, make_intake
+from ts_stateful.frontend.assemble import Ends, ServedName, check_model, make_intake
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.metrics.prometheus import MeasuredModel
@@ -62,11 +62,12 @@ class ModelFront:
         self.mailbox = AsyncMailbox()
         self._replica = replica
         owner = os.getppid() if replica is None else os.getpid()
-        served = ServedModel(config, document, source.name, folder, owner)
-        self.dispatcher = Dispatcher(served, self.mailbox, publishers, fork_server)
+        engines = ServedModel(config, document, source.name, folder, owner)
+        self.dispatcher = Dispatcher(engines, self.mailbox, publishers, fork_server)
         ends = Ends(self.dispatcher, self.mailbox)
+        served = ServedName(source.name, source.version)
         reader = HeaderReader(self.names)
-        self.intake = make_intake(config, source.name, Profile.ASGI, reader, authenticator, ends)
+        self.intake = make_intake(config, served, Profile.ASGI, reader, authenticator, ends)
         self._started = asyncio.Event()
         frontend = config.frontend
         self._max_requests = frontend.batch_size + frontend.job_queue_size

@@ -40,20 +40,29 @@ class Models:
             ModelNotFound: there is none, or it has another version.
             EngineUnavailable: it is still being loaded. A front that starts again waits for running engines first.
         """
-        model = next(iter(self)) if name is None else self._models.get(name)
-        if model is None:
+        found = self.get(name, version)
+        if not await found.has_started(_ATTACH_S):
+            raise EngineUnavailable("the model is being loaded; try again later", retry_after_s=1.0)
+        return found
+
+    def get(self, model: str | None = None, version: str | None = None) -> ModelFront:
+        """Return the model of this name, or the first one, loaded or not.
+
+        Raises:
+            ModelNotFound: there is none, or it has another version.
+        """
+        found = next(iter(self)) if model is None else self._models.get(model)
+        if found is None:
             known = ", ".join(self._models)
             raise ModelNotFound(
-                f"no model {(name or '')[:64]!r}; this server has {known}", field="model"
+                f"no model {(model or '')[:64]!r}; this server has {known}", field="model"
             )
-        if version not in (None, "", model.version):
+        if version not in (None, "", found.version):
             raise ModelNotFound(
-                f"no version {version[:64]!r} of {model.name}; this server has {model.version}",
+                f"no version {version[:64]!r} of {found.name}; this server has {found.version}",
                 field="version",
             )
-        if not await model.has_started(_ATTACH_S):
-            raise EngineUnavailable("the model is being loaded; try again later", retry_after_s=1.0)
-        return model
+        return found
 
     async def start(self) -> None:
         """Return when all models are loaded. Raises as `Dispatcher.start` does."""

@@ -25,6 +25,7 @@ from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.listener import Listener, make_listener
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
+from ts_stateful.asgi.open_inference.rpc import add_inference_service
 from ts_stateful.asgi.routes import make_app, make_management_app, make_metrics_app
 from ts_stateful.asgi.rpc import InferenceService
 from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
@@ -138,6 +139,7 @@ async def _start_rpc(models: Models, settings: FrontSettings) -> Any:
         ]
     )
     add_InferenceAPIsServiceServicer_to_server(InferenceService(models), server)  # type: ignore[no-untyped-call]
+    add_inference_service(server, models)
     address = f"{settings.host}:{settings.grpc_port}"
     if settings.tls is None:
         server.add_insecure_port(address)

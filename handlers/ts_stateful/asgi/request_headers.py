@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
 
-from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders, dialogue_of
+from ts_stateful.frontend.parsing.headers import (
+    HEADER_LENGTH,
+    HeaderNames,
+    RequestHeaders,
+    bare_session_id,
+    dialogue_of,
+)
 
 __all__ = [
-    "bare_session_id",
     "grpc_headers",
     "http_headers",
+    "infer_headers",
     "texts",
     "with_underscores",
 ]
 
-_EXPIRES = re.compile(r";\s*Expires=.*", re.IGNORECASE)
+_HEADER_LENGTH: Final = HEADER_LENGTH.lower()
 
 
-def http_headers(pairs: Iterable[tuple[str, str]], path: str, names: HeaderNames) -> RequestHeaders:
+def http_headers(
+    pairs: Iterable[tuple[str, str]], path: str, names: HeaderNames, *, infers: bool = False
+) -> RequestHeaders:
     """Read the headers of an HTTP request; names are in lower case, and `path` follows the model's own.
+
+    `infers`: the path is one of the Open Inference Protocol.
 
     A session header may be spelled with `-` for `_`. What an answer has after its id, `; Expires=...`, may come back with it.
     """
@@ -38,12 +49,9 @@ def http_headers(pairs: Iterable[tuple[str, str]], path: str, names: HeaderNames
         path=path,
         dialogue=dialogue_of(pairs),
         origin=next((value for name, value in pairs if name == "origin"), None),
+        infers=infers,
+        header_length=next((value for name, value in pairs if name == _HEADER_LENGTH), None),
     )
-
-
-def bare_session_id(value: str) -> str:
-    """Return the session id of a header's value."""
-    return _EXPIRES.sub("", value).strip(" \t")
 
 
 def with_underscores(name: str) -> str:
@@ -60,6 +68,11 @@ def grpc_headers(session_id: str | None) -> RequestHeaders:
         minted_id=None,
         names_session=session_id is not None,
     )
+
+
+def infer_headers(header_length: int) -> RequestHeaders:
+    """Return the headers of a gRPC message of the Open Inference Protocol, whose JSON has so many bytes."""
+    return replace(grpc_headers(None), infers=True, header_length=str(header_length))
 
 
 def _values(pairs: Iterable[tuple[str, str]], names: frozenset[str]) -> list[str]:

@@ -15,6 +15,7 @@ from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.health import Health
 from ts_stateful.asgi.http import OpenAiRoot, Predictions
 from ts_stateful.asgi.models import Models
+from ts_stateful.asgi.open_inference.http import infer_routes
 from ts_stateful.asgi.websocket import Sessions
 from ts_stateful.frontend.pending_response import IGNORED
 
@@ -35,6 +36,7 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
             Route("/predictions/{model}/{rest:path}", predictions, methods=_ANY),
             Route("/invocations", predictions, methods=["POST"]),
             Route("/v1/{path:path}", openai, methods=_ANY),
+            *infer_routes(models, bodies),
             WebSocketRoute("/v1/sessions", sessions.serve),
             WebSocketRoute("/v1/sessions/{model}", sessions.serve),
             WebSocketRoute("/invocations-bidirectional-stream", sessions.serve),

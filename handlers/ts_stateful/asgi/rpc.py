@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Final
+from typing import Any
 
-import grpc
 import msgspec
 from google.protobuf.empty_pb2 import Empty
 from google.rpc.status_pb2 import Status
 
 from ts_stateful.asgi.exchange import exchange
+from ts_stateful.asgi.grpc_codes import code_of
+from ts_stateful.asgi.in_order import in_order
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import grpc_headers, texts
@@ -34,22 +34,6 @@ from ts_stateful.protocol.errors import StatefulError
 __all__ = ["InferenceService"]
 
 _Context = Any  # grpc has no types
-_MAX_AHEAD: Final = 64  # requests of one call that wait for their turn to be answered
-_CODES: Final = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    409: grpc.StatusCode.ABORTED,
-    410: grpc.StatusCode.FAILED_PRECONDITION,
-    413: grpc.StatusCode.INVALID_ARGUMENT,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    500: grpc.StatusCode.INTERNAL,
-    503: grpc.StatusCode.UNAVAILABLE,
-    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
-"""The canonical code of each status of an error (https://grpc.io/docs/guides/status-codes)."""
 
 
 class InferenceService(InferenceAPIsServiceServicer):
@@ -72,9 +56,9 @@ class InferenceService(InferenceAPIsServiceServicer):
         """Answer one request by one message."""
         model = await self._model(request, context)
         request.input.pop("rpc", None)
-        async with contextlib.aclosing(_responses(model, request, context)) as responses:
-            async for response in responses:
-                return _message(response, request)
+        async with contextlib.aclosing(_messages(model, request, context)) as messages:
+            async for message in messages:
+                return message
         return None
 
     async def StreamPredictions(
@@ -83,83 +67,43 @@ class InferenceService(InferenceAPIsServiceServicer):
         """Answer one request by its messages."""
         model = await self._model(request, context)
         request.input["rpc"] = PUSHED
-        async with contextlib.aclosing(_responses(model, request, context)) as responses:
-            async for response in responses:
-                yield _message(response, request)
+        async with contextlib.aclosing(_messages(model, request, context)) as messages:
+            async for message in messages:
+                yield message
 
     async def StreamPredictions2(
         self, requests: AsyncIterator[PredictionsRequest], context: _Context
     ) -> AsyncIterator[PredictionResponse]:
         """Answer requests in their order. A client that half-closes gets the rest of its answers."""
-        queue: asyncio.Queue[_Answer | None] = asyncio.Queue(_MAX_AHEAD)
-        reader = asyncio.ensure_future(self._read(requests, context, queue))
-        try:
-            while (answer := await queue.get()) is not None:
-                async for message in answer.messages():
-                    yield message
-        finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            while not queue.empty():
-                left = queue.get_nowait()
-                if left is not None:
-                    await left.close()
+        async with contextlib.aclosing(in_order(self._answers(requests, context))) as messages:
+            async for message in messages:
+                yield message
 
-    async def _read(
-        self,
-        requests: AsyncIterator[PredictionsRequest],
-        context: _Context,
-        queue: asyncio.Queue[_Answer | None],
-    ) -> None:
-        """Submit requests as they come."""
-        try:
-            async for request in requests:
-                model = await self._model(request, context)
-                request.input["rpc"] = PUSHED
-                await queue.put(_Answer(_responses(model, request, context), request))
-        finally:
-            await queue.put(None)
+    async def _answers(
+        self, requests: AsyncIterator[PredictionsRequest], context: _Context
+    ) -> AsyncIterator[AsyncGenerator[PredictionResponse, None]]:
+        """Yield the answers to requests as these come."""
+        async for request in requests:
+            model = await self._model(request, context)
+            request.input["rpc"] = PUSHED
+            yield _messages(model, request, context)
 
     async def _model(self, request: PredictionsRequest, context: _Context) -> ModelFront:
         try:
             model = await self._models.find(request.model_name, request.model_version)
             model.check_room()
         except StatefulError as error:
-            await context.abort(_CODES[error.status], error.message)
+            await context.abort(code_of(error.status), error.message)
         return model
 
 
-class _Answer:
-    """The messages of one answer, which are collected while earlier answers are sent."""
-
-    def __init__(
-        self, responses: AsyncGenerator[Response, None], request: PredictionsRequest
-    ) -> None:
-        self._queue: asyncio.Queue[Response | None] = asyncio.Queue()
-        self._request = request
-        self._task = asyncio.ensure_future(self._collect(responses))
-
-    async def messages(self) -> AsyncIterator[PredictionResponse]:
-        """Yield the messages."""
-        try:
-            while (response := await self._queue.get()) is not None:
-                yield _message(response, self._request)
-            await self._task
-        finally:
-            await self.close()
-
-    async def close(self) -> None:
-        """Drop the request if it is not answered to the end."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _collect(self, responses: AsyncGenerator[Response, None]) -> None:
-        try:
-            async with contextlib.aclosing(responses):
-                async for response in responses:
-                    self._queue.put_nowait(response)
-        finally:
-            self._queue.put_nowait(None)
+async def _messages(
+    model: ModelFront, request: PredictionsRequest, context: _Context
+) -> AsyncGenerator[PredictionResponse, None]:
+    """Yield the messages of one answer."""
+    async with contextlib.aclosing(_responses(model, request, context)) as responses:
+        async for response in responses:
+            yield _message(response, request)
 
 
 def _responses(
@@ -183,7 +127,7 @@ def _message(response: Response, request: PredictionsRequest) -> PredictionRespo
     if request.HasField("sequence_id"):
         message.sequence_id = request.sequence_id
     if response.status != 200:
-        code: int = _CODES.get(response.status, grpc.StatusCode.UNKNOWN).value[0]
+        code: int = code_of(response.status).value[0]
         message.status.CopyFrom(Status(code=code, message=_text(response.body)))
     return message
 

@@ -21,7 +21,7 @@ from ts_stateful.frontend.parsing.steps import StepParser
 from ts_stateful.principals.authenticator import Authenticator
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["Ends", "check_model", "make_intake", "max_parts"]
+__all__ = ["Ends", "ServedName", "check_model", "make_intake", "max_parts"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,13 @@ def max_parts(config: Config) -> int:
     return _limits(config).max_parts
 
 
+class ServedName(NamedTuple):
+    """The name under which a server has a model, and its version."""
+
+    name: str
+    version: str
+
+
 class Ends(NamedTuple):
     """The ends of a model's requests: its engines, and the queue of their events."""
 
@@ -55,20 +62,20 @@ class Ends(NamedTuple):
 
 def make_intake(
     config: Config,
-    model_name: str,
+    model: ServedName,
     profile: Profile,
     headers: HeaderReader,
     authenticator: Authenticator,
     ends: Ends,
 ) -> Intake:
-    """Return the intake of a model that a front of this `profile` serves as `model_name`."""
+    """Return the intake of a model that a front of this `profile` serves as `model`."""
     settings, dispatcher = config.engine, ends.dispatcher
     limits = _limits(config, dispatcher)
     parser: Parser
     if config.state is not None:
-        parser = StepParser(profile, headers.names, config.state, limits)
+        parser = StepParser(profile, headers.names, config.state, limits, model.version)
     else:
-        parser = _language_parser(config, model_name, profile, headers.names, limits)
+        parser = _language_parser(config, model.name, profile, headers.names, limits)
     audit, quotas = AuditLog(settings.audit), ByteQuotas(settings.quotas, dispatcher)
     return Intake(
         dispatcher,

@@ -14,7 +14,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import Config, ConfigError, load_config
-from ts_stateful.frontend.assemble import Ends, check_model, make_intake, max_parts
+from ts_stateful.frontend.assemble import Ends, ServedName, check_model, make_intake, max_parts
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.frontend.delivery.delivery import Batch, Delivery
 from ts_stateful.frontend.delivery.pull import ContinuousDelivery
@@ -73,7 +73,8 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         headers = HeaderReader(names, minting=config.frontend.sequence_batching)
         bound_parts(max_parts(config))
         ends = Ends(dispatcher, mailbox)
-        intake = make_intake(config, context.model_name, profile, headers, authenticator, ends)
+        served = ServedName(context.model_name, _version(context))
+        intake = make_intake(config, served, profile, headers, authenticator, ends)
         intake.observer = self._observer(config, context.model_name, dispatcher)
         self._delivery = _delivery(profile, intake, mailbox, config)
         self._hangup = HangUp()
@@ -105,6 +106,12 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         """Answer a batch; in the async profile, return a coroutine."""
         self._hangup.watch(getattr(context, "cl_socket", None))
         return self._delivery.handle(data, context)
+
+
+def _version(context: Any) -> str:
+    """Return the model's version in the manifest of its archive."""
+    manifest = context.manifest or {}
+    return str(manifest.get("model", {}).get("modelVersion", ""))
 
 
 def _publishers(context: Any) -> list[StatsPublisher]:

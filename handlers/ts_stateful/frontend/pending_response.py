@@ -151,7 +151,7 @@ class PendingResponse:
         if self.streams and (self.started or not _fails(last)):
             return Response(self.responder.piece(last), False, last.status, JSON)
         whole = self.responder.whole(last)
-        return Response(whole.body, False, whole.status, whole.content_type)
+        return Response(whole.body, False, whole.status, whole.content_type, dict(whole.headers))
 
     def _next_http(self, *, hold: bool) -> Response | None:
         events, self._queue = list(self._queue), deque()
@@ -166,7 +166,7 @@ class PendingResponse:
         if last is not None and not self.started:
             return Response(parts, None, 200, self.responder.stream_type, self._headers(last))
         if last is not None:
-            return Response(parts if self.streams else self.responder.whole(last).body, False)
+            return Response(parts if self.streams else self._late(last), False)
         if self.started:
             return Response(parts, True) if parts or hold else None
         if self.accepted and (self.streams or hold):
@@ -181,7 +181,14 @@ class PendingResponse:
         if last.status == Unauthenticated.status:
             headers["WWW-Authenticate"] = "Bearer"  # required with every 401 by RFC 9110
         whole = self.responder.whole(last)
-        return Response(whole.body, None, whole.status, whole.content_type, headers)
+        return Response(
+            whole.body, None, whole.status, whole.content_type, headers | dict(whole.headers)
+        )
+
+    def _late(self, last: Event) -> bytes:
+        """Return the body of an answer whose HTTP headers were sent before it."""
+        whole = self.responder.whole(last)
+        return self.responder.piece(last) if whole.headers else whole.body
 
     def _first(self, event: Event | None, body: bytes) -> Response:
         headers = {} if event is None else self._headers(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct
@@ -17,11 +17,14 @@ __all__ = [
     "HelloAnswer",
     "Logprob",
     "Opened",
+    "PackedAnswer",
+    "PackedTensor",
     "Rewound",
     "ServerLimits",
     "SessionInfo",
     "StepAnswer",
     "TensorAnswer",
+    "TensorMetadata",
     "Timing",
     "TokenDetails",
     "TopLogprob",
@@ -195,6 +198,32 @@ class StepAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str | None = None
     closed: bool = False
     replayed: bool = False
+
+
+class PackedTensor(Struct, frozen=True):
+    """One output of a step. `data` has the elements in C order, little-endian."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class PackedAnswer(Struct, frozen=True):
+    """Answer to `step` with exact elements, in MessagePack. JSON has neither NaN nor infinities."""
+
+    content_type: ClassVar[str] = "application/msgpack"
+
+    model_name: str
+    outputs: tuple[PackedTensor, ...]
+
+
+class TensorMetadata(Struct, frozen=True):
+    """A tensor under the names of the Open Inference Protocol; `shape` is that of one row, -1 where it is free."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
 
 
 class ServerLimits(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,15 @@ from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Close, Fork, Prompt
 
-__all__ = ["Event", "EventKind", "Submit"]
+__all__ = ["Encoding", "Event", "EventKind", "Submit"]
+
+
+class Encoding(enum.Enum):
+    """The form of the answer to a `step`."""
+
+    JSON = "json"
+    RAW = "raw"  # the elements of one output, and nothing else
+    PACKED = "packed"  # a `PackedAnswer`
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -25,7 +33,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     - `pull`: answer once, at once, with `more`; the client fetches the rest with `continue`.
     - `is_retry`: an engine that died had this request before. The client has `skip` characters of its reply; `replay` are the
       token ids that the worker has received, `replay_logprobs` their log-probabilities if the request asks for them.
-    - `raw`: the answer of a `step` is not JSON.
+    - `encoding`: the form of the answer to a `step`.
     - `profile`: the profile of the frontend that received the request.
     - `num_bytes`: the bytes of the client's request.
     - `affinity`: of a request without a session, its name and that of the request before it in the same conversation.
@@ -46,7 +54,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     replay: tuple[int, ...] = ()
     replay_logprobs: tuple[TokenLogprob, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
-    raw: bool = False
+    encoding: Encoding = Encoding.JSON
     profile: Profile = Profile.CONTINUOUS
     num_bytes: int = 0
     affinity: tuple[str, ...] = ()

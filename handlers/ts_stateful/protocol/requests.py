@@ -38,6 +38,7 @@ __all__ = [
     "Request",
     "Rewind",
     "SequenceParameters",
+    "Shape",
     "Step",
     "Upload",
     "parse_request",
@@ -49,6 +50,7 @@ _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataText = Annotated[str, Meta(max_length=512)]
 _Seconds = Annotated[float, Meta(gt=0)]
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Shape = Annotated[tuple[_Count, ...], Meta(max_length=16)]
 
 
 # The bounds are those of OpenAI's API, which has no values but strings.
@@ -136,12 +138,15 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
 
 
 class InputTensor(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One input of a step in the Open Inference Protocol's form; the model's declaration fills in what is left out."""
+    """One input of a step in the Open Inference Protocol's form; the model's declaration fills in what is left out.
+
+    `data` is JSON, or of a client with binary tensors the elements as bytes.
+    """
 
     name: str
     data: Any
     datatype: str | None = None
-    shape: Annotated[tuple[_Count, ...], Meta(max_length=16)] | None = None
+    shape: Shape | None = None
 
 
 class OutputName(Struct, frozen=True, forbid_unknown_fields=True):

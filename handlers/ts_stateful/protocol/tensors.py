@@ -17,7 +17,7 @@ from ts_stateful.protocol.declarations import Datatype, Input, Raw
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import InputTensor
 
-__all__ = ["Elements", "numpy_dtype", "read_inputs", "read_raw", "write_text"]
+__all__ = ["Elements", "has_row_dimension", "numpy_dtype", "read_inputs", "read_raw", "write_text"]
 
 _DTYPES = {
     Datatype.BOOL: np.dtype(np.bool_),
@@ -74,6 +74,15 @@ def read_inputs(
     return [by_name[name] for name in expected]
 
 
+def has_row_dimension(declared: Sequence[Input], sent: Sequence[InputTensor]) -> bool:
+    """Return True if a client's shapes begin with the number of rows, as those of Triton's batching models do."""
+    ranks = {tensor.name: len(tensor.shape) for tensor in declared}
+    return any(
+        one.shape is not None and one.name in ranks and len(one.shape) == ranks[one.name] + 1
+        for one in sent
+    )
+
+
 def read_raw(declared: Input, body: bytes) -> Elements:
     """Read an input from a body in its declared raw format.
 
@@ -91,13 +100,7 @@ def read_raw(declared: Input, body: bytes) -> Elements:
         if dtype.kind == "f":
             array /= _PCM16_SCALE
     elif declared.raw is Raw.BYTES:
-        if len(body) % dtype.itemsize:
-            raise InvalidRequest(
-                f"{declared.datatype.value} elements have {dtype.itemsize} bytes each", field=name
-            )
-        if dtype.kind == "b" and max(body, default=0) > 1:
-            raise InvalidRequest(f"byte {max(body)} is not a BOOL; send 0 or 1", field=name)
-        array = np.frombuffer(body, dtype.newbyteorder("<")).astype(dtype)
+        array = _from_bytes(declared, body, name)
     else:
         raise InvalidRequest("the input has no raw format; send it as JSON", field=name)
     return Elements(array.tobytes(), _shape_of(declared, array.size, name))
@@ -106,6 +109,18 @@ def read_raw(declared: Input, body: bytes) -> Elements:
 def write_text(values: Sequence[float]) -> bytes:
     """Return the raw answer of format `text`."""
     return ",".join(map(str, values)).encode()
+
+
+def _from_bytes(declared: Input, body: bytes, path: str) -> np.ndarray[Any, Any]:
+    dtype = numpy_dtype(declared.datatype)
+    if len(body) % dtype.itemsize:
+        raise InvalidRequest(
+            f"{len(body)} bytes are no {declared.datatype.value} elements of {dtype.itemsize} bytes each",
+            field=path,
+        )
+    if dtype.kind == "b" and max(body, default=0) > 1:
+        raise InvalidRequest(f"byte {max(body)} is not a BOOL; send 0 or 1", field=path)
+    return np.frombuffer(body, dtype.newbyteorder("<")).astype(dtype)
 
 
 def _from_text(declared: Input, body: bytes) -> np.ndarray[Any, Any]:
@@ -127,11 +142,16 @@ def _from_text(declared: Input, body: bytes) -> np.ndarray[Any, Any]:
 def _read(declared: Input, sent: InputTensor, path: str) -> Elements:
     if sent.datatype is not None and sent.datatype != declared.datatype.value:
         raise InvalidRequest(f"must be {declared.datatype.value}", field=f"{path}.datatype")
-    array = _array(declared, sent.data, f"{path}.data")
+    if isinstance(sent.data, bytes):
+        data_path = f"{path}.parameters.binary_data_size"
+        array = _from_bytes(declared, sent.data, data_path)
+    else:
+        data_path = f"{path}.data"
+        array = _array(declared, sent.data, data_path)
     shape = array.shape if sent.shape is None else sent.shape
     if math.prod(shape) != array.size:
         raise InvalidRequest(
-            f"{array.size} elements do not fill the shape {list(shape)}", field=f"{path}.data"
+            f"{array.size} elements do not fill the shape {list(shape)}", field=data_path
         )
     return Elements(array.tobytes(), _fitted(declared, shape, array, f"{path}.shape"))
 

@@ -12,12 +12,12 @@ from ts_stateful.clock import Clock
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.services import EventSink
-from ts_stateful.protocol.answers import StepAnswer, encode
+from ts_stateful.protocol.answers import PackedAnswer, StepAnswer, encode
 from ts_stateful.protocol.declarations import Output, Raw
-from ts_stateful.protocol.events import Event, EventKind
+from ts_stateful.protocol.events import Encoding, Event, EventKind
 from ts_stateful.protocol.requests import Step
 from ts_stateful.protocol.tensors import write_text
-from ts_stateful.recurrent.output_rows import OutputRows
+from ts_stateful.recurrent.output_rows import OutputRows, elements_of
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import Answered
@@ -60,10 +60,14 @@ class StepOutbox(Outbox):
             until = content_type = None
             if job.creates_session and not step.end:
                 until = self.until(session.expires_at)
-            if job.raw and self._raw is not None:
+            shown = self._asked(step) if step.outputs else self._shown
+            if job.encoding is Encoding.RAW and self._raw is not None:
                 body, content_type = self._raw_body(outputs[self._raw].tensor(row))
+            elif job.encoding is Encoding.PACKED:
+                packed = tuple(outputs[number].packed(row) for number in shown)
+                body = msgspec.msgpack.encode(PackedAnswer(self.model_name, packed))
+                content_type = PackedAnswer.content_type
             else:
-                shown = self._asked(step) if step.outputs else self._shown
                 document = StepAnswer(
                     model_name=self.model_name,
                     session_id=session.session_id,
@@ -113,6 +117,4 @@ def _elements(declared: Output, tensor: Tensor) -> bytes:
     if declared.raw is Raw.PCM16 and tensor.is_floating_point():
         scaled = (tensor.float() * _PCM16_SCALE).round().clamp(-_PCM16_SCALE, _PCM16_SCALE - 1)
         tensor = scaled.to(torch.int16)
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.float()
-    return tensor.contiguous().numpy().tobytes()
+    return elements_of(tensor)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
-from ts_stateful.protocol.answers import TensorAnswer
+from ts_stateful.protocol.answers import PackedTensor, TensorAnswer
 from ts_stateful.protocol.declarations import Datatype, Output
 
-__all__ = ["OutputRows"]
+__all__ = ["OutputRows", "elements_of"]
 
 
 class OutputRows:
@@ -42,8 +43,21 @@ class OutputRows:
             for row in map(self.tensor, range(len(self._lengths)))
         ]
 
+    def packed(self, row: int) -> PackedTensor:
+        """Return a row with its elements as bytes."""
+        tensor = self.tensor(row)
+        name = self._declared.name
+        return PackedTensor(name, self._datatype, tuple(tensor.shape), elements_of(tensor))
+
     @property
     def _datatype(self) -> str:
         # No format that clients read has BF16; its elements are those of FP32.
         declared = self._declared.datatype
         return str((Datatype.FP32 if declared is Datatype.BF16 else declared).value)
+
+
+def elements_of(tensor: Tensor) -> bytes:
+    """Return the elements in C order; those of BF16 become FP32."""
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    return tensor.contiguous().numpy().tobytes()

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from ts_stateful.clock import Clock
 from ts_stateful.config.schema import Config
 from ts_stateful.engine.reports import server_hello, session_info
-from ts_stateful.protocol.answers import HelloAnswer, SessionInfo
+from ts_stateful.protocol.answers import HelloAnswer, SessionInfo, TensorMetadata
 from ts_stateful.protocol.declarations import Input, Output, State
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.sessions.session import Session
 
-__all__ = ["StateHello", "TensorMetadata", "hello", "info"]
-
-
-class TensorMetadata(Struct, frozen=True):
-    """A tensor under the names of the Open Inference Protocol; `shape` is that of one row, -1 where it is free."""
-
-    name: str
-    datatype: str
-    shape: Sequence[int]
+__all__ = ["StateHello", "hello", "info"]
 
 
 class StateHello(HelloAnswer, frozen=True, kw_only=True):

@@ -96,7 +96,9 @@ class RecurrentRequests:
             self._sequences.check_quotas(request)
         row = InputRow(message.attachments, message.shapes, end=command.end)
         self._steps.add(
-            PendingStep(session, command, row, (message.request_id,), message.raw, creates_session)
+            PendingStep(
+                session, command, row, (message.request_id,), message.encoding, creates_session
+            )
         )
 
     def _attached(self, session: _Session, command: Step, request_id: str) -> bool:

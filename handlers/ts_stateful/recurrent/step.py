@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from ts_stateful.protocol.events import Encoding
 from ts_stateful.protocol.requests import Step
 from ts_stateful.recurrent.batch import InputRow
 from ts_stateful.recurrent.sequence import SequenceState
@@ -23,7 +24,7 @@ class PendingStep(Struct, eq=False):
     step: Step
     row: InputRow
     request_ids: tuple[str, ...] = ()
-    raw: bool = False
+    encoding: Encoding = Encoding.JSON
     creates_session: bool = False
     recorded: Answered | None = None
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support.state_harness import StateHarness, state_settings
+from ts_stateful.protocol.events import Encoding
 from ts_stateful.protocol.requests import (
     Close,
     Fork,
@@ -318,7 +319,7 @@ def test_what_a_conversation_would_take_is_refused(command: Any, field: str) -> 
 def test_a_raw_request_gets_a_raw_answer() -> None:
     """And its session in the event, for the header."""
     harness = counter()
-    request_id = harness.submit(add(1), raw=True)
+    request_id = harness.submit(add(1), encoding=Encoding.RAW)
     harness.run()
     event = harness.events[request_id]
     assert (event.body, event.content_type, event.session_id) == (b"1", "text/plain", "a")

@@ -8,7 +8,7 @@ from typing import Any
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from ts_stateful.asgi.request_headers import bare_session_id
+from ts_stateful.frontend.parsing.headers import bare_session_id
 from ts_stateful.protocol.session_ids import NEW_SESSION
 
 __all__ = ["SessionRouter"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -22,6 +23,7 @@ class Whole(NamedTuple):
     status: int
     body: bytes
     content_type: str = JSON
+    headers: Mapping[str, str] = {}  # of its form; without them, `Responder.piece` writes it
 
 
 class Responder(Protocol):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from lru import LRU
 
@@ -14,7 +15,15 @@ from ts_stateful.protocol.errors import SessionIdMismatch
 from ts_stateful.protocol.events import Event
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["HeaderNames", "HeaderReader", "RequestHeaders", "check_header_names", "dialogue_of"]
+__all__ = [
+    "HEADER_LENGTH",
+    "HeaderNames",
+    "HeaderReader",
+    "RequestHeaders",
+    "bare_session_id",
+    "check_header_names",
+    "dialogue_of",
+]
 
 # TorchServe's frontend and its Python side read different variables for the same three names.
 _FRONTEND_ID = "TS_HEADER_KEY_SEQUENCE_ID"
@@ -34,6 +43,10 @@ _MAX_MINTED = 4096  # the most recent ids: more than one TorchServe has sequence
 # TorchServe gives every prediction over HTTP a `url_path`, and nothing else.
 _PREDICTION_MARK = "url_path"
 _HTTP_MARKS = ("host", _PREDICTION_MARK)
+_EXPIRES = re.compile(r";\s*Expires=.*", re.IGNORECASE)
+
+HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+"""The header with the bytes of the JSON, if binary tensors follow it."""
 
 
 def check_header_names(profile: Profile, environ: Mapping[str, str]) -> None:
@@ -112,6 +125,7 @@ class RequestHeaders:
     - `origin`: the origin of the web page that made a browser send the request; None for other clients.
     - `is_describe`: the management API asks. A client's own `describe` header comes with a prediction.
     - `starts`, `ends`: flags of an HTTP client's sequence. Over gRPC, TorchServe always sets the end header.
+    - `infers`: the path is one of the Open Inference Protocol. `header_length`: the bytes of the JSON before binary tensors.
     - `is_tagged`: the document may have an `id`, which the transport puts into the answers.
     """
 
@@ -126,6 +140,8 @@ class RequestHeaders:
     path: str = ""
     dialogue: str | None = None
     origin: str | None = None
+    infers: bool = False
+    header_length: str | None = None
     is_tagged: bool = False
 
     @classmethod
@@ -140,14 +156,11 @@ class RequestHeaders:
         is_http = any(name in _HTTP_MARKS for name, _ in texts)
         is_prediction = any(name == _PREDICTION_MARK for name, _ in texts)
         is_describe = ("describe", "True") in texts and not is_prediction
-        # HTTP allows whitespace around a value; TorchServe passes the sequence id of a gRPC message on verbatim.
-        ids = list(
-            dict.fromkeys(
-                value.strip(" \t") if is_http else value
-                for name, value in texts
-                if name in names.ids
-            )
-        )
+        # TorchServe sets `explain` for predictions, and for the paths of KServe, which have no `url_path`.
+        infers = is_http and not is_prediction and any(name == "explain" for name, _ in texts)
+        sent = [value for name, value in texts if name in names.ids]
+        # TorchServe passes the sequence id of a gRPC message on verbatim.
+        ids = list(dict.fromkeys(map(bare_session_id, sent) if is_http else sent))
         minted_id = None
         if minting and any(name in names.starts and value == "true" for name, value in texts):
             # The frontend overlooks a client's header in another case, and makes an id beside it.
@@ -166,6 +179,10 @@ class RequestHeaders:
             path=path if isinstance(path, str) else "",
             dialogue=dialogue_of(texts) if is_http else None,
             origin=next((value for name, value in texts if is_http and name == "origin"), None),
+            infers=infers,
+            header_length=next(
+                (value for name, value in texts if name == HEADER_LENGTH.lower()), None
+            ),
         )
 
     def session_id(self) -> str | None:
@@ -208,6 +225,11 @@ def dialogue_of(pairs: Iterable[tuple[str, str]]) -> str | None:
     """Return the name that a client gives a conversation, from headers whose names are in lower case."""
     found = dict(pairs)
     return next((found[name][:_MAX_NAME] for name in _DIALOGUES if found.get(name)), None)
+
+
+def bare_session_id(value: str) -> str:
+    """Return the session id of an HTTP header, without whitespace and without the `; Expires=...` of an answer."""
+    return _EXPIRES.sub("", value).strip(" \t")
 
 
 def _is_true(texts: list[tuple[str, str]], names: frozenset[str]) -> bool:

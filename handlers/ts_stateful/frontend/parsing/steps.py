@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ts_stateful.config.schema import StateConfig
+from ts_stateful.frontend.open_inference.requests import read_request
+from ts_stateful.frontend.open_inference.responder import InferErrors, InferResponder
 from ts_stateful.frontend.parsing.body import check_inputs, document_of, split
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.limits import BodyLimits
@@ -15,10 +17,10 @@ from ts_stateful.frontend.parsing.requests import address
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.declarations import Raw
 from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch
-from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.events import Encoding, Submit
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import SequenceParameters, Step, parse_request
-from ts_stateful.protocol.tensors import Elements, read_inputs
+from ts_stateful.protocol.requests import OutputName, SequenceParameters, Step, parse_request
+from ts_stateful.protocol.tensors import Elements, has_row_dimension, read_inputs
 
 __all__ = ["StepParser"]
 
@@ -35,7 +37,7 @@ class _Parts(NamedTuple):
 
 
 class StepParser:
-    """Parser of requests to one model. It checks tensors against the model's declarations."""
+    """Parser of requests to one model of this `version`. It checks tensors against the model's declarations."""
 
     def __init__(
         self,
@@ -43,10 +45,12 @@ class StepParser:
         names: HeaderNames,
         settings: StateConfig,
         limits: BodyLimits | None = None,
+        version: str = "",
     ) -> None:
         self._profile = profile
         self._names = names
         self._limits = limits or BodyLimits(max_images=0)
+        self._version = version
         self._declared = [tensor for tensor in settings.inputs if not tensor.is_derived]
         self._outputs = [tensor.name for tensor in settings.outputs]
         self._raw = next((tensor for tensor in self._declared if tensor.raw), None)
@@ -55,6 +59,8 @@ class StepParser:
         self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
     ) -> Submit:
         """See `Parser`."""
+        if headers.infers:
+            return self._infer(pending, data, headers)
         self._limits.check_request(data)
         parts = self._take_apart(data, headers)
         if parts.document is None:
@@ -84,7 +90,36 @@ class StepParser:
             tuple(tensor.data for tensor in elements),
             creates_session=creates_session,
             shapes=tuple(tensor.shape for tensor in elements),
-            raw=parts.body_is_raw,
+            encoding=Encoding.RAW if parts.body_is_raw else Encoding.JSON,
+            profile=self._profile,
+        )
+
+    def _infer(
+        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
+    ) -> Submit:
+        """Read a request of the Open Inference Protocol, which is a step."""
+        pending.responder = InferErrors()
+        self._limits.check_request(data)
+        asked = read_request(data.get("body"), headers.header_length, self._limits)
+        sequence = asked.parameters
+        named = SequenceParameters(
+            sequence.sequence_id, sequence.sequence_start, sequence.sequence_end
+        )
+        outputs = tuple(OutputName(output.name) for output in asked.outputs)
+        step = Step(inputs=asked.inputs, outputs=outputs, parameters=named)
+        command, creates_session = address(self._complete(step, headers, {}), headers)
+        assert isinstance(command, Step)
+        elements = self._elements(command, {})
+        has_rows = has_row_dimension(self._declared, asked.inputs)
+        pending.responder = InferResponder(asked, self._version, has_rows=has_rows)
+        pending.ignored = asked.ignored
+        return Submit(
+            pending.request_id,
+            msgspec.structs.replace(command, inputs=()),
+            tuple(tensor.data for tensor in elements),
+            creates_session=creates_session,
+            shapes=tuple(tensor.shape for tensor in elements),
+            encoding=Encoding.PACKED,
             profile=self._profile,
         )
 

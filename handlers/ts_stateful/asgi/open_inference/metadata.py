@@ -1,0 +1,60 @@
+"""The metadata of the Open Inference Protocol, of a server and of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from ts_stateful.asgi.model import ModelFront
+from ts_stateful.protocol.answers import TensorMetadata
+from ts_stateful.protocol.declarations import Datatype, Input, Output
+from ts_stateful.version import __version__
+
+__all__ = ["SERVER", "ModelMetadata", "ServerMetadata", "model_metadata"]
+
+_PLATFORM = "pytorch"
+
+
+class ServerMetadata(Struct, frozen=True):
+    """A server; `extensions` are those of Triton's protocol."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+class ModelMetadata(Struct, frozen=True):
+    """A model. One without recurrent state has no tensors."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+SERVER: Final = ServerMetadata(
+    "torchserve-stateful", __version__, ("binary_tensor_data", "sequence")
+)
+
+
+def model_metadata(model: ModelFront) -> ModelMetadata:
+    """Describe a model."""
+    state = model.config.state
+    inputs = [] if state is None else [one for one in state.inputs if not one.is_derived]
+    outputs = [] if state is None else [one for one in state.outputs if not one.hidden]
+    return ModelMetadata(
+        model.name, (model.version,), _PLATFORM, _tensors(inputs), _tensors(outputs)
+    )
+
+
+def _tensors(declared: Iterable[Input | Output]) -> tuple[TensorMetadata, ...]:
+    return tuple(TensorMetadata(one.name, _datatype(one), one.shape) for one in declared)
+
+
+def _datatype(declared: Input | Output) -> str:
+    # Answers have the elements of BF16 as FP32.
+    datatype = declared.datatype
+    return str((Datatype.FP32 if datatype is Datatype.BF16 else datatype).value)
