@@ -91,6 +91,7 @@ class StateHarness:
         creates_session: bool | None = None,
         encoding: Encoding = Encoding.JSON,
         is_retry: str | None = None,
+        may_wait: bool = True,
     ) -> str:
         """Hands in a request as a worker does; the id by which its answer is found. A session that nobody knows is opened.
 
@@ -113,6 +114,7 @@ class StateHarness:
                 shapes=tuple(tensor.shape for tensor in elements),
                 encoding=encoding,
                 is_retry=is_retry is not None,
+                may_wait=may_wait,
             )
         )
         self.engine.check_integrity()

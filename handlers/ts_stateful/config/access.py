@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ts_stateful.config.quotas import QuotasConfig
+from ts_stateful.config.ranges import Positive
 
 __all__ = ["AccessConfig", "HeaderAuth", "JwtAuth"]
 
@@ -64,4 +65,8 @@ class AccessConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
     on_full: Literal["park", "refuse"] = "park"
     """A new session without a place. `park`: the same principal's idle session that was used longest ago leaves memory, if the
     store has it, until it is used again. `refuse`: 429."""
+    max_queued_sequences: Annotated[int, Meta(ge=0)] = 0
+    """New sessions without a place that wait for one, at each engine; further ones get 429."""
+    queued_sequence_sec: Positive = 30.0
+    """Seconds that they wait at most, then they get 429."""
     quotas: QuotasConfig = QuotasConfig()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from ts_stateful.config.schema import Config
+from ts_stateful.engine.backlog import Backlog
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.quotas import Quotas
 from ts_stateful.engine.services import Services
@@ -40,3 +41,9 @@ class EngineCore(Generic[StateT]):
         )
         self.outbox = Outbox(services.events, self.clock)
         self.waiting = WaitingRequests()
+        self.backlog = Backlog(
+            self.table,
+            self.clock,
+            most=config.engine.max_queued_sequences,
+            wait_s=config.engine.queued_sequence_sec,
+        )

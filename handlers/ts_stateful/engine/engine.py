@@ -23,6 +23,7 @@ from ts_stateful.protocol.errors import (
     SessionNotFound,
     StatefulError,
     StoreFailed,
+    TooManySessions,
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
@@ -44,6 +45,7 @@ class SessionEngine(Generic[StateT]):
         self.kind = kind
         self._store = core.store
         self._waiting = core.waiting
+        self._backlog = core.backlog
         self._outbox = core.outbox
         self._clock = core.clock
         self._expire_at = core.clock.monotonic()
@@ -55,13 +57,14 @@ class SessionEngine(Generic[StateT]):
 
     def submit(self, message: Submit) -> None:
         """Take a request; it gets exactly one terminal event, now or later."""
-        if self._waiting.has_ready:  # those that came before it
+        if self._waiting.has_ready or self._backlog:  # those that came before it
             self.settle()
         self._admit(PendingRequest(message))
         self.settle()
 
     def drop(self, request_id: str) -> None:
         """Note that the client of a request disconnected."""
+        self._backlog.drop(request_id)
         self.kind.drop(request_id)
 
     def set_away(self, away: bool) -> None:
@@ -76,12 +79,14 @@ class SessionEngine(Generic[StateT]):
             due = self.table.next_deadline()
             self._expire_at = now + _EXPIRY_S if due is None else min(due, now + _EXPIRY_S)
         self.kind.tick()
+        for request in self._backlog.take_late():
+            self._admit(request)
         self.settle()
 
     def next_deadline(self) -> float:
         """Return the engine's time at which `tick` has something to do."""
-        due = self.kind.next_deadline()
-        return self._expire_at if due is None else min(due, self._expire_at)
+        deadlines = (self._expire_at, self.kind.next_deadline(), self._backlog.next_deadline())
+        return min(at for at in deadlines if at is not None)
 
     @property
     def busy(self) -> bool:
@@ -122,6 +127,14 @@ class SessionEngine(Generic[StateT]):
 
     def settle(self) -> None:
         """Admit requests whose wait is over, and remove sessions from the store that expired."""
+        self._settle_ready()
+        if self._backlog:
+            self.table.expire()
+            for request in self._backlog.take_ready():
+                self._admit(request)
+            self._settle_ready()
+
+    def _settle_ready(self) -> None:
         self._remove_expired()
         while self._waiting.has_ready:
             self._admit(self._waiting.next_ready())
@@ -137,7 +150,7 @@ class SessionEngine(Generic[StateT]):
             self._refuse(message, request.error)
             return
         try:
-            if not self._has_to_wait(request):
+            if not self._backlog.join(request) and not self._has_to_wait(request):
                 self.kind.admit(request)
         except (SessionNotFound, SessionExpired) as error:
             # A session that was idle here may have been in use elsewhere.
@@ -147,7 +160,8 @@ class SessionEngine(Generic[StateT]):
             else:
                 self._refuse(message, _reason(request, error))
         except StatefulError as error:
-            self._refuse(message, error)
+            if not (isinstance(error, TooManySessions) and self._backlog.add(request, error)):
+                self._refuse(message, error)
         except Exception as error:  # the boundary: a defect fails the request that met it
             self._refuse(message, defect(error, f"taking {type(message.command).__name__}"))
 

@@ -29,6 +29,7 @@ class Submit(Struct, frozen=True, tag="submit"):
       shapes are `shapes`.
     - `creates_session`: the request opens a session under `command.session_id`, a `fork` under `new_session_id`. Of a `step`:
       the worker has no session of this id.
+    - `may_wait`: the session that it opens may wait for a place. False: there are other engines to ask.
     - `ephemeral`: the session ends with the answer.
     - `pull`: answer once, at once, with `more`; the client fetches the rest with `continue`.
     - `is_retry`: an engine that died had this request before. The client has `skip` characters of its reply; `replay` are the
@@ -47,6 +48,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     command: AnyRequest
     attachments: tuple[bytes, ...] = ()
     creates_session: bool = False
+    may_wait: bool = True
     ephemeral: bool = False
     pull: bool = False
     is_retry: bool = False

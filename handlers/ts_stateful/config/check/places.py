@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ts_stateful.config.check.finding import Finding, warning
+from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.schema import Config, FrontendConfig
 from ts_stateful.config.sizes import show_count
 from ts_stateful.protocol.profile import Profile
@@ -30,6 +30,7 @@ def check_places(config: Config) -> Iterator[Finding]:
             f"{engines} engines for {sessions} sessions: a session has one engine, so {engines - sessions} are not started",
             f"set maxNumSequence to at least {engines}, or `engines: {sessions}`",
         )
+    yield from _check_backlog(frontend, config.engine.max_queued_sequences)
     if frontend.profile is Profile.CONTINUOUS and frontend.batch_size > 1:
         yield from _check_queues(frontend)
     if frontend.profile is Profile.SEQUENCE and frontend.batch_size > _MANY_THREADS:
@@ -37,6 +38,24 @@ def check_places(config: Config) -> Iterator[Finding]:
             "batchSize",
             f"in this mode TorchServe keeps a thread for every open session, up to {show_count(frontend.batch_size + 1)}",
             "use `continuousBatching: true`, where idle sessions need no thread, or lower maxNumSequence and batchSize",
+        )
+
+
+def _check_backlog(frontend: FrontendConfig, num_queued: int) -> Iterator[Finding]:
+    if not num_queued:
+        return
+    if frontend.profile is Profile.SEQUENCE:
+        yield error(
+            "handler.maxQueuedSequences",
+            "in this mode TorchServe passes on no request, `close` included, until all of a batch are answered",
+            "leave it out, or use `continuousBatching: true`",
+        )
+    elif frontend.profile is Profile.CONTINUOUS and num_queued >= frontend.batch_size:
+        yield error(
+            "handler.maxQueuedSequences",
+            f"{num_queued} requests that wait hold all {frontend.batch_size} places in flight (batchSize), so no"
+            " session could be closed",
+            f"set batchSize far above it, for instance to {4 * num_queued}",
         )
 
 

@@ -231,6 +231,8 @@ class Dispatcher:
             self._by_session[message.command.session_id] = link
         for name in message.affinity[:1]:
             self._by_affinity[message.principal, name] = link
+        if message.creates_session and message.may_wait == bool(others):
+            message = structs.replace(message, may_wait=not others)
         link.submit(message, tuple(others) if message.creates_session else ())
 
     def _watch(self) -> None:

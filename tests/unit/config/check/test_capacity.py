@@ -94,6 +94,23 @@ def test_places_are_counted(
     assert cure in finding.cure
 
 
+@pytest.mark.parametrize(
+    ("document", "num_queued", "cure"),
+    [
+        (_CONTINUOUS, 64, "set batchSize far above it, for instance to 256"),
+        (_SEQUENCE, 1, "use `continuousBatching: true`"),
+    ],
+)
+def test_a_backlog_leaves_room_to_close_sessions(
+    document: dict[str, Any], num_queued: int, cure: str
+) -> None:
+    """TorchServe would pass no `close` on, so that each waits for the other."""
+    [finding] = _found(document, maxQueuedSequences=num_queued)
+    assert (finding.severity, finding.key) == ("error", "handler.maxQueuedSequences")
+    assert cure in str(finding)
+    assert _found(_CONTINUOUS, maxQueuedSequences=16) == []
+
+
 def test_a_batch_too_small_for_sequences_has_a_remedy() -> None:
     """In the sequence profile every open session holds a place in the batch."""
     [finding] = _found({**_SEQUENCE, "batchSize": 8})

@@ -53,6 +53,18 @@ def test_sessions_are_spread_over_the_engines(worker: Worker, start: Start) -> N
         assert successor.ask(Prompt(session_id=name, prompt="Hi", max_new_tokens=1))["turn"] == 1
 
 
+def test_a_session_waits_after_all_engines_were_asked(start: Start) -> None:
+    """With a backlog it does not wait at a full engine while another one has room."""
+    worker = start(engines=2, max_sessions=2, maxQueuedSequences=1)
+    opened(worker, "a", "b")
+    waiting = worker.submit(Open(session_id="c"), creates_session=True)
+    for name in "ab":
+        assert worker.ask(Close(session_id=name))["closed"]
+    assert worker.wait(waiting)["session_id"] == "c"
+    opened(worker, "d")
+    assert worker.ask(Info(session_id="c"))["turns"] == 0
+
+
 def test_a_full_engine_refuses_no_session_while_another_has_room(worker: Worker) -> None:
     """Whichever of the two has room, and whichever once had a session of that id."""
     names = [f"s{index}" for index in range(8)]
