@@ -14,6 +14,7 @@ from ts_stateful.frontend.admission import Admission, call_of
 from ts_stateful.frontend.audit import DISCONNECTED, Trace
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.observer import NoObserver, Observer, report_of
+from ts_stateful.frontend.open_inference.responder import InferErrors
 from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
 from ts_stateful.frontend.parsing.limits import HeldBytes, num_bytes
@@ -113,6 +114,8 @@ class Intake:
             num_bytes=num_bytes(arrival.data),
             taken_at=self._clock.monotonic(),
         )
+        if headers.infers:
+            pending.responder = InferErrors()
         pending.known = arrival.known or Correlation(_short(request_id))
         self._mailbox.expect(request_id)
         self.attempt(request_id, lambda: self._accept(pending, arrival))

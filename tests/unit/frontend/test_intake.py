@@ -181,3 +181,30 @@ def test_a_finished_or_dropped_row_leaves_nothing_behind() -> None:
     intake.drop(pending[1])
     assert len(inbox) == 0
     assert dispatcher.dropped == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("data", "headers"),
+    [
+        ({"inputs": [{"name": "x", "data": [1]}]}, {}),
+        ({"inputs": [{"name": "x"}]}, {"Inference-Header-Content-Length": "5"}),
+    ],
+)
+def test_a_model_that_talks_has_no_tensors(data: Any, headers: dict[str, str]) -> None:
+    """Triton's clients get a text that says so."""
+    inbox = Inbox()
+    kserve = {"host": "localhost", "explain": "False", **headers}
+    pending = ScriptedDispatcher(inbox).intake(Profile.CONTINUOUS).take("r", body(data), kserve)
+    pending.add(inbox.take("r"))
+    response = pending.next()
+    assert response is not None
+    assert response.status == 400
+    assert "no tensors" in json.loads(response.body)["error"]
+
+
+def test_a_path_of_kserve_takes_prompts() -> None:
+    """And their errors are this package's own."""
+    dispatcher = ScriptedDispatcher(Inbox())
+    kserve = {"host": "localhost", "explain": "False"}
+    dispatcher.intake(Profile.CONTINUOUS).take("r", body({"prompt": "hi"}), kserve)
+    assert isinstance(dispatcher.submitted["r"].command, Prompt)

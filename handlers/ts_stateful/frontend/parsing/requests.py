@@ -55,6 +55,11 @@ class RequestParser:
     ) -> Submit | Event:
         """See `Parser`. Sets `pending.responder` first, so that errors are in the dialect too."""
         body = RequestBody(data, headers, self._other_inputs, self._limits)
+        if _has_tensors(body):
+            raise InvalidRequest(
+                "this model holds conversations, which have no tensors; send prompts to /predictions",
+                field="inputs",
+            )
         dialect = self._dialects.of(body)
         pending.responder = dialect.responder
         translation = dialect.read(body)
@@ -112,6 +117,13 @@ class RequestParser:
             # A unary call takes one message; TorchServe's worker would stop at a second one.
             prompt = msgspec.structs.replace(prompt, stream=False)
         return prompt
+
+
+def _has_tensors(body: RequestBody) -> bool:
+    """Return True for a request of the Open Inference Protocol."""
+    if not body.headers.infers:
+        return False
+    return body.headers.header_length is not None or isinstance(body.document.get("inputs"), list)
 
 
 def _without_sessions(request: AnyRequest, unnamed: Unnamed) -> Unnamed:

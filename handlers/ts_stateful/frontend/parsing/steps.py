@@ -9,7 +9,7 @@ import msgspec
 
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.frontend.open_inference.requests import read_request
-from ts_stateful.frontend.open_inference.responder import InferErrors, InferResponder
+from ts_stateful.frontend.open_inference.responder import InferResponder
 from ts_stateful.frontend.parsing.body import check_inputs, document_of, split
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.limits import BodyLimits
@@ -98,7 +98,6 @@ class StepParser:
         self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
     ) -> Submit:
         """Read a request of the Open Inference Protocol, which is a step."""
-        pending.responder = InferErrors()
         self._limits.check_request(data)
         asked = read_request(data.get("body"), headers.header_length, self._limits)
         sequence = asked.parameters
