@@ -29,6 +29,7 @@ BALANCE = 1000  # what the account of every sequence of `ledger` begins with; it
 _NARROW: dict[str, Any] = {"batchSize": 3, "maxNumSequence": 2, "sequenceMaxIdleMSec": 10_000}
 # Every id that was ever used keeps a place in TorchServe's sequence batch until it is idle for long enough.
 _WIDE: dict[str, Any] = {"batchSize": 193, "maxNumSequence": 192}
+_ASGI = ("ledger", "meter", "counter", "ledger-queued")
 
 
 class StateModels:
@@ -105,6 +106,9 @@ class StateModels:
         elif variant == "kept":
             document |= {"sequenceBatching": True, **_WIDE}
             self._keep(document)
+        elif variant == "queued":
+            document |= {"continuousBatching": True, "maxNumSequence": 1}
+            document["handler"] |= {"maxQueuedSequences": 2, "queuedSequenceSec": 240}
         elif variant:
             document |= {"batchSize": 1, "asyncCommunication": True}
         else:
@@ -144,7 +148,7 @@ class StateModels:
 class AsgiStateModels:
     """Some of these models at the front without TorchServe. A context manager."""
 
-    def __init__(self, folder: Path, names: Sequence[str] = ("ledger", "meter")) -> None:
+    def __init__(self, folder: Path, names: Sequence[str] = _ASGI) -> None:
         models = StateModels(folder)
         log = log_path("state-asgi")
         log.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server import ROOT
+from tests.e2e.state_server import AsgiStateModels
 from ts_stateful.serving.server import LocalServer
 
 
@@ -61,11 +62,22 @@ def test_the_protocols_curl_lines_fork_and_go_back(continuous_server: LocalServe
 
 def test_openais_client_runs_as_shown(continuous_server: LocalServer) -> None:
     """Without a session, in one, and a text without messages, as docs/clients.md has it."""
-    script = "".join(blocks("python", "docs/clients.md"))
+    shown = blocks("python", "docs/clients.md")
+    script = "".join(block for block in shown if "tritonclient" not in block)
     script = script.replace("http://127.0.0.1:8080", continuous_server.http_url)
     printed = run([sys.executable, "-c", script], continuous_server).splitlines()
     assert printed[1] == "True"
     assert printed[2]
+
+
+def test_tritons_client_runs_as_shown(asgi_state_models: AsgiStateModels) -> None:
+    """A sequence of docs/clients.md."""
+    shown = blocks("python", "docs/clients.md")
+    (script,) = [block for block in shown if "tritonclient" in block]
+    server = asgi_state_models.server
+    address = server.http_url.removeprefix("http://")
+    script = script.replace("127.0.0.1:8080", address)
+    assert run([sys.executable, "-c", script], server).split() == ["[1]", "[3]", "[6]"]
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/start.md"])

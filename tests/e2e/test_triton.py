@@ -136,6 +136,27 @@ def test_errors_are_texts(client: InferenceServerClient) -> None:
     assert last.as_numpy("sum").tolist() == [3]
 
 
+@pytest.mark.parametrize("has_header", [True, False])
+def test_a_sequence_in_the_sequence_profile(state_models: StateModels, has_header: bool) -> None:
+    """Also without TorchServe's own header; the ids and flags that TorchServe makes then mean nothing."""
+    model, url = state_models.named("ledger-sequence"), state_models.server.http_url
+    session = new_id()
+    headers = {"ts_request_sequence_id": session} if has_header else None
+    sums = []
+    with InferenceServerClient(url.removeprefix("http://"), network_timeout=60) as client:
+        for value in (1, 2, 3):
+            result = client.infer(
+                model,
+                number(value),
+                sequence_id=session,
+                sequence_start=value == 1,
+                sequence_end=value == 3,
+                headers=headers,
+            )
+            sums.append(result.as_numpy("sum").tolist())
+    assert sums == [[1], [3], [6]]
+
+
 def test_the_front_of_its_own_describes_itself(asgi_state_models: AsgiStateModels) -> None:
     """Health and metadata of the server and of its models."""
     url = asgi_state_models.server.http_url.removeprefix("http://")

@@ -66,6 +66,9 @@ class InferErrors:
         """See `Responder`."""
         return self.whole(event).body
 
+    def keep(self, event: Event) -> None:
+        """See `Responder`. A step has one answer."""
+
 
 class InferResponder(InferErrors):
     """The writer of the answer to one request to a model of this `version`.

@@ -173,7 +173,8 @@ class RequestHeaders:
             tuple(value for value in ids if value and value != minted_id),
             minted_id,
             content_type=types[0].partition(";")[0].strip().lower() if types else "",
-            starts=is_http and _is_true(texts, names.starts),
+            # Beside an id that TorchServe made, this header is TorchServe's too.
+            starts=is_http and minted_id is None and _is_true(texts, names.starts),
             ends=is_http and _is_true(texts, names.ends),
             names_session=any(value != minted_id for value in ids),
             path=path if isinstance(path, str) else "",
@@ -218,7 +219,7 @@ class HeaderReader:
             self._minted[read.minted_id] = None
             return read
         ids = (read.minted_id, *read.session_ids)
-        return replace(read, session_ids=ids, minted_id=None, names_session=True)
+        return replace(read, session_ids=ids, minted_id=None, names_session=True, starts=True)
 
 
 def dialogue_of(pairs: Iterable[tuple[str, str]]) -> str | None:

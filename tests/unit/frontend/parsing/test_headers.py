@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_dispatcher import END, EXPIRES, ID, NAMES, START, UNTIL, accepted, last
-from tests.support.fake_torchserve import Context
+from tests.support.fake_torchserve import HTTP, Context
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.frontend.parsing.headers import (
     HeaderNames,
@@ -192,3 +192,12 @@ def test_a_name_that_only_the_frontend_knows_is_refused_in_the_sequence_profile(
     check_header_names(Profile.CONTINUOUS, environ)
     check_header_names(Profile.SEQUENCE, {**environ, "TS_REQUEST_SEQUENCE_ID": "X-Session"})
     check_header_names(Profile.SEQUENCE, {})
+
+
+def test_a_start_header_beside_a_made_id_is_torchserves() -> None:
+    """It would begin the sequence again that the body names; beside an id of the client it is the client's."""
+    reader = HeaderReader(NAMES, minting=True)
+    made = {**HTTP, ID: "ts-seq-1", START: "true"}
+    assert not reader.read(made).starts
+    assert reader.read(made).starts
+    assert reader.read({**made, ID: "own"}).starts
