@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from ts_stateful.frontend.open_inference.requests import read_request
+from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.protocol import answers
 from ts_stateful.protocol.error_bodies import error_classes, error_from_body
 from ts_stateful.protocol.errors import InvalidRequest
@@ -163,6 +165,11 @@ def test_every_example_is_a_request_or_an_answer(protocol: str) -> None:
             error = error_from_body(document)
             assert error is not None
             assert error.to_body() == document
+        elif "inputs" in document:  # of the Open Inference Protocol
+            header = json.dumps(document).encode()
+            size = sum(one["parameters"]["binary_data_size"] for one in document["inputs"])
+            asked = read_request(header + bytes(size), str(len(header)), BodyLimits())
+            assert not asked.ignored
         else:
             assert any(_is_a(document, cls) for cls in ANSWERS), document
     assert types == set(REQUESTS)
