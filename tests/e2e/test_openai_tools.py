@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.server import profile_server
+from tests.e2e.server import ROOT, profile_server
 from tests.e2e.speak import DEADLINE_S
 from tests.support.tiny import save
 from tests.support.tiny.calling import ANSWER, ARGUMENTS, REASONING, TOOL, calling
@@ -100,3 +101,13 @@ def test_a_forced_call(client: OpenAI) -> None:
             model="chat", messages=MESSAGES, tools=TOOLS, tool_choice=choice
         )
     assert refused.value.param == "tool_choice"
+
+
+def test_tools_are_used_as_shown(client: OpenAI, capsys: pytest.CaptureFixture[str]) -> None:
+    """The block of docs/clients.md, after a question."""
+    text = (ROOT / "docs" / "clients.md").read_text()
+    (block,) = [
+        one for one in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "tools=" in one
+    ]
+    exec(block, {"client": client, "messages": MESSAGES})
+    assert capsys.readouterr().out == f"get_color {json.dumps(ARGUMENTS)}\n"
