@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from asyncio import gather
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
 import pydantic
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from tests.e2e.server import profile_server
 from tests.e2e.speak import DEADLINE_S
@@ -74,3 +76,23 @@ def test_an_error_names_the_field(client: OpenAI) -> None:
             model="chat", messages=MESSAGES, extra_body={"guided_regex": "("}
         )
     assert refused.value.param == "guided_regex"
+
+
+def test_the_async_client(server: LocalServer) -> None:
+    """Several at the same time, one of them a stream."""
+
+    async def ask() -> list[str]:
+        async with AsyncOpenAI(
+            base_url=f"{server.http_url}/v1", api_key="none", timeout=DEADLINE_S, max_retries=0
+        ) as client:
+            create = client.chat.completions.create
+            body = {"guided_choice": ["blue", "green"]}
+            whole = [create(model="chat", messages=MESSAGES, extra_body=body) for _ in range(4)]
+            stream = await create(model="chat", messages=MESSAGES, extra_body=body, stream=True)
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            texts = [reply.choices[0].message.content or "" for reply in await gather(*whole)]
+        return [*texts, "".join(pieces)]
+
+    texts = asyncio.run(ask())
+    assert len(texts) == 5
+    assert set(texts) <= {"blue", "green"}
