@@ -85,7 +85,9 @@ class Predictions:
         except StatefulError as error:
             await self._refuse(send, error, known)
             return
-        headers = http_headers(pairs, place.path, model.names, infers=self._infers)
+        headers = http_headers(
+            pairs, place.path, model.names, method=scope["method"], infers=self._infers
+        )
         arrival = Arrival(parts, headers, Call(tuple(pairs)), known)
         await self._serve(model, arrival, known, receive, send)
 

@@ -26,7 +26,12 @@ _HEADER_LENGTH: Final = HEADER_LENGTH.lower()
 
 
 def http_headers(
-    pairs: Iterable[tuple[str, str]], path: str, names: HeaderNames, *, infers: bool = False
+    pairs: Iterable[tuple[str, str]],
+    path: str,
+    names: HeaderNames,
+    *,
+    method: str = "",
+    infers: bool = False,
 ) -> RequestHeaders:
     """Read the headers of an HTTP request; names are in lower case, and `path` follows the model's own.
 
@@ -47,6 +52,7 @@ def http_headers(
         ends=_is_true(_values(pairs, names.ends)),
         names_session=bool(ids),
         path=path,
+        method=method,
         dialogue=dialogue_of(pairs),
         origin=next((value for name, value in pairs if name == "origin"), None),
         infers=infers,

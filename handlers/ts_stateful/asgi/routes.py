@@ -21,7 +21,7 @@ from ts_stateful.frontend.pending_response import IGNORED
 
 __all__ = ["make_app", "make_management_app", "make_metrics_app"]
 
-_ANY = ["GET", "POST", "PUT", "OPTIONS"]  # as TorchServe
+_ANY = ["GET", "POST", "PUT", "DELETE", "OPTIONS"]  # as TorchServe
 
 
 def make_app(models: Models, bodies: BodyReader) -> Starlette:

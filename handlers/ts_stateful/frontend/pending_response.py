@@ -142,9 +142,10 @@ class PendingResponse:
             event = self._queue.popleft()
             if event.kind is EventKind.LAST:
                 return self._last_message(event)
-            if event.kind in (EventKind.PART, EventKind.CHOICE) and self.streams:
+            if event.kind is EventKind.ACCEPTED:
+                self._accepted = event
+            if self.streams and self._shows(event):
                 return Response(self.responder.piece(event), True)
-            self._accepted = event
         return None
 
     def _last_message(self, last: Event) -> Response:
@@ -161,7 +162,7 @@ class PendingResponse:
         last = events[-1] if events and events[-1].kind is EventKind.LAST else None
         if last is not None and not self.started and (_fails(last) or not self.streams):
             return self._whole(last)
-        shown = [event for event in events if self.streams and event.kind is not EventKind.ACCEPTED]
+        shown = [event for event in events if self.streams and self._shows(event)]
         parts = b"".join(map(self.responder.piece, shown))
         if last is not None and not self.started:
             return Response(parts, None, 200, self.responder.stream_type, self._headers(last))
@@ -172,6 +173,9 @@ class PendingResponse:
         if self.accepted and (self.streams or hold):
             return self._first(self._accepted, parts)
         return None
+
+    def _shows(self, event: Event) -> bool:
+        return event.kind is not EventKind.ACCEPTED or self.responder.announces
 
     def _whole(self, last: Event) -> Response:
         headers = self._headers(last)

@@ -11,10 +11,11 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
-from ts_stateful.protocol.chat import AnyRequest
+from ts_stateful.protocol.commands import AnyRequest
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Fork, Open
+from ts_stateful.protocol.responses import Respond
 from ts_stateful.protocol.tenants import internal_id
 
 __all__ = ["NO_NAMESPACE", "Namespace"]
@@ -58,7 +59,7 @@ class Namespace:
     def _renamed(self, command: AnyRequest) -> AnyRequest:
         if command.session_id is not None:
             command = structs.replace(command, session_id=self._internal(command.session_id))
-        if isinstance(command, Fork) and command.new_session_id is not None:
+        if isinstance(command, Fork | Respond) and command.new_session_id is not None:
             command = structs.replace(
                 command, new_session_id=self._internal(command.new_session_id)
             )

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ts_stateful.protocol.requests import Prompt, Request
+from ts_stateful.protocol.requests import Prompt
 
-__all__ = ["AnyRequest", "Chat", "RawPrompt", "Said", "Tool", "ToolCall"]
+__all__ = ["Chat", "RawPrompt", "Said", "Tool", "ToolCall"]
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True):
@@ -69,7 +69,3 @@ class Chat(Prompt, frozen=True, tag="chat", kw_only=True):
 
 class RawPrompt(Prompt, frozen=True, tag="raw", kw_only=True):
     """A text that the reply continues, without a chat template."""
-
-
-AnyRequest = Request | Chat | RawPrompt
-"""A request to an engine."""

@@ -6,10 +6,11 @@ import enum
 
 from msgspec import Struct
 
-from ts_stateful.protocol.chat import AnyRequest
+from ts_stateful.protocol.commands import AnyRequest
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Close, Fork, Prompt
+from ts_stateful.protocol.responses import Recall, Respond
 
 __all__ = ["Encoding", "Event", "EventKind", "Submit"]
 
@@ -66,10 +67,10 @@ class Submit(Struct, frozen=True, tag="submit"):
 
     @property
     def session_ids(self) -> tuple[str, ...]:
-        """The sessions that the request needs; for a `fork`, the new one comes last."""
+        """The sessions that the request needs; the new one of a `fork` comes last."""
         command = self.command
         ids = [command.session_id]
-        if isinstance(command, Fork):
+        if isinstance(command, Fork) or (isinstance(command, Respond) and self.is_retry):
             ids.append(command.new_session_id)
         return tuple(session_id for session_id in ids if session_id is not None)
 
@@ -81,7 +82,12 @@ class Submit(Struct, frozen=True, tag="submit"):
     @property
     def streams(self) -> bool:
         """Return True if the answer is a stream of events."""
-        return isinstance(self.command, Prompt) and self.command.stream
+        return isinstance(self.command, Prompt | Recall) and self.command.stream
+
+    @property
+    def background(self) -> bool:
+        """Return True if the turn goes on when its client disconnects."""
+        return isinstance(self.command, Respond) and self.command.background
 
 
 class EventKind(enum.Enum):
@@ -100,7 +106,7 @@ class EventKind(enum.Enum):
 class Event(Struct, frozen=True, tag="event"):
     """Engine to worker: a part of an answer. Every request gets exactly one `LAST`.
 
-    - `body`: one JSON document (empty for `ACCEPTED`), or a raw answer of type `content_type`.
+    - `body`: one JSON document (for an `ACCEPTED` empty, or a `Recalled`), or a raw answer of type `content_type`.
     - `session_id`: the session that the request named or opened.
     - `opened_until` (Unix seconds): set on every event of a request that opened a session. `closed`: set on the answer to
       `close`. Both become session headers over HTTP.
@@ -108,6 +114,7 @@ class Event(Struct, frozen=True, tag="event"):
     - `token_ids`: ids of the reply that no earlier event had, and `logprobs` of each if the request asks for them. A new engine
       needs them to resume the turn.
     - `choice`: the index of the reply, if there are several.
+    - `turn`: the number of the turn, where it is known; else 0.
     - `more`: the turn goes on after this `LAST`, until an `OVER`.
     """
 
@@ -123,6 +130,7 @@ class Event(Struct, frozen=True, tag="event"):
     logprobs: tuple[TokenLogprob, ...] = ()
     more: bool = False
     choice: int = 0
+    turn: int = 0
     content_type: str | None = None
 
     @property

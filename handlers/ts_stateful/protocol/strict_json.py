@@ -38,8 +38,8 @@ def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
     return document
 
 
-def convert(document: dict[str, Any], kind: Any) -> Any:
-    """Convert a JSON object to a typed struct.
+def convert(document: object, kind: Any) -> Any:
+    """Convert a JSON value to a type, an object to a typed struct.
 
     Raises:
         InvalidRequest: unknown field, wrong type or range; `field` names it.

@@ -117,12 +117,14 @@ class Places(Generic[StateT]):
         owner: str | None,
         spared: Session[StateT] | None,
     ) -> Session[StateT] | None:
-        """Return the session that has to be parked for another one of this owner; None if there is a place.
+        """Return the session that has to leave for another one of this owner; None if there is a place.
+
+        One that can be parked comes first, then one that `yields`.
 
         `sessions` are all of the table, the most recently used first. `spared` stays.
 
         Raises:
-            QuotaExceeded, TooManySessions: there is no place, and none of the owner's sessions can be parked.
+            QuotaExceeded, TooManySessions: there is no place, and none of the owner's sessions can leave.
         """
         kept = [session for session in sessions if not session.ephemeral]
         own = [session for session in kept if session.owner == owner]
@@ -133,7 +135,10 @@ class Places(Generic[StateT]):
         for session in reversed(own) if has_room else ():
             if session is not spared and not session.busy and self.parking.can_park(session):
                 return session
-        raise refusal
+        yielding = [one for one in own if one.yields and not one.busy and one is not spared]
+        if not yielding:
+            raise refusal
+        return yielding[-1]
 
     def _refusal(
         self, kept: list[Session[StateT]], own: list[Session[StateT]], most: int | None

@@ -114,6 +114,7 @@ class Delta:
     rendered: str = ""
     messages: tuple[Message, ...] = ()
     num_images: int = 0
+    has_reply: bool = True  # False for a turn that only adds messages, which no log of ids has before the next turn
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Turn:
     origin: str = ""  # id of the request
     logprobs: tuple[TokenLogprob, ...] = ()  # of the reply's tokens, if they were asked for
     parsing: Parsing | None = None  # of the reply, whose `text` has all that it wrote
+    note: str = ""  # of the client's protocol
 
 
 @dataclass(eq=False)
@@ -144,6 +146,7 @@ class Session(Generic[StateT]):
     metadata: Mapping[str, object] = field(default_factory=dict)
     origin: str = ""  # id of the request that opened it
     ephemeral: bool = False  # it ends with the answer
+    yields: bool = False  # it ends if another one needs its place
     owner: str | None = None  # the principal, as the table knows it
     turns: list[Turn] = field(default_factory=list)
     # What is not answered yet, in order; the first is in progress.

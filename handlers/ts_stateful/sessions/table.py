@@ -292,9 +292,13 @@ class SessionTable(Generic[StateT]):
 
     def _make_place(self, owner: str | None, spared: Session[StateT] | None = None) -> None:
         session = self.places.make(self, owner, spared)
-        if session is not None:
+        if session is None:
+            return
+        if self.places.parking.can_park(session):
             self.counts.parked += 1
             self.places.parked.add(session)
             self.places.parking.parked(session)
             self._shared.keep(session.state.shared)
             self.forget(session)
+        else:
+            self._end(session, SessionExpired)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ts_stateful.frontend.parsing.body import RequestBody
-from ts_stateful.protocol.chat import AnyRequest
+from ts_stateful.protocol.commands import AnyRequest
 from ts_stateful.protocol.events import Event
 
 __all__ = ["JSON", "SSE", "Dialect", "Responder", "Translation", "Unnamed", "Whole"]
@@ -41,6 +41,10 @@ class Responder(Protocol):
     def pulls(self) -> bool:
         """Return True if its clients support `continue`."""
 
+    @property
+    def announces(self) -> bool:
+        """Return True if `piece` writes the acceptance of a request, too."""
+
     def whole(self, event: Event) -> Whole:
         """Write the only response: an answer, or an error before anything was sent."""
 
@@ -61,7 +65,7 @@ class Unnamed(enum.Enum):
 
 @dataclass(frozen=True)
 class Translation:
-    """The meaning of a request, which wants so many `choices`. If no engine is needed, `answer` replaces `request`.
+    """The meaning of a request, which wants so many `choices`. If no engine is needed, `answer` of `status` replaces `request`.
 
     `ignored` fields have no effect.
     """
@@ -70,6 +74,7 @@ class Translation:
     responder: Responder
     unnamed: Unnamed = Unnamed.OPENS
     answer: bytes = b""
+    status: int = 200
     ignored: tuple[str, ...] = ()
     choices: int = 1
 

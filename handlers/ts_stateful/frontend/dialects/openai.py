@@ -7,7 +7,6 @@ request is independent.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,8 +19,9 @@ from ts_stateful.frontend.dialects.openai_responder import (
 )
 from ts_stateful.frontend.dialects.own import OwnResponder
 from ts_stateful.frontend.dialects.responder import line_of
+from ts_stateful.frontend.dialects.served_model import ServedModelName, UnknownPath
 from ts_stateful.frontend.parsing.body import RequestBody
-from ts_stateful.protocol.errors import InvalidRequest, StatefulError
+from ts_stateful.protocol.errors import InvalidRequest
 
 __all__ = ["OpenAi"]
 
@@ -30,23 +30,13 @@ _TEXT = "v1/completions"
 _MODELS = "v1/models"
 
 
-class _NoSuch(StatefulError):
-    """A path or model that does not exist; `code` is OpenAI's."""
-
-    status = 404
-
-    def __init__(self, code: str, message: str, *, field: str | None = None) -> None:
-        super().__init__(message, field=field)
-        self.code = code  # type: ignore[misc]  # OpenAI has one for each kind
-
-
 class OpenAi:
     """The dialect of OpenAI's clients, for the model that TorchServe serves as `model_name`."""
 
     responder = OpenAiResponder()
 
     def __init__(self, model_name: str, *, strict: bool = False) -> None:
-        self._name = model_name
+        self._served = ServedModelName(model_name)
         self._strict = strict
         self._model = {
             "id": model_name,
@@ -68,19 +58,21 @@ class OpenAi:
         if path == _MODELS:
             return self._direct({"object": "list", "data": [self._model]})
         if path.startswith(f"{_MODELS}/"):
-            self._check_model(path.removeprefix(f"{_MODELS}/"))
+            self._served.check(path.removeprefix(f"{_MODELS}/"))
             return self._direct(self._model)
         if path == _TEXT:
             return self._text(body)
         if path.startswith("v1/") and path != _CHAT:
-            raise _NoSuch(
-                "unknown_url", f"unknown path; this server has {_CHAT}, {_TEXT} and {_MODELS}"
+            raise UnknownPath(
+                f"unknown path; this server has {_CHAT}, {_TEXT}, {_MODELS}, v1/responses and v1/conversations"
             )
         return self._chat(body)
 
     def _text(self, body: RequestBody) -> Translation:
         """Translate a request that stands alone, as there are no messages to compare with a session's."""
-        asked = read_text(self._document(body), self._name, strict=self._strict)
+        asked = read_text(
+            self._served.taken_from(body.document), self._served.name, strict=self._strict
+        )
         if body.headers.session_id() is not None:
             raise InvalidRequest(
                 "a text completion has no session; leave the session header out, or use chat completions",
@@ -95,11 +87,11 @@ class OpenAi:
         )
 
     def _chat(self, body: RequestBody) -> Translation:
-        document = self._document(body)
+        document = self._served.taken_from(body.document)
         session_id = document.pop("session_id", None)
         if session_id is not None and not isinstance(session_id, str):
             raise InvalidRequest("expected `str`", field="session_id")
-        asked = read_chat(document, self._name, strict=self._strict)
+        asked = read_chat(document, self._served.name, strict=self._strict)
         responder = ChatResponder(asked)
         named = body.headers.names_session or session_id is not None
         return Translation(
@@ -109,19 +101,6 @@ class OpenAi:
             ignored=asked.ignored,
             choices=asked.choices,
         )
-
-    def _document(self, body: RequestBody) -> dict[str, Any]:
-        """Return the fields beside the model, which may be missing: SageMaker's clients send an empty one."""
-        document = dict(body.document)
-        self._check_model(document.pop("model", None) or self._name)
-        return document
-
-    def _check_model(self, name: object) -> None:
-        if not isinstance(name, str):
-            raise InvalidRequest("expected `str`", field="model")
-        if name != self._name:
-            message = f"The model `{name[:64]}` does not exist; this is `{self._name}`"
-            raise _NoSuch("model_not_found", message, field="model")
 
     def _direct(self, document: dict[str, object]) -> Translation:
         return Translation(None, OwnResponder(), answer=line_of(document))

@@ -11,7 +11,7 @@ from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.response_format import ResponseFormat
 from ts_stateful.protocol.strict_json import convert
 
-__all__ = ["AskedFormat", "FormatFields", "format_of"]
+__all__ = ["AskedFormat", "FormatFields", "format_of", "read_format"]
 
 
 class _Schema(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +72,16 @@ def format_of(fields: FormatFields) -> AskedFormat:
         except InvalidRequest as error:
             raise InvalidRequest(error.message, field=name) from None
     return AskedFormat()
+
+
+def read_format(document: dict[str, Any]) -> ResponseFormat:
+    """Return the form that a `response_format` of OpenAI's chats asks for.
+
+    Raises:
+        InvalidRequest: it is malformed.
+    """
+    form: ResponseFormat = convert(_read_format(convert(document, _OpenAiFormat)), ResponseFormat)
+    return form
 
 
 def _read_format(asked: _OpenAiFormat) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, T
 from ts_stateful.protocol.answers import Logprob, TopLogprob
 from ts_stateful.protocol.chat import ToolCall
 
-__all__ = ["ChatResponder", "OpenAiResponder", "TextResponder"]
+__all__ = ["ChatResponder", "OpenAiResponder", "TextResponder", "image_field", "scored"]
 
 _DONE = b"data: [DONE]\n\n"
 _IMAGE_FIELD = re.compile(r"images\[(\d+)\]\.\w+")
@@ -211,18 +211,25 @@ class ChatResponder(_CompletionResponder):
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
         content = [
-            {**_scored(one), "top_logprobs": list(map(_scored, one.top_logprobs))} for one in tokens
+            {**scored(one), "top_logprobs": list(map(scored, one.top_logprobs))} for one in tokens
         ]
         return {"content": content, "refusal": None}
 
     def _param(self, field: str | None) -> str | None:
-        image = _IMAGE_FIELD.fullmatch(field or "")
-        if image is not None and int(image[1]) < len(self._asked.image_fields):
-            return self._asked.image_fields[int(image[1])]
-        return super()._param(_PARAMS.get(field or "", field))
+        image = image_field(field, self._asked.image_fields)
+        return image or super()._param(_PARAMS.get(field or "", field))
 
 
-def _scored(token: TopLogprob) -> dict[str, Any]:
+def image_field(field: str | None, image_fields: Sequence[str]) -> str | None:
+    """Return the client's path of an image that an error is about; None if it is about something else."""
+    image = _IMAGE_FIELD.fullmatch(field or "")
+    if image is None or int(image[1]) >= len(image_fields):
+        return None
+    return image_fields[int(image[1])]
+
+
+def scored(token: TopLogprob) -> dict[str, Any]:
+    """Return a token with its log-probability, without its alternatives."""
     return {"token": token.token, "bytes": list(token.bytes), "logprob": token.logprob}
 
 

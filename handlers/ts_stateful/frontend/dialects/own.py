@@ -17,6 +17,7 @@ class OwnResponder:
     stream_type = SSE
     idle = encode(TurnPart(""))
     pulls = True
+    announces = False
 
     def __init__(self, *, framed: bool = True) -> None:
         self._framed = framed

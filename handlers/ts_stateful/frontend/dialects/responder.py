@@ -56,6 +56,7 @@ class Translator(ABC):
     stream_type: ClassVar[str] = JSON
     idle: ClassVar[bytes] = b""
     pulls: ClassVar[bool] = False
+    announces: ClassVar[bool] = False
 
     def whole(self, event: Event) -> Whole:
         """See `Responder`."""

@@ -57,6 +57,7 @@ class InferErrors:
     stream_type = JSON
     idle = b""
     pulls = False
+    announces = False
 
     def whole(self, event: Event) -> Whole:
         """See `Responder`."""

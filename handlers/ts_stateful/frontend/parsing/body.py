@@ -51,8 +51,17 @@ class RequestBody:
 
     @property
     def attachments(self) -> tuple[bytes, ...]:
-        """Return the files of a form. Raises what `document` raises."""
-        return self._content[1]
+        """Return the files of a form, none of a request without a body. Raises what `document` raises."""
+        return self._content[1] if self._data.keys() - self.query.keys() else ()
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Return the parameters of the URL, in a request without another body."""
+        return {
+            name: _as_text(value)
+            for name, value in self._data.items()
+            if name not in ("data", "body")
+        }
 
     @property
     def is_unary(self) -> bool:
@@ -74,6 +83,10 @@ class RequestBody:
         if self.headers.is_tagged:
             document.pop("id", None)
         return document, ()
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else bytes(value).decode("utf-8", "replace")
 
 
 def split(data: Mapping[str, Any], hint: str = _CURL_HINT) -> tuple[str, dict[str, Any]]:

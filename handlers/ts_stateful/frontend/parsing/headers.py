@@ -42,6 +42,7 @@ _MINTED_PREFIX = "ts-seq-"
 _MAX_MINTED = 4096  # the most recent ids: more than one TorchServe has sequences
 # TorchServe gives every prediction over HTTP a `url_path`, and nothing else.
 _PREDICTION_MARK = "url_path"
+_METHOD = "x-http-method-override"  # TorchServe does not pass the method on
 _HTTP_MARKS = ("host", _PREDICTION_MARK)
 _EXPIRES = re.compile(r";\s*Expires=.*", re.IGNORECASE)
 
@@ -120,7 +121,7 @@ class RequestHeaders:
     - `session_ids`: the distinct ids that the client sent. `minted_id`: an id that TorchServe's frontend made because it
       found none.
     - `names_session`: the client sent a session header, even one without an id.
-    - `path`: the part of the URL after the version.
+    - `path`: the part of the URL after the version. `method`: that of HTTP, empty if the server does not pass it on.
     - `dialogue`: the name of a conversation whose client sends all messages, and no session header.
     - `origin`: the origin of the web page that made a browser send the request; None for other clients.
     - `is_describe`: the management API asks. A client's own `describe` header comes with a prediction.
@@ -138,6 +139,7 @@ class RequestHeaders:
     ends: bool = False
     names_session: bool = False
     path: str = ""
+    method: str = ""
     dialogue: str | None = None
     origin: str | None = None
     infers: bool = False
@@ -178,6 +180,7 @@ class RequestHeaders:
             ends=is_http and _is_true(texts, names.ends),
             names_session=any(value != minted_id for value in ids),
             path=path if isinstance(path, str) else "",
+            method=next((value.upper() for name, value in texts if name == _METHOD), ""),
             dialogue=dialogue_of(texts) if is_http else None,
             origin=next((value for name, value in texts if is_http and name == "origin"), None),
             infers=infers,

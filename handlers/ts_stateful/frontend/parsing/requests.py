@@ -15,11 +15,13 @@ from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.frontend.pending_response import PendingResponse
-from ts_stateful.protocol.chat import AnyRequest, Chat
+from ts_stateful.protocol.chat import Chat
+from ts_stateful.protocol.commands import AnyRequest
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Fork, Hello, Open, Prompt, Step, Upload
+from ts_stateful.protocol.responses import Respond
 from ts_stateful.protocol.session_ids import new_session_id, resolve_session_id
 
 __all__ = ["RequestParser", "address"]
@@ -66,7 +68,8 @@ class RequestParser:
         pending.responder = translation.responder
         pending.ignored = translation.ignored
         if translation.request is None:
-            return Event(pending.request_id, EventKind.LAST, translation.answer)
+            answer = translation.answer
+            return Event(pending.request_id, EventKind.LAST, answer, translation.status)
         return self._submit(pending.request_id, translation.request, translation, body)
 
     def _submit(
@@ -85,12 +88,19 @@ class RequestParser:
             request = self._complete(request, body)
         pull = isinstance(request, Prompt) and not body.headers.is_http
         pull = pull and self._profile is Profile.CONTINUOUS
-        ephemeral = creates_session and unnamed is Unnamed.EPHEMERAL
+        if isinstance(request, Respond):  # one in the background is answered at once
+            pull = request.background and not request.stream
+        alone = creates_session or isinstance(request, Respond)
+        ephemeral = alone and unnamed is Unnamed.EPHEMERAL
         if translation.choices > 1 and not ephemeral:
             raise InvalidRequest(
                 "a session has one reply to a prompt; fork it, or leave the session out", field="n"
             )
-        if pull and (ephemeral or not translation.responder.pulls):
+        if (
+            pull
+            and not isinstance(request, Respond)
+            and (ephemeral or not translation.responder.pulls)
+        ):
             raise InvalidRequest(
                 "in this profile a gRPC client pulls a reply from its session with `prompt` and"
                 " `continue`; send this request over HTTP"
@@ -157,5 +167,8 @@ def address(
     if isinstance(request, Fork):
         asked = resolve_session_id(None, request.new_session_id, field="new_session_id")
         made = asked or headers.minted_id or new_session_id()
+        request = msgspec.structs.replace(request, new_session_id=made)
+    if isinstance(request, Respond) and not creates_session:
+        made = headers.minted_id or new_session_id()
         request = msgspec.structs.replace(request, new_session_id=made)
     return msgspec.structs.replace(request, session_id=session_id), creates_session

@@ -20,6 +20,7 @@ from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
+from ts_stateful.protocol.responses import Discard, Respond
 from ts_stateful.sessions.session import Message, Session
 
 __all__ = ["PendingContinue", "Sequence", "Status", "Subscriber"]
@@ -37,7 +38,10 @@ class Status(enum.Enum):
 
 @dataclass(eq=False)
 class Subscriber:
-    """A request that waits for a turn; `sent` counts the characters of the reply that it has received."""
+    """A request that waits for a turn; `sent` counts the characters of the reply that it has received.
+
+    One that `recalls` the turn gets the turn's note, too.
+    """
 
     request_id: str
     stream: bool
@@ -47,6 +51,7 @@ class Subscriber:
     acked: int = 0
     parser: ReplyParser | None = None  # of what it has received
     next_at: float = 0.0  # the clock's time before which a stream gets nothing more
+    recalls: bool = False
 
 
 @dataclass(eq=False)
@@ -60,17 +65,18 @@ class PendingContinue:
 
 @dataclass(eq=False)
 class Sequence:
-    """A turn in progress. An `open` is a turn that generates nothing; so are `fork` and `rewind` until they are written.
+    """A turn in progress. An `open` is a turn that generates nothing; so are requests that only write.
 
     Times are of the engine's clock, in seconds.
     """
 
     session: Session[Context]
-    command: Open | Prompt | Fork | Rewind
+    command: Open | Prompt | Fork | Rewind | Discard
     submitted_at: float
     origin: str = ""  # id of the request
     creates_session: bool = False  # it opened its session
     ephemeral: bool = False  # its session ends with it
+    forked: bool = False  # its session was made for it, from another one
     status: Status = Status.LOADING
     number: int = 0  # of the turn, from when it runs
     subscribers: list[Subscriber] = field(default_factory=list)
@@ -113,6 +119,24 @@ class Sequence:
     def context(self) -> Context:
         """The state of its session."""
         return self.session.state
+
+    @property
+    def note(self) -> str:
+        """The note of its request."""
+        return self.command.note if isinstance(self.command, Respond) else ""
+
+    @property
+    def in_background(self) -> bool:
+        """Return True if it goes on without a client."""
+        return isinstance(self.command, Respond) and self.command.background
+
+    @property
+    def generates(self) -> bool:
+        """Return True if it has a reply."""
+        command = self.command
+        return isinstance(command, Prompt) and (
+            not isinstance(command, Respond) or command.generates
+        )
 
     @property
     def base(self) -> Context | Past:

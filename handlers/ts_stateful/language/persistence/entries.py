@@ -1,6 +1,7 @@
 """The log entries of sessions of language models.
 
-A log is one `OpenedEntry`, then turns and rewinds, and at last perhaps a `ClosedEntry`. Times are seconds of Unix time.
+A log is one `OpenedEntry`, then turns, rewinds and discarded notes, and at last perhaps a `ClosedEntry`. Times are seconds of
+Unix time.
 `writer` is a random id of the engine that wrote the entry, `origin` the id of the request, which identifies a repeated one.
 """
 
@@ -21,6 +22,7 @@ from ts_stateful.sessions.session import Message
 from ts_stateful.store.base import Store, StoreCorrupt
 
 __all__ = [
+    "DiscardedEntry",
     "History",
     "ImageRef",
     "LogEntry",
@@ -82,6 +84,8 @@ class TurnEntry(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults
     has_text: bool = True
     logprobs: tuple[TokenLogprob, ...] = ()
     parsing: Parsing | None = None
+    note: str = ""
+    has_reply: bool = True
 
 
 class RewoundEntry(Struct, frozen=True, tag="rewound", tag_field="kind", omit_defaults=True):
@@ -93,6 +97,14 @@ class RewoundEntry(Struct, frozen=True, tag="rewound", tag_field="kind", omit_de
     blank: bool = False
 
 
+class DiscardedEntry(Struct, frozen=True, tag="discarded", tag_field="kind", omit_defaults=True):
+    """The end of a turn's note; the turn stays in the history."""
+
+    turn: int
+    at: float
+    writer: str = ""
+
+
 # See `without_text`.
 _WITHOUT: dict[str, Any] = {
     "prompt_ids": (),
@@ -100,12 +112,13 @@ _WITHOUT: dict[str, Any] = {
     "messages": (),
     "logprobs": (),
     "parsing": None,
+    "note": "",
     "reply": "",
     "rendered": "",
     "has_text": False,
 }
 
-LogEntry = OpenedEntry | TurnEntry | RewoundEntry | ClosedEntry
+LogEntry = OpenedEntry | TurnEntry | RewoundEntry | DiscardedEntry | ClosedEntry
 
 _CODEC: Codec[LogEntry] = Codec(LogEntry)
 
@@ -158,6 +171,8 @@ def history(entries: Sequence[LogEntry]) -> History:
     for entry in others:
         if isinstance(entry, TurnEntry) and entry.number == len(turns) + 1:
             turns.append(entry)
+        elif isinstance(entry, DiscardedEntry) and 0 < entry.turn <= len(turns):
+            turns[entry.turn - 1] = structs.replace(turns[entry.turn - 1], note="")
         elif isinstance(entry, RewoundEntry) and 0 <= entry.to_turn <= len(turns):
             del turns[entry.to_turn :]
             if entry.blank:

@@ -39,6 +39,10 @@ class NoPersistence:
         """Write that a session goes back to what it was after a turn."""
         then(None)
 
+    def discarded(self, session: Session[Context], turn: int, to_turn: int, then: Done) -> None:
+        """Write that a turn lost its note, and that the session goes back to what it was after `to_turn`."""
+        then(None)
+
     def forked(self, session: Session[Context], then: Done) -> None:
         """Write a session that was made from another one."""
         then(None)
@@ -118,18 +122,18 @@ class TurnPersistence(NoPersistence):
 
     def rewound(self, session: Session[Context], to_turn: int, then: Done) -> None:
         """See `NoPersistence`."""
-        self._journal.write(
-            session.session_id,
-            session.state.log_position,
-            self._records.rewound(session, to_turn),
-            then,
-        )
+        write = self._records.rewound(session, to_turn)
+        self._journal.write(session.session_id, session.state.log_position, write, then)
+
+    def discarded(self, session: Session[Context], turn: int, to_turn: int, then: Done) -> None:
+        """See `NoPersistence`."""
+        write = self._records.discarded(session, turn, to_turn)
+        self._journal.write(session.session_id, session.state.log_position, write, then)
 
     def forked(self, session: Session[Context], then: Done) -> None:
         """See `NoPersistence`."""
-        self._journal.write(
-            session.session_id, session.state.log_position, self._records.whole(session), then
-        )
+        write = self._records.whole(session)
+        self._journal.write(session.session_id, session.state.log_position, write, then)
 
     def ended(
         self,

@@ -16,6 +16,7 @@ from ts_stateful.language.conversation.context import Context, Past
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import (
+    DiscardedEntry,
     ImageRef,
     LogEntry,
     OpenedEntry,
@@ -98,6 +99,14 @@ class SessionRecords:
     def rewound(self, session: Session[Context], to_turn: int) -> Write:
         """Record that the session goes back."""
         return self._write(session, [(self._rewound(to_turn), [])])
+
+    def discarded(self, session: Session[Context], turn: int, to_turn: int) -> Write:
+        """Record that a turn lost its note, and that the session goes back."""
+        entry = DiscardedEntry(turn, self.clock.unix(), self._writer)
+        parts: list[_Part] = [(entry, [])]
+        if to_turn < len(session.turns):
+            parts.append((self._rewound(to_turn), []))
+        return self._write(session, parts)
 
     def whole(self, session: Session[Context]) -> Write:
         """Record a session that was made from another one."""
@@ -201,6 +210,8 @@ class SessionRecords:
             origin=turn.origin,
             logprobs=turn.logprobs,
             parsing=turn.parsing,
+            note=turn.note,
+            has_reply=delta.has_reply,
             writer=self._writer,
         )
 
@@ -270,10 +281,12 @@ def _turn_of(entry: TurnEntry) -> Turn:
             rendered=entry.rendered,
             messages=entry.messages,
             num_images=len(entry.images),
+            has_reply=entry.has_reply,
         ),
         origin=entry.origin,
         logprobs=entry.logprobs,
         parsing=entry.parsing,
+        note=entry.note,
     )
 
 

@@ -134,20 +134,24 @@ class ChatText:
         messages: Sequence[Message],
         expansions: Sequence[Sequence[int]],
         tools: Sequence[Tool] = (),
+        instructions: str = "",
     ) -> Extension:
         """Return the context of the log and `messages`, up to the beginning of the reply, which may call `tools`.
 
-        `expansions` are the ids of every image of the session, the new ones last. Where the template only appends, the whole
-        log is kept, generated ids verbatim. Where it rewrites history, the longest common prefix is kept.
+        `expansions` are the ids of every image of the session, the new ones last. `instructions` come before all messages.
+        Where the template only appends, the whole log is kept, generated ids verbatim. Where it rewrites history, the longest
+        common prefix is kept.
 
         Raises:
             InvalidRequest: the template or the tokenizer cannot take the text.
         """
-        rendered = self._render([*dialogue.messages, *messages], tools)
+        before = [self._message("system", instructions)] if instructions else []
+        rendered = self._render([*before, *dialogue.messages, *messages], tools)
         added = appended(dialogue, rendered)
         if added is not None:
             new = self._encode_after(dialogue.rendered + dialogue.reply, added)
-            fresh = expansions[len(expansions) - _num_images(messages) :]
+            num_new = dialogue.unread_images + _num_images(messages)
+            fresh = expansions[len(expansions) - num_new :]
             return Extension(len(log), self._splice(new, fresh), rendered)
         whole = self._splice(self._encode_whole(rendered), expansions)
         keep = common_prefix(log, whole)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from ts_stateful.sessions.session import Delta, Message
+from ts_stateful.sessions.session import Delta
 
 __all__ = ["Dialogue", "Extension", "appended", "common_prefix"]
 
@@ -19,13 +19,11 @@ class Dialogue:
         self.messages = list(opening.messages)
         self.opening_images = opening.num_images  # the first user message will begin with them
         self.rendered = ""  # up to the beginning of the last reply
+        self.reply = (
+            ""  # the last one as it was rendered, its control tokens marked, or as it was generated
+        )
         self.num_turns = 0
-
-    @property
-    def reply(self) -> str:
-        """The last reply as it was rendered, its control tokens marked, or as it was generated; empty before the first turn."""
-        last = self.messages[-1] if self.num_turns else Message("", "")
-        return last.generated or last.text
+        self.unread_images = 0  # in messages after the last reply
 
     @property
     def waiting_images(self) -> int:
@@ -35,8 +33,13 @@ class Dialogue:
     def apply(self, turn: Delta) -> None:
         """Apply the next turn."""
         self.messages += turn.messages
-        self.rendered = self.rendered[: turn.keep_chars] + turn.rendered
         self.num_turns += 1
+        if not turn.has_reply:
+            self.unread_images += turn.num_images
+            return
+        self.rendered = self.rendered[: turn.keep_chars] + turn.rendered
+        self.reply = turn.messages[-1].generated or turn.messages[-1].text
+        self.unread_images = 0
 
 
 class Extension(NamedTuple):
@@ -53,7 +56,7 @@ def appended(dialogue: Dialogue, rendered: str) -> str | None:
     White space around the reply does not count. Many templates trim it, or put a blank before it that tokenizers merge into the
     reply's first token.
     """
-    if dialogue.num_turns == 0 or not rendered.startswith(dialogue.rendered):
+    if not dialogue.rendered or not rendered.startswith(dialogue.rendered):
         return None
     tail, reply = rendered[len(dialogue.rendered) :], dialogue.reply
     if tail.startswith(reply):

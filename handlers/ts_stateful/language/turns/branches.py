@@ -13,7 +13,9 @@ from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.answers import Rewound
 from ts_stateful.protocol.errors import InvalidRequest, SessionExists, StatefulError, TurnGap
+from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Open, Rewind
+from ts_stateful.protocol.responses import Respond
 from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["Branches"]
@@ -48,22 +50,7 @@ class Branches:
             raise TurnGap("the session is still being opened; fork it when that is answered")
         at_turn = len(source.turns) if command.at_turn is None else command.at_turn
         turns = _first_turns(source, at_turn, "at_turn")
-        self._table.touch(source)
-        metadata = source.metadata if command.metadata is None else command.metadata
-        try:
-            fork = self._table.open(
-                command.new_session_id,
-                source.state.fork(turns, self._model.new_kv()),
-                ttl_s=command.ttl_s,
-                metadata=dict(metadata),
-                origin=request_id,
-                spared=source,
-            )
-        except SessionExists as error:
-            raise SessionExists(error.message, field="new_session_id") from None
-        fork.turns = turns
-        lend_kv(source, fork.state, self._table)
-        self._persistence.lend(source, fork)
+        fork = self._made(source, turns, command, origin=request_id)
 
         def done(error: StatefulError | None) -> None:
             if error is None:
@@ -75,6 +62,50 @@ class Branches:
                 self._outbox.refuse(request_id, error, fork.session_id)
 
         self._turns.write_down(fork, command, partial(self._persistence.forked, fork), done)
+
+    def fork_for(
+        self, message: Submit, source: Session[Context], command: Respond
+    ) -> Session[Context]:
+        """Open a new session for a turn that follows an earlier one of `source`; the turn waits until it is written."""
+        turns = _first_turns(source, command.after or 0, "previous_response_id")
+        asked = Fork(new_session_id=command.new_session_id)
+        fork = self._made(
+            source, turns, asked, origin=message.request_id, ephemeral=message.ephemeral
+        )
+        fork.yields = source.yields
+        if not message.ephemeral:
+            write = partial(self._persistence.forked, fork)
+            self._turns.write_down(fork, asked, write, lambda error: None)
+        return fork
+
+    def _made(
+        self,
+        source: Session[Context],
+        turns: list[Turn],
+        command: Fork,
+        *,
+        origin: str,
+        ephemeral: bool = False,
+    ) -> Session[Context]:
+        """Open a session with a history of `source`, and with its KV states."""
+        self._table.touch(source)
+        metadata = source.metadata if command.metadata is None else command.metadata
+        try:
+            fork = self._table.open(
+                str(command.new_session_id),
+                source.state.fork(turns, self._model.new_kv()),
+                ttl_s=command.ttl_s,
+                metadata=dict(metadata),
+                origin=origin,
+                ephemeral=ephemeral,
+                spared=source,
+            )
+        except SessionExists as error:
+            raise SessionExists(error.message, field="new_session_id") from None
+        fork.turns = turns
+        lend_kv(source, fork.state, self._table)
+        self._persistence.lend(source, fork)
+        return fork
 
     def _answer(self, request_id: str, fork: Session[Context], source_id: str) -> None:
         self._outbox.answer(

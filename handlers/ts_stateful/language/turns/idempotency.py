@@ -38,15 +38,16 @@ class Idempotency:
 
     def answered_before(self, message: Submit) -> bool:
         """Answer a prompt whose turn is committed already."""
-        session_id = message.command.session_id
-        if session_id is None or session_id not in self._table:
-            return False
-        session = self._table.get(session_id)
-        turn = next((t for t in session.turns if t.origin == message.request_id), None)
-        if turn is not None:
+        known = [name for name in message.session_ids if name in self._table]
+        for session_id in reversed(known):
+            session = self._table.get(session_id)
+            turn = next((t for t in session.turns if t.origin == message.request_id), None)
+            if turn is None:
+                continue
             until = self._outbox.until(session.expires_at) if message.creates_session else None
             self._outbox.replayed(_subscriber(message), session_id, turn, opened_until=until)
-        return turn is not None
+            return True
+        return False
 
     def closed_before(self, request: PendingRequest) -> bool:
         """Answer a `close` whose session the store knows as closed."""

@@ -16,7 +16,7 @@ from ts_stateful.language.scheduler import Scheduler
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.inputs import TurnInputs
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
-from ts_stateful.language.turns.preparation import Preparation, resume_reply
+from ts_stateful.language.turns.preparation import Preparation, added_messages, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.language.vision.loader import ImageLoader
 from ts_stateful.protocol.defects import defect
@@ -29,6 +29,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Image, Prompt, Rewind
+from ts_stateful.protocol.responses import Discard, Respond
 from ts_stateful.session_log.journal import Done
 from ts_stateful.sessions.session import Session, Turn
 
@@ -50,6 +51,7 @@ class Turns:
         self.scheduler: Scheduler[Sequence] = Scheduler(handler.prefill_chunk)
         self.outbox = TurnOutbox(core.outbox.events, core.clock, handler.stream_interval_sec, model)
         self.waiters = Waiters(self.outbox, handler.reattach_sec)
+        self.table = core.table
         self._core = core
         self._model = model
         self._persistence = persistence
@@ -80,6 +82,9 @@ class Turns:
             self._forget(session, SessionNotFound("the session could not be opened"))
         elif sequence.ephemeral:
             self.implicit.ended(sequence)
+        elif sequence.forked and not session.work:
+            self._core.table.close(session)
+            self._persistence.ended(session, "closed")
         self._persistence.became_idle()
 
     def finish(self, sequence: Sequence, reason: str) -> None:
@@ -141,7 +146,7 @@ class Turns:
     def write_down(
         self,
         session: Session[Context],
-        command: Fork | Rewind,
+        command: Fork | Rewind | Discard,
         write: Callable[[Done], None],
         done: Done,
     ) -> None:
@@ -199,6 +204,8 @@ class Turns:
         self._persistence.became_idle()
 
     def _turn(self, sequence: Sequence, reason: str) -> Turn:
+        if not sequence.generates:
+            return added_messages(sequence, self.outbox.timing_of(sequence))
         extension, reply = sequence.extension, sequence.reply
         assert extension is not None
         assert reply is not None
@@ -217,6 +224,7 @@ class Turns:
             origin=sequence.origin,
             logprobs=tuple(sequence.logprobs[: reply.num_kept]),
             parsing=sequence.parsing,
+            note=sequence.note,
         )
 
     def _has_inputs(self, sequence: Sequence, error: StatefulError | None) -> None:
@@ -248,6 +256,13 @@ class Turns:
             self.fail(sequence, defect(error, "starting a turn"))
 
     def _start(self, sequence: Sequence) -> None:
+        command = sequence.command
+        if isinstance(command, Respond) and not command.generates:
+            self._preparation.take_messages(sequence, command)
+            sequence.status = Status.RUNNING
+            self.waiters.started(sequence)
+            self.finish(sequence, "stop")
+            return
         self._preparation.prepare(sequence)
         self._core.quotas.spend(sequence.session.owner, sequence.num_new)
         sequence.status = Status.RUNNING

@@ -6,6 +6,8 @@ import dataclasses
 from itertools import islice
 from typing import Any
 
+from msgspec import structs
+
 from ts_stateful.clock import Clock
 from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.services import EventSink
@@ -27,6 +29,7 @@ from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind
 from ts_stateful.protocol.logprobs import num_within
 from ts_stateful.protocol.requests import Prompt
+from ts_stateful.protocol.responses import Recalled
 from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["Outbox", "usage_of"]
@@ -49,7 +52,9 @@ class TurnOutbox(Outbox):
         """Report that the turn runs; a pulling client gets the text so far as its answer."""
         fields = self._session_fields(sequence)
         if not subscriber.pull:
-            self.events.emit(Event(subscriber.request_id, EventKind.ACCEPTED, **fields))
+            recalled = Recalled(text="", turn=sequence.number, note=sequence.note)
+            body = encode(recalled) if subscriber.recalls else b""
+            self.events.emit(Event(subscriber.request_id, EventKind.ACCEPTED, body, **fields))
             return
         text = sequence.text
         document = TurnAnswer(
@@ -121,7 +126,15 @@ class TurnOutbox(Outbox):
         for subscriber in sequence.subscribers:
             sent = subscriber.sent if subscriber.stream else 0
             extra = {"next": len(turn.text), "more": False} if subscriber.pull else {}
-            document = self._turn(sequence.session.session_id, turn, sent, **extra)
+            session_id = sequence.session.session_id
+            document: TurnAnswer
+            if not turn.delta.has_reply:
+                recalled = self.recalled(sequence.session, turn)
+                document = self.history(sequence.session, recalled)
+            elif subscriber.recalls:
+                document = self.recalled(sequence.session, turn, sent)
+            else:
+                document = self._turn(sequence.session.session_id, turn, sent, **extra)
             self.answer(subscriber.request_id, document, **fields)
         for waiter in sequence.continues:
             self.continued(waiter.request_id, sequence.session.session_id, turn, waiter.after)
@@ -150,8 +163,22 @@ class TurnOutbox(Outbox):
         sent = subscriber.sent if subscriber.stream else 0
         document = self._turn(session_id, turn, sent, replayed=True, **extra)
         self.answer(
-            subscriber.request_id, document, session_id=session_id, opened_until=opened_until
+            subscriber.request_id,
+            document,
+            session_id=session_id,
+            opened_until=opened_until,
+            turn=turn.number,
         )
+
+    def recalled(self, session: Session[Any], turn: Turn, after: int = 0) -> Recalled:
+        """Return a committed turn with its note, from character `after` of its text on."""
+        answer = self._turn(session.session_id, turn, after)
+        return Recalled(**structs.asdict(answer), note=turn.note)
+
+    def history(self, session: Session[Any], last: Recalled) -> Recalled:
+        """Return a turn with the committed ones before it."""
+        before = session.turns[: (last.turn or 1) - 1]
+        return structs.replace(last, earlier=[self.recalled(session, turn) for turn in before])
 
     def continued(self, request_id: str, session_id: str, turn: Turn, after: int) -> None:
         """Answer a `continue` with a committed turn, from character `after` on."""
@@ -199,7 +226,7 @@ class TurnOutbox(Outbox):
     def _session_fields(self, sequence: Sequence) -> dict[str, Any]:
         session = sequence.session
         until = self.until(session.expires_at) if sequence.creates_session else None
-        return {"session_id": session.session_id, "opened_until": until}
+        return {"session_id": session.session_id, "opened_until": until, "turn": sequence.number}
 
     def _turn(self, session_id: str, turn: Turn, after: int, **extra: Any) -> TurnAnswer:
         piece = ReplyPiece(turn.text[after:])

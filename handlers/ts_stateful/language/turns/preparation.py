@@ -14,13 +14,15 @@ from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
+from ts_stateful.protocol.answers import Timing, Usage
 from ts_stateful.protocol.chat import Chat, RawPrompt
 from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, OutOfMemory, TurnGap
 from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.protocol.requests import Open, Prompt
-from ts_stateful.sessions.session import Message
+from ts_stateful.protocol.responses import Respond
+from ts_stateful.sessions.session import Delta, Message, Turn
 
-__all__ = ["Preparation", "check_command", "check_number", "resume_reply"]
+__all__ = ["Preparation", "added_messages", "check_command", "check_number", "resume_reply"]
 
 _CHARS_PER_TOKEN = 32  # on average, at the very most
 
@@ -63,6 +65,14 @@ class Preparation:
         context.cut(sequence.keep)
         sequence.cached = context.kv.length
 
+    def take_messages(self, sequence: Sequence, command: Respond) -> None:
+        """Prepare a turn that adds messages without a reply: the next one reads them."""
+        context = sequence.context
+        sequence.messages = tuple(map(self._model.text.chat_message, command.messages))
+        sequence.number = len(sequence.session.turns) + 1
+        sequence.ids = list(context.log)
+        sequence.num_prompt = sequence.keep = len(sequence.ids)
+
     def _extend(self, sequence: Sequence) -> Extension:
         """Return the session's log with this turn's prompt."""
         command, model, text = sequence.command, self._model, self._model.text
@@ -83,7 +93,9 @@ class Preparation:
         check_number(command.turn, sequence.number)
         if isinstance(command, RawPrompt):
             return text.raw(command.prompt)
-        if sent:
+        if isinstance(command, Respond):
+            sequence.messages = tuple(sent)
+        elif sent:
             _branch(sequence, sent)
         else:
             dialogue, num_images = sequence.context.dialogue, len(sequence.images)
@@ -91,7 +103,10 @@ class Preparation:
         expansions = [image.ids for image in sequence.all_images]
         base = sequence.base
         tools = command.tools if isinstance(command, Chat) else ()
-        extension = text.extend(base.dialogue, base.log, sequence.messages, expansions, tools)
+        instructions = command.instructions if isinstance(command, Respond) else ""
+        extension = text.extend(
+            base.dialogue, base.log, sequence.messages, expansions, tools, instructions
+        )
         if text.reply_template is not None and self._parses(command):
             sequence.parsing = Parsing(text.reply_template.prefix_of(extension.rendered), tools)
         return extension
@@ -135,6 +150,26 @@ def resume_reply(sequence: Sequence, eos_ids: Collection[int]) -> str | None:
         reason = reason or sequence.take(chosen, eos_ids)
     sequence.num_given = len(sequence.ids)
     return reason
+
+
+def added_messages(sequence: Sequence, timing: Timing) -> Turn:
+    """Return a turn that only adds messages, as it is committed."""
+    delta = Delta(
+        keep=sequence.keep,
+        messages=sequence.messages,
+        num_images=len(sequence.images),
+        has_reply=False,
+    )
+    return Turn(
+        number=sequence.number,
+        text="",
+        finish_reason="stop",
+        usage=Usage(prompt_tokens=sequence.num_prompt),
+        timing=timing,
+        delta=delta,
+        origin=sequence.origin,
+        note=sequence.note,
+    )
 
 
 def _branch(sequence: Sequence, sent: Items[Message]) -> None:

@@ -17,6 +17,7 @@ from ts_stateful.language.turns.branches import Branches
 from ts_stateful.language.turns.idempotency import Idempotency, prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.preparation import check_command
+from ts_stateful.language.turns.responses import Responses
 from ts_stateful.language.vision.uploads import Uploads
 from ts_stateful.protocol.answers import Cancelled, Closed
 from ts_stateful.protocol.errors import InvalidRequest, QueueFull, TurnGap
@@ -34,6 +35,7 @@ from ts_stateful.protocol.requests import (
     Rewind,
     Upload,
 )
+from ts_stateful.protocol.responses import Discard, Recall, Respond
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.ordered_calls import not_erased
 
@@ -58,6 +60,7 @@ class LanguageRequests:
         self._persistence = persistence
         self._branches = Branches(core, model, turns, persistence)
         self._idempotency = Idempotency(core.table, turns)
+        self._responses = Responses(turns, self._branches, persistence)
         self.uploads = Uploads(core.config.handler.media)
 
     def handle(self, request: PendingRequest) -> None:
@@ -108,6 +111,12 @@ class LanguageRequests:
             self._branches.rewind(request_id, self._session(command.session_id), command)
         elif isinstance(command, Upload):
             self._upload(message, command)
+        elif isinstance(command, Recall):
+            self._responses.recall(message, self._session(command.session_id), command)
+        elif isinstance(command, Discard):
+            session = self._session(command.session_id)
+            if self._responses.discard(message.request_id, session, command):
+                self._close(message, Close(session_id=command.session_id))
         elif isinstance(command, Info):
             session = self._session(command.session_id)
             saved = self._persistence.is_saved(session)
@@ -133,7 +142,7 @@ class LanguageRequests:
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
         opening = self._model.text.begin(asked.system, num_images)
-        return self._table.open(
+        session = self._table.open(
             command.session_id,
             Context(opening, self._model.new_kv()),
             ttl_s=asked.ttl_s,
@@ -141,6 +150,8 @@ class LanguageRequests:
             origin=message.request_id,
             ephemeral=message.ephemeral,
         )
+        session.yields = isinstance(command, Respond) and command.generates
+        return session
 
     def _check_quotas(self, message: Submit, session_id: str) -> None:
         if not message.is_retry:  # else the engine that died had admitted it
@@ -157,6 +168,8 @@ class LanguageRequests:
             return
         self._check_images(command.images, message.attachments)
         check_command(command, self._model)
+        if isinstance(command, Respond):
+            session = self._responses.session_for(message, session, command)
         waiting = sum(work.status is not Status.RUNNING for work in session.work)
         limit = self._core.config.frontend.max_sequence_job_queue_size
         if session.busy and waiting >= limit:
@@ -193,6 +206,7 @@ class LanguageRequests:
             creates_session=message.creates_session,
             ephemeral=message.ephemeral,
             replay=_replay(message),
+            forked=session.session_id != message.command.session_id,
         )
         leader = None if message.leader is None else self._waiters.find(message.leader)
         if leader is not None and leader.num_generated <= 0:

@@ -9,6 +9,7 @@ from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Prompt
+from ts_stateful.protocol.responses import Recall
 from ts_stateful.sessions.session import Turn
 
 __all__ = ["Waiters"]
@@ -32,8 +33,9 @@ class Waiters:
     def subscribe(self, sequence: Sequence, message: Submit) -> None:
         """Let a request wait for a turn; one that joins a running turn gets it from its beginning."""
         command = sequence.command
-        stream = isinstance(message.command, Prompt) and message.command.stream and not message.pull
+        stream = message.streams and not message.pull
         subscriber = Subscriber(message.request_id, stream, message.pull, sent=message.skip)
+        subscriber.recalls = isinstance(message.command, Recall)
         subscriber.acked = len(message.replay)
         sequence.subscribers.append(subscriber)
         sequence.orphaned_at = None
@@ -131,7 +133,7 @@ class Waiters:
         self._mark_orphan(sequence)
 
     def _mark_orphan(self, sequence: Sequence) -> None:
-        if not sequence.subscribers and not sequence.continues:
+        if not (sequence.subscribers or sequence.continues or sequence.in_background):
             # No client can come back to an ephemeral session.
             sequence.orphaned_at = self._clock.monotonic() - (
                 self._reattach_s if sequence.ephemeral else 0.0

@@ -31,6 +31,7 @@ from ts_stateful.protocol.errors import (
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.operations import Operation, Outcome
 from ts_stateful.protocol.requests import Step
+from ts_stateful.protocol.responses import Respond
 from ts_stateful.protocol.stats import Stats
 
 __all__ = ["EngineLink", "EngineListener"]
@@ -157,6 +158,9 @@ class EngineLink:
     def drop(self, request_id: str) -> bool:
         """Forget a request whose client has disconnected; return False if it is not in flight here."""
         with self._lock:
+            request = self._in_flight.get(request_id)
+            if request is not None and request.message.background:
+                return True  # it goes on, over the death of its engine as well
             request = self._in_flight.remove(request_id)
             if request is not None and request.sent:
                 self.send(messages.Drop(request_id))
@@ -237,6 +241,8 @@ class EngineLink:
         if not is_for_client:
             return
         command = request.message.command
+        if isinstance(command, Respond) and event.session_id == command.new_session_id:
+            self._listener.on_placed(self.index, (str(event.session_id),))
         # If the model failed on a first step, the steps that follow it must not begin a sequence.
         refused = not_created and event.status != InternalError.status
         if isinstance(command, Step) and command.session_id and (refused or event.closed):

@@ -1,0 +1,203 @@
+"""The paths of the Responses API, after `v1/`: responses, conversations, and their items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
+from ts_stateful.frontend.dialects.dialect import Translation, Unnamed
+from ts_stateful.frontend.dialects.openai_fields import FieldFilter
+from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder
+from ts_stateful.frontend.dialects.own import OwnResponder
+from ts_stateful.frontend.dialects.responses.ids import ResponseId, session_of_conversation
+from ts_stateful.frontend.dialects.responses.items import Items, read_items
+from ts_stateful.frontend.dialects.responses.listing import (
+    ConversationResponder,
+    DeletedResponder,
+    ItemResponder,
+    ItemsResponder,
+    NewItemsResponder,
+    Page,
+)
+from ts_stateful.frontend.dialects.responses.note import Note, encode_note
+from ts_stateful.frontend.dialects.responses.request import read_conversation, read_create
+from ts_stateful.frontend.dialects.responses.responder import (
+    CreatedResponder,
+    Missing,
+    ResponseResponder,
+    StreamResponder,
+)
+from ts_stateful.frontend.dialects.served_model import ServedModelName, UnknownPath
+from ts_stateful.frontend.parsing.body import RequestBody
+from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
+from ts_stateful.protocol.requests import Close
+from ts_stateful.protocol.responses import Discard, Recall, Respond
+
+__all__ = ["Responses"]
+
+_PATHS = ("v1/responses", "v1/conversations")
+
+
+class Responses:
+    """The dialect of clients of the Responses API, for the model that is served as `model_name`."""
+
+    responder = OpenAiResponder()
+
+    def __init__(
+        self, model_name: str, *, strict: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._model = ServedModelName(model_name)
+        self._strict = strict
+        self._clock = clock
+
+    def matches(self, body: RequestBody) -> bool:
+        """See `Dialect`; the path decides."""
+        path = body.headers.path.strip("/")
+        return path in _PATHS or path.startswith(tuple(f"{one}/" for one in _PATHS))
+
+    def read(self, body: RequestBody) -> Translation:
+        """See `Dialect`."""
+        _, kind, *rest = body.headers.path.strip("/").split("/")
+        if body.headers.session_id() is not None:
+            raise InvalidRequest(
+                "`previous_response_id` or `conversation` names the session here; leave the session header out",
+                field="session_id",
+            )
+        made = (
+            self._of_response(body, rest)
+            if kind == "responses"
+            else self._of_conversation(body, rest)
+        )
+        if made is None:
+            raise UnknownPath(
+                "unknown path or method; this server has responses, conversations, and their items"
+            )
+        return made
+
+    def _of_response(self, body: RequestBody, rest: list[str]) -> Translation | None:
+        method = body.headers.method
+        if not rest:
+            return self._create(body) if method in ("POST", "") else None
+        name, *rest = rest
+        found = ResponseId.parse(name)
+        missing = Missing("Response", name)
+        if found is None:
+            return _direct(missing)
+        session_id, turn = found
+        if rest == ["cancel"]:
+            recall = Recall(session_id=session_id, turn=turn, cancels=True)
+            return _known(recall, ResponseResponder(missing))
+        if rest == ["input_items"]:
+            recall = Recall(session_id=session_id, turn=turn, all=True)
+            return _known(recall, ItemsResponder(missing, Page.of(body.query), of_response=True))
+        if not rest and method == "DELETE":
+            discard = Discard(session_id=session_id, turn=turn)
+            return _known(discard, DeletedResponder(missing, name, "response"))
+        if rest or method not in ("GET", ""):
+            return None
+        stream = body.query.get("stream", "").lower() == "true"
+        recall = Recall(session_id=session_id, turn=turn, stream=stream)
+        if not stream:
+            return _known(recall, ResponseResponder(missing))
+        after = _number(body.query.get("starting_after", "-1"))
+        return _known(recall, StreamResponder(None, missing, starting_after=after))
+
+    def _create(self, body: RequestBody) -> Translation:
+        document = self._model.taken_from(body.document)
+        framed = body.headers.is_http
+        if not framed:  # the frames of a WebSocket are a stream
+            document = {**document, "stream": True}
+            document.pop("type", None)
+        previous = document.get("previous_response_id")
+        if previous is not None:
+            kind, code = "Previous response", "previous_response_not_found"
+            missing = Missing(kind, str(previous), code, "previous_response_id")
+        else:
+            missing = Missing(
+                "Conversation", str(document.get("conversation")), field="conversation"
+            )
+        try:
+            asked = read_create(document, self._model.name, self._clock, strict=self._strict)
+        except SessionNotFound:
+            return _direct(missing)
+        continued = missing if asked.request.session_id else None
+        responder: ResponseResponder
+        if asked.request.stream:
+            responder = StreamResponder(asked.note, continued, asked.image_fields, framed=framed)
+        else:
+            responder = CreatedResponder(asked.note, continued, asked.image_fields)
+        unnamed = Unnamed.OPENS if asked.stores else Unnamed.EPHEMERAL
+        return Translation(asked.request, responder, unnamed, ignored=asked.ignored)
+
+    def _of_conversation(self, body: RequestBody, rest: list[str]) -> Translation | None:
+        method = body.headers.method
+        if not rest:
+            return self._add(body, None, "conversation") if method in ("POST", "") else None
+        name, *rest = rest
+        session_id = session_of_conversation(name)
+        missing = Missing("Conversation", name)
+        if session_id is None:
+            return _direct(missing)
+        recall = Recall(session_id=session_id, turn=None, all=True)
+        is_items, item_ids = rest[:1] == ["items"], rest[1:]
+        if not rest and method == "DELETE":
+            close = Close(session_id=session_id)
+            return _known(close, DeletedResponder(missing, name, "conversation.deleted"))
+        if not rest and method == "POST":
+            return self._add(body, session_id, "items", missing)
+        if not rest and method in ("GET", ""):
+            return _known(recall, ConversationResponder(missing))
+        if not is_items or len(item_ids) > 1:
+            return None
+        if item_ids and method == "DELETE":
+            raise InvalidRequest(
+                "an item stays in its conversation; make a new conversation of the items that you want",
+                field="item_id",
+            )
+        if item_ids:
+            return _known(recall, ItemResponder(missing, item_ids[0]))
+        if method == "POST":
+            return self._add(body, session_id, "items", missing, required="items")
+        return _known(recall, ItemsResponder(missing, Page.of(body.query), of_response=False))
+
+    def _add(
+        self,
+        body: RequestBody,
+        session_id: str | None,
+        kind: Any,
+        missing: Missing | None = None,
+        *,
+        required: str | None = None,
+    ) -> Translation:
+        fields = FieldFilter(strict=self._strict)
+        asked = read_conversation(body.document, fields, required=required)
+        items: Items = read_items(asked.items, "items")
+        metadata = asked.metadata if required is None else None
+        if kind == "conversation":
+            metadata = metadata or {}
+        note = Note(kind, int(self._clock.unix()), items.documents, metadata=metadata)
+        request = Respond(
+            session_id=session_id,
+            after=None if session_id else 0,
+            messages=items.messages,
+            images=items.images,
+            generates=False,
+            note=encode_note(note),
+        )
+        made = NewItemsResponder if required else ConversationResponder
+        responder = made(missing, items.image_fields)
+        return Translation(request, responder, ignored=fields.ignored)
+
+
+def _known(request: Recall | Discard | Close, responder: ResponseResponder) -> Translation:
+    return Translation(request, responder, Unnamed.REFUSED)
+
+
+def _direct(missing: Missing) -> Translation:
+    return Translation(None, OwnResponder(), answer=missing.answer().body, status=404)
+
+
+def _number(text: str) -> int:
+    if not text.removeprefix("-").isdecimal() or len(text) > 12:
+        raise InvalidRequest("it must be the number of an event", field="starting_after")
+    return int(text)

@@ -1,0 +1,148 @@
+"""The output items of a response, and the events of a stream that builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ts_stateful.frontend.dialects.openai_responder import scored
+from ts_stateful.frontend.dialects.responder import EngineAnswer
+from ts_stateful.frontend.dialects.responses.ids import ResponseId
+from ts_stateful.protocol.answers import Logprob
+from ts_stateful.protocol.chat import ToolCall
+
+__all__ = ["Output", "StreamEvent"]
+
+StreamEvent = dict[str, Any]
+"""An event of a stream, without its number."""
+
+
+class Output:
+    """The items of one response, from the pieces of its reply in their order.
+
+    Each method yields the events of a stream (https://www.openresponses.org/specification).
+    """
+
+    def __init__(self, response: ResponseId) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._response = response
+        self._open = ""  # the type of the last item while more can follow in it
+
+    def feed(self, piece: EngineAnswer) -> Iterator[StreamEvent]:
+        """Add a piece of the reply."""
+        if piece.reasoning:
+            yield from self._begin("reasoning")
+            yield from self._add("reasoning_text", piece.reasoning)
+        if piece.text:
+            yield from self._begin("message")
+            yield from self._add("output_text", piece.text, piece.logprobs)
+        for call in piece.tool_calls:
+            yield from self.close()
+            yield from self._call(call)
+
+    def end(self, *, forced_empty: bool) -> Iterator[StreamEvent]:
+        """End the reply. One without any item gets an empty message if it is `forced_empty`."""
+        if not self.items and forced_empty:
+            yield from self._begin("message")
+        yield from self.close()
+
+    def close(self, status: str = "completed") -> Iterator[StreamEvent]:
+        """End the last item."""
+        if not self._open:
+            return
+        item, part = self.items[-1], self.items[-1]["content"][0]
+        place = self._place(item) | {"content_index": 0}
+        kind = "output_text" if self._open == "message" else "reasoning"
+        self._open = ""
+        logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+        yield {"type": f"response.{kind}.done", **place, "text": part["text"], **logprobs}
+        yield {"type": "response.content_part.done", **place, "part": part}
+        yield self._ended(item, status)
+
+    def _begin(self, kind: str) -> Iterator[StreamEvent]:
+        if self._open == kind:
+            return
+        yield from self.close()
+        self._open = kind
+        if kind == "message":
+            item: dict[str, Any] = {
+                "type": kind,
+                "id": self._id("msg"),
+                "status": "in_progress",
+                "role": "assistant",
+            }
+            part: dict[str, Any] = {
+                "type": "output_text",
+                "text": "",
+                "annotations": [],
+                "logprobs": [],
+            }
+        else:
+            item = {"type": kind, "id": self._id("rs"), "summary": []}
+            part = {"type": "reasoning_text", "text": ""}
+        self.items.append({**item, "content": []})
+        yield self._added()
+        self.items[-1]["content"] = [part]
+        place = self._place(self.items[-1])
+        yield {
+            "type": "response.content_part.added",
+            **place,
+            "content_index": 0,
+            "part": dict(part),
+        }
+
+    def _add(
+        self, kind: str, text: str, logprobs: Sequence[Logprob] | None = None
+    ) -> Iterator[StreamEvent]:
+        item, part = self.items[-1], self.items[-1]["content"][0]
+        part["text"] += text
+        event = {
+            "type": "response.reasoning.delta",
+            **self._place(item),
+            "content_index": 0,
+            "delta": text,
+        }
+        if kind == "output_text":
+            made = [_scored(one) for one in logprobs or ()]
+            part["logprobs"] += made
+            event |= {"type": "response.output_text.delta", "logprobs": made}
+        yield event
+
+    def _call(self, call: ToolCall) -> Iterator[StreamEvent]:
+        named = {"id": self._id("fc"), "call_id": call.id, "name": call.name}
+        item = {"type": "function_call", **named, "arguments": "", "status": "in_progress"}
+        self.items.append(item)
+        place = self._place(item)
+        yield self._added()
+        item["arguments"] = call.arguments
+        kind = "response.function_call_arguments"
+        yield {"type": f"{kind}.delta", **place, "delta": call.arguments}
+        yield {"type": f"{kind}.done", **place, "name": call.name, "arguments": call.arguments}
+        yield self._ended(item)
+
+    def _id(self, kind: str) -> str:
+        return self._response.item(kind, len(self.items))
+
+    def _place(self, item: dict[str, Any]) -> dict[str, Any]:
+        return {"item_id": item["id"], "output_index": len(self.items) - 1}
+
+    def _added(self) -> StreamEvent:
+        item = dict(self.items[-1])
+        return {
+            "type": "response.output_item.added",
+            "output_index": len(self.items) - 1,
+            "item": item,
+        }
+
+    def _ended(self, item: dict[str, Any], status: str = "completed") -> StreamEvent:
+        if "status" in item:
+            item["status"] = status
+        return {
+            "type": "response.output_item.done",
+            "output_index": len(self.items) - 1,
+            "item": dict(item),
+        }
+
+
+def _scored(one: Logprob) -> dict[str, Any]:
+    return {**scored(one), "top_logprobs": [scored(top) for top in one.top_logprobs]}

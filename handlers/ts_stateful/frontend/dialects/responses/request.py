@@ -1,0 +1,320 @@
+"""The fields of `POST /v1/responses` (https://www.openresponses.org/reference), and their meaning here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+
+from ts_stateful.clock import Clock
+from ts_stateful.frontend.dialects.openai_fields import FieldFilter, FieldTable
+from ts_stateful.frontend.dialects.openai_format import read_format
+from ts_stateful.frontend.dialects.openai_tools import (
+    ToolChoice,
+    ToolDefinitions,
+    forced_of,
+    tools_of,
+)
+from ts_stateful.frontend.dialects.responses.ids import ResponseId, session_of_conversation
+from ts_stateful.frontend.dialects.responses.items import read_items
+from ts_stateful.frontend.dialects.responses.note import Note, encode_note
+from ts_stateful.protocol.chat import Tool
+from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
+from ts_stateful.protocol.generation import MinP, Penalty, RepetitionPenalty, TopLogprobs, TopP
+from ts_stateful.protocol.requests import Metadata
+from ts_stateful.protocol.response_format import ResponseFormat
+from ts_stateful.protocol.responses import Respond
+from ts_stateful.protocol.strict_json import convert
+
+__all__ = ["Asked", "read_conversation", "read_create"]
+
+_MAX_TOKENS = 1024  # without a limit a reply would reserve the rest of the context window
+_SEEDS = 2**63
+_LOGPROBS = "message.output_text.logprobs"
+
+_Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Objects = Annotated[list[dict[str, Any]], Meta(max_length=4096)]
+
+
+class _Conversation(Struct, frozen=True):
+    id: str
+
+
+class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    input: str | _Objects = ""
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | _Conversation | None = None
+    store: bool = True
+    background: bool = False
+    stream: bool = False
+    generate: bool = True  # of the WebSocket mode
+    include: Annotated[list[str], Meta(max_length=16)] = []
+    max_output_tokens: _Tokens | None = None
+    max_tool_calls: int | None = None
+    metadata: Metadata = {}
+    parallel_tool_calls: bool = True
+    text: dict[str, Any] = {}
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] = []
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    top_logprobs: TopLogprobs = 0
+    truncation: Literal["auto", "disabled"] = "disabled"
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    # Not OpenAI's; vLLM accepts them from its clients.
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    ignore_eos: bool | None = None
+
+
+_SAME = (
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_p",
+    "repetition_penalty",
+    "ignore_eos",
+)
+_TABLE = FieldTable(
+    "",
+    {"prompt": ()},
+    {
+        "service_tier": ("auto", "default"),
+        "stream_options": ({}, {"include_obfuscation": False}),
+        "reasoning": ({}, {"effort": "none"}),
+    },
+)
+_REASONING = FieldTable("reasoning.", {"effort": ("none",)})
+_TEXT = FieldTable("text.", {"verbosity": ("medium",)})
+
+
+class _Nothing(Struct, frozen=True):
+    pass
+
+
+class _Text(Struct, frozen=True):
+    format: dict[str, Any] | None = None
+
+
+class ConversationBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/conversations`, and of its items."""
+
+    items: _Objects = []
+    metadata: Metadata | None = None
+
+
+class Asked(NamedTuple):
+    """A response that was asked for; `image_fields` are the client's paths of the images of `request`, in their order."""
+
+    request: Respond
+    note: Note
+    image_fields: tuple[str, ...]
+    ignored: tuple[str, ...]
+    stores: bool
+
+
+def read_create(document: dict[str, Any], model: str, clock: Clock, *, strict: bool) -> Asked:
+    """Convert a JSON object to a request for a response of `model`; `strict` refuses fields without an effect.
+
+    Raises:
+        InvalidRequest: it is malformed or asks for something unsupported; `field` names it.
+        SessionNotFound: it names a response or a conversation that cannot be.
+    """
+    fields = FieldFilter(strict=strict)
+    body: _Body = convert(_supported(document, fields), _Body)
+    items = read_items(body.input)
+    if not items.messages and body.generate and body.previous_response_id is None:
+        raise InvalidRequest("it is empty; send a text, or a list of items", field="input")
+    tools, calls = _tools(body)
+    form = _format(body.text)
+    if calls is not None and form is not None:
+        raise InvalidRequest("a call has its own form; leave one of both out", field="text.format")
+    session_id, after = _place(body)
+    note = Note(
+        "response" if body.generate else "items",
+        int(clock.unix()),
+        items.documents,
+        _fields(body, model, form),
+        names_tool=bool(calls),
+    )
+    request = Respond(
+        session_id=session_id,
+        after=after,
+        messages=items.messages,
+        images=items.images,
+        instructions=body.instructions or "",
+        generates=body.generate,
+        stream=body.stream,
+        background=body.background,
+        max_new_tokens=body.max_output_tokens or _MAX_TOKENS,
+        response_format=form,
+        tools=tools,
+        calls=calls,
+        parallel=body.parallel_tool_calls,
+        parses=True,
+        logprobs=bool(body.top_logprobs) or _LOGPROBS in body.include,
+        top_logprobs=body.top_logprobs,
+        note=encode_note(note),
+        **_settings(body),
+    )
+    return Asked(request, note, items.image_fields, fields.ignored, body.store)
+
+
+def read_conversation(
+    document: dict[str, Any], fields: FieldFilter, *, required: str | None
+) -> ConversationBody:
+    """Convert a JSON object to the fields of a conversation, or to items for one.
+
+    Raises:
+        InvalidRequest: it is malformed, or lacks the `required` field.
+    """
+    body: ConversationBody = convert(
+        fields.supported(document, ConversationBody, FieldTable("")), ConversationBody
+    )
+    if required is not None and not getattr(body, required):
+        raise InvalidRequest("it is missing or empty", field=required)
+    return body
+
+
+def _supported(document: dict[str, Any], fields: FieldFilter) -> dict[str, Any]:
+    """Return the document without fields that have no meaning here."""
+    wanted = fields.supported(document, _Body, _TABLE)
+    reasoning = document.get("reasoning")
+    if isinstance(reasoning, dict):
+        fields.supported(reasoning, _Nothing, _REASONING, "reasoning.")
+    if isinstance(wanted.get("text"), dict):
+        wanted["text"] = fields.supported(wanted["text"], _Text, _TEXT, "text.")
+    return wanted
+
+
+def _place(body: _Body) -> tuple[str | None, int | None]:
+    """Return the session that the response continues, if it is not a new one, and the turn before it."""
+    if body.conversation is not None and body.previous_response_id is not None:
+        raise InvalidRequest(
+            "it excludes `previous_response_id`; send one of them", field="conversation"
+        )
+    if body.background and not body.store:
+        raise InvalidRequest("a response in the background is stored", field="background")
+    if body.previous_response_id is not None:
+        found = ResponseId.parse(body.previous_response_id)
+        if found is None:
+            raise SessionNotFound("no such response", field="previous_response_id")
+        return found
+    if body.conversation is not None:
+        name = body.conversation if isinstance(body.conversation, str) else body.conversation.id
+        session_id = session_of_conversation(name)
+        if session_id is None:
+            raise SessionNotFound("no such conversation", field="conversation")
+        return session_id, None
+    return None, 0
+
+
+def _settings(body: _Body) -> dict[str, Any]:
+    given = {name: getattr(body, name) for name in _SAME}
+    given["top_k"] = max(0, body.top_k or 0)
+    given["seed"] = None if body.seed is None else body.seed % _SEEDS
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _tools(body: _Body) -> tuple[tuple[Tool, ...], str | None]:
+    """Return the tools, and the name of the one that must be called."""
+    for index, tool in enumerate(body.tools):
+        if tool.get("type") != "function":
+            raise InvalidRequest(
+                "this server has no tools of its own; only those of type `function` are supported",
+                field=f"tools[{index}].type",
+            )
+    nested: list[dict[str, Any]] = [
+        {"type": "function", "function": _function(tool)} for tool in body.tools
+    ]
+    choice = body.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        listed = choice.get("tools")
+        allowed = (
+            [one.get("name") for one in listed if isinstance(one, dict)]
+            if isinstance(listed, list)
+            else []
+        )
+        nested = [one for one in nested if one["function"]["name"] in allowed]
+        choice = choice.get("mode")
+    elif isinstance(choice, dict):
+        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    try:
+        definitions: Any = convert(nested, ToolDefinitions)
+        tools = tools_of(definitions, None if isinstance(choice, dict) else _choice(choice))
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, field=_unnested(error.field)) from None
+    return tools, forced_of(_choice(choice), tools)
+
+
+def _choice(choice: object) -> ToolChoice | None:
+    try:
+        made: ToolChoice | None = convert(choice, ToolChoice | None)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, field="tool_choice") from None
+    return made
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tool.items() if name != "type" and value is not None}
+
+
+def _unnested(field: str | None) -> str:
+    path = (field or "").replace(".function", "")
+    return path if path.startswith("tools") else f"tools{path}"
+
+
+def _format(text: dict[str, Any]) -> ResponseFormat | None:
+    asked = text.get("format")
+    if asked is None or asked.get("type") == "text":
+        return None
+    nested = asked
+    if asked.get("type") == "json_schema":
+        inner = {name: value for name, value in asked.items() if name != "type"}
+        nested = {"type": "json_schema", "json_schema": inner}
+    try:
+        return read_format(nested)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, field="text.format") from None
+
+
+def _fields(body: _Body, model: str, form: ResponseFormat | None) -> dict[str, Any]:
+    """Return the fields of the response's object that repeat the request."""
+    conversation = body.conversation
+    name = conversation.id if isinstance(conversation, _Conversation) else conversation
+    shown = body.text.get("format") or {"type": "text"}
+    if form is not None and shown["type"] == "json_schema":
+        # The published document of version 2026-04-24 allows no schema here.
+        shown = {"name": "schema", "description": None, "strict": True, **shown, "schema": None}
+    return {
+        "model": model,
+        "background": body.background,
+        "conversation": None if name is None else {"id": name},
+        "frequency_penalty": body.frequency_penalty or 0.0,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "presence_penalty": body.presence_penalty or 0.0,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": None,
+        "reasoning": None,
+        "safety_identifier": None,
+        "service_tier": "default",
+        "store": body.store,
+        "temperature": body.temperature or 0.0,
+        "text": {"format": shown},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [
+            {"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools
+        ],
+        "top_logprobs": body.top_logprobs,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation,
+    }

@@ -1,0 +1,199 @@
+"""Answers about responses: their objects, and streams of the events that build them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from ts_stateful.frontend.dialects.dialect import Whole
+from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder, image_field
+from ts_stateful.frontend.dialects.responder import EngineError, line_of
+from ts_stateful.frontend.dialects.responses.ids import ResponseId
+from ts_stateful.frontend.dialects.responses.note import Note, decode_note
+from ts_stateful.frontend.dialects.responses.output import Output, StreamEvent
+from ts_stateful.frontend.dialects.responses.resource import (
+    TurnDocument,
+    failed,
+    finished,
+    unfinished,
+    whole,
+)
+from ts_stateful.protocol.events import Event, EventKind
+
+__all__ = ["CreatedResponder", "Missing", "ResponseResponder", "StreamResponder", "read_document"]
+
+_DONE = b"data: [DONE]\n\n"
+# Our names of fields to those of a response, where they differ.
+_PARAMS = {
+    "prompt": "input",
+    "system": "instructions",
+    "images": "input",
+    "response_format": "text.format",
+}
+_MISSING = ("session_not_found", "session_expired", "session_closed", "turn_gap")
+_decode = msgspec.json.Decoder(TurnDocument).decode
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """The error that says that something does not exist, or no more: `kind` is its name for people, `field` the client's."""
+
+    kind: str
+    name: str
+    code: str | None = None
+    field: str | None = None
+
+    def answer(self) -> Whole:
+        """Return the error as OpenAI words it."""
+        document = {
+            "message": f"{self.kind} with id '{self.name[:300]}' not found.",
+            "type": "invalid_request_error",
+            "param": self.field,
+            "code": self.code,
+        }
+        return Whole(404, line_of({"error": document}))
+
+
+class ResponseResponder(OpenAiResponder):
+    """The object of one response; `image_fields` are the client's paths of the request's images."""
+
+    announces = True
+
+    def __init__(self, missing: Missing | None = None, image_fields: tuple[str, ...] = ()) -> None:
+        self._missing = missing
+        self._image_fields = image_fields
+
+    def whole(self, event: Event) -> Whole:
+        """See `Responder`."""
+        document = read_document(event)
+        if document.error is not None:
+            return self.error(document.error)
+        return Whole(200, line_of(self.document(document)))
+
+    def document(self, answer: TurnDocument) -> dict[str, Any]:
+        """Return the document of an answer."""
+        return whole(answer)
+
+    def error(self, error: EngineError) -> Whole:
+        """See `Translator`."""
+        if self._missing is not None and error.code in _MISSING:
+            return self._missing.answer()
+        return super().error(error)
+
+    def _param(self, field: str | None) -> str | None:
+        return image_field(field, self._image_fields) or _PARAMS.get(field or "", field)
+
+
+class CreatedResponder(ResponseResponder):
+    """The answer to a request for a response without a stream."""
+
+    def __init__(self, note: Note, missing: Missing | None, image_fields: tuple[str, ...]) -> None:
+        super().__init__(missing, image_fields)
+        self._note = note
+
+    def document(self, answer: TurnDocument) -> dict[str, Any]:
+        """See `ResponseResponder`. One in the background is answered before it ends."""
+        if answer.finish_reason is None:
+            return unfinished(answer.response, self._note)
+        output = Output(answer.response)
+        for _ in (*output.feed(answer), *output.end(forced_empty=self._note.kind == "response")):
+            pass
+        return finished(answer.response, self._note, answer, output.items)
+
+
+class StreamResponder(ResponseResponder):
+    """A stream of events, after the one with the number `starting_after`.
+
+    An event's number follows from the reply's text alone: each event counts one, a delta as many as it has characters. So the
+    numbers are the same for every reader, whatever pieces the engine sends. Over WebSocket messages are not `framed`.
+    """
+
+    def __init__(
+        self,
+        note: Note | None,
+        missing: Missing | None,
+        image_fields: tuple[str, ...] = (),
+        *,
+        starting_after: int = -1,
+        framed: bool = True,
+    ) -> None:
+        super().__init__(missing, image_fields)
+        self._note = note
+        self._next = 0
+        self._after = starting_after
+        self._framed = framed
+        self._output: Output | None = None
+        self._response = ResponseId("", 0)
+
+    def piece(self, event: Event) -> bytes:
+        """See `Responder`; the acceptance of a request begins its stream."""
+        document = read_document(event)
+        made: list[StreamEvent] = []
+        if self._output is None:
+            made += self._begin(event, document)
+        if document.error is not None:
+            made += self._failed(document.error)
+        elif event.kind is not EventKind.ACCEPTED:
+            made += self._fed(document, is_last=event.kind is EventKind.LAST)
+        end = _DONE if event.kind is EventKind.LAST and self._framed else b""
+        return b"".join(self._numbered(made)) + end
+
+    def _begin(self, event: Event, document: TurnDocument) -> list[StreamEvent]:
+        self._response = ResponseId(event.session_id or "", event.turn or document.turn)
+        self._note = self._note or decode_note(document.note)
+        self._output = Output(self._response)
+        begun = unfinished(self._response, self._note)
+        return [
+            {"type": "response.created", "response": begun},
+            {"type": "response.in_progress", "response": begun},
+        ]
+
+    def _fed(self, document: TurnDocument, *, is_last: bool) -> Iterator[StreamEvent]:
+        assert self._output is not None
+        assert self._note is not None
+        yield from self._output.feed(document)
+        if not is_last:
+            return
+        cut = document.finish_reason == "length"
+        yield from self._output.close("incomplete" if cut else "completed")
+        yield from self._output.end(forced_empty=self._note.kind == "response")
+        made = finished(self._response, self._note, document, self._output.items)
+        # There is no event for a response that was cancelled.
+        kind = "incomplete" if made["status"] == "incomplete" else "completed"
+        yield {"type": f"response.{kind}", "response": made}
+
+    def _failed(self, error: EngineError) -> Iterator[StreamEvent]:
+        assert self._note is not None
+        shown = {"code": error.code, "message": error.sentence}
+        yield {"type": "response.failed", "response": failed(self._response, self._note, shown)}
+
+    def _numbered(self, events: Iterable[StreamEvent]) -> Iterator[bytes]:
+        for event in events:
+            text = event.get("delta") if event["type"] in _COUNTED else None
+            self._next += 1 if text is None else len(text)
+            number = self._next - 1
+            if number <= self._after:
+                continue
+            shown = (
+                event if text is None else _without_start(event, len(text) - number + self._after)
+            )
+            body = line_of({"type": event["type"], "sequence_number": number, **shown})
+            name = event["type"].encode()
+            yield b"event: %b\ndata: %b\n\n" % (name, body) if self._framed else body + b"\n"
+
+
+_COUNTED = ("response.output_text.delta", "response.reasoning.delta")
+
+
+def _without_start(delta: StreamEvent, num_chars: int) -> StreamEvent:
+    """Return a delta without its first characters, which the reader has."""
+    if num_chars <= 0:
+        return delta
+    rest = {**delta, "delta": delta["delta"][num_chars:]}
+    return {**rest, "logprobs": []} if "logprobs" in rest else rest
+
+
+def read_document(event: Event) -> TurnDocument:
+    """Return the document of an event; an acceptance may have none."""
+    return _decode(event.body) if event.body else TurnDocument()

@@ -1,0 +1,138 @@
+"""Turns of the Responses API: found by session and number, continued, branched, discarded."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.persistence.persistence import NoPersistence
+from ts_stateful.language.turns.branches import Branches
+from ts_stateful.language.turns.idempotency import prompts_of
+from ts_stateful.language.turns.lifecycle import Turns
+from ts_stateful.protocol.answers import Closed
+from ts_stateful.protocol.errors import SessionNotFound, StatefulError, TurnGap
+from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.responses import Discard, Recall, Recalled, Respond
+from ts_stateful.sessions.session import Session
+
+__all__ = ["Responses"]
+
+
+class Responses:
+    """The turns of one engine that have a note; raises a `StatefulError` if a request is refused."""
+
+    def __init__(self, turns: Turns, branches: Branches, persistence: NoPersistence) -> None:
+        self._turns = turns
+        self._waiters = turns.waiters
+        self._outbox = turns.outbox
+        self._branches = branches
+        self._persistence = persistence
+
+    def session_for(
+        self, message: Submit, session: Session[Context], command: Respond
+    ) -> Session[Context]:
+        """Return the session for a turn: `session`, or a fork of it if it has gone on since turn `command.after`.
+
+        Raises:
+            TurnGap: there is no such turn, or it is in progress and cannot be forked yet.
+            SessionNotFound: it has no note.
+        """
+        made = self._made_before(message, session, command)
+        if made is not None:
+            return made
+        pending = prompts_of(session)
+        num_turns = len(session.turns) + len(pending)
+        after = num_turns if command.after is None else command.after
+        _check_known(session, pending, after)
+        if after == num_turns and not message.ephemeral:
+            return session
+        if after > len(session.turns):
+            raise TurnGap(f"turn {after} is in progress, and so is one after it; try again later")
+        return self._branches.fork_for(message, session, command)
+
+    def recall(self, message: Submit, session: Session[Context], command: Recall) -> None:
+        """Answer with a turn, or let the request wait for one that is in progress if it streams or ends that.
+
+        Raises:
+            TurnGap, SessionNotFound: there is no such turn.
+        """
+        pending = prompts_of(session)
+        turn = len(session.turns) + len(pending) if command.turn is None else command.turn
+        _check_known(session, pending, turn)
+        if turn <= len(session.turns):
+            self._answer(message, session, command, turn)
+            return
+        sequence = pending[turn - len(session.turns) - 1]
+        if not (command.stream or command.cancels):
+            self._answer(message, session, command, turn)
+            return
+        self._waiters.subscribe(sequence, message)
+        sequence.cancelled |= command.cancels
+        if command.cancels and sequence.status is Status.RUNNING:
+            self._turns.finish(sequence, "cancelled")
+
+    def discard(self, request_id: str, session: Session[Context], command: Discard) -> bool:
+        """Forget the note of a turn, and the last turns if none has one; return True if the session is to be closed.
+
+        Raises:
+            TurnGap, SessionNotFound: there is no such turn, or the session is in use.
+        """
+        if session.busy:
+            raise TurnGap("a turn is in progress; cancel it, or wait for its end")
+        _check_known(session, [], command.turn)
+        left = [turn.number for turn in session.turns if turn.note and turn.number != command.turn]
+        if not left:
+            return True
+        last = left[-1]
+
+        def done(error: StatefulError | None) -> None:
+            if error is not None:
+                self._outbox.refuse(request_id, error, session.session_id)
+                return
+            turns = session.turns
+            turns[command.turn - 1] = dataclasses.replace(turns[command.turn - 1], note="")
+            if last < len(turns):
+                session.turns = turns[:last]
+                session.state.rewind(session.turns)
+            self._outbox.answer(request_id, Closed(session.session_id, closed=False))
+
+        write = partial(self._persistence.discarded, session, command.turn, last)
+        self._turns.write_down(session, command, write, done)
+        return False
+
+    def _made_before(
+        self, message: Submit, session: Session[Context], command: Respond
+    ) -> Session[Context] | None:
+        """Return the fork that an engine which died made for this request."""
+        table, name = self._turns.table, command.new_session_id
+        if not message.is_retry or name is None or name not in table:
+            return None
+        made = table.get(name)
+        return made if made.origin == message.request_id and made is not session else None
+
+    def _answer(
+        self, message: Submit, session: Session[Context], command: Recall, number: int
+    ) -> None:
+        pending = prompts_of(session)[: max(0, number - len(session.turns))]
+        made = [_unfinished(session, sequence, number) for sequence in pending[-1:]]
+        document = made[-1] if made else self._outbox.recalled(session, session.turns[number - 1])
+        if command.all:
+            document = self._outbox.history(session, document)
+        self._outbox.answer(
+            message.request_id, document, session_id=session.session_id, turn=number
+        )
+
+
+def _unfinished(session: Session[Context], sequence: Sequence, number: int) -> Recalled:
+    return Recalled(text="", session_id=session.session_id, turn=number, note=sequence.note)
+
+
+def _check_known(session: Session[Context], pending: list[Sequence], number: int) -> None:
+    """Check that a turn has a note, if it is one."""
+    notes = [turn.note for turn in session.turns] + [sequence.note for sequence in pending]
+    if number > len(notes):
+        raise TurnGap(f"there is no turn {number} of this session")
+    if number and not notes[number - 1]:
+        raise SessionNotFound(f"turn {number} of this session is no response")
