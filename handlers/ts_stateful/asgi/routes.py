@@ -16,6 +16,7 @@ from ts_stateful.asgi.health import Health
 from ts_stateful.asgi.http import OpenAiRoot, Predictions
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.open_inference.http import infer_routes
+from ts_stateful.asgi.response_socket import ResponseSockets
 from ts_stateful.asgi.websocket import Sessions
 from ts_stateful.frontend.pending_response import IGNORED
 
@@ -26,7 +27,7 @@ _ANY = ["GET", "POST", "PUT", "DELETE", "OPTIONS"]  # as TorchServe
 
 def make_app(models: Models, bodies: BodyReader) -> Starlette:
     """Return the application of the public port."""
-    health, sessions = Health(models), Sessions(models)
+    health, sessions, responses = Health(models), Sessions(models), ResponseSockets(models)
     predictions, openai = Predictions(models, bodies), OpenAiRoot(models, bodies)
     return Starlette(
         middleware=_cross_origin(models),
@@ -37,6 +38,8 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
             Route("/invocations", predictions, methods=["POST"]),
             Route("/v1/{path:path}", openai, methods=_ANY),
             *infer_routes(models, bodies),
+            WebSocketRoute("/v1/responses", responses.serve),
+            WebSocketRoute("/predictions/{model}/v1/responses", responses.serve),
             WebSocketRoute("/v1/sessions", sessions.serve),
             WebSocketRoute("/v1/sessions/{model}", sessions.serve),
             WebSocketRoute("/invocations-bidirectional-stream", sessions.serve),

@@ -21,7 +21,7 @@ from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 
-__all__ = ["Sessions"]
+__all__ = ["Sessions", "accepted", "next_message"]
 
 Tag = str | int | None
 
@@ -42,15 +42,32 @@ class Sessions:
 
     async def serve(self, socket: WebSocket) -> None:
         """Serve one connection."""
-        try:
-            model = await self._models.find(socket.path_params.get("model"))
-        except StatefulError as error:
-            await socket.accept()
-            code = _NOT_FOUND if error.status == 404 else _TRY_AGAIN_LATER
-            await socket.close(code, error.message[:120])
-            return
+        model = await accepted(socket, self._models)
+        if model is not None:
+            await _Connection(model, socket).run()
+
+
+async def accepted(socket: WebSocket, models: Models) -> ModelFront | None:
+    """Accept a connection; return the model that its path names. It is closed, with the reason, if there is none."""
+    try:
+        model = await models.find(socket.path_params.get("model"))
+    except StatefulError as error:
         await socket.accept()
-        await _Connection(model, socket).run()
+        code = _NOT_FOUND if error.status == 404 else _TRY_AGAIN_LATER
+        await socket.close(code, error.message[:120])
+        return None
+    await socket.accept()
+    return model
+
+
+async def next_message(socket: WebSocket) -> bytes | None:
+    """Return the next message of a connection; None after its end."""
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        return None
+    text = message.get("text")
+    data: bytes = message.get("bytes") or b""
+    return data if text is None else text.encode("utf-8", "surrogatepass")
 
 
 class _Connection:
@@ -73,7 +90,7 @@ class _Connection:
     async def run(self) -> None:
         """Serve until the client disconnects, which drops its requests."""
         try:
-            while (text := await self._received()) is not None:
+            while (text := await next_message(self._socket)) is not None:
                 await self._places.acquire()
                 task = asyncio.ensure_future(self._answer(text))
                 self._requests.add(task)
@@ -88,14 +105,6 @@ class _Connection:
         self._places.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             defect(error, "an answer over WebSocket")
-
-    async def _received(self) -> bytes | None:
-        message = await self._socket.receive()
-        if message["type"] == "websocket.disconnect":
-            return None
-        text = message.get("text")
-        data: bytes = message.get("bytes") or b""
-        return data if text is None else text.encode("utf-8", "surrogatepass")
 
     async def _answer(self, text: bytes) -> None:
         tag: Tag = None

@@ -67,8 +67,9 @@ class LanguageKind:
         self.requests.handle(request)
 
     def searches_first(self, message: Submit, session_id: str) -> bool:
-        """Return True for a repeated request that creates a session: the store may have that session."""
-        return message.creates_session and message.is_retry
+        """Return True for a repeated request that creates a session, or may fork one: the store may have that session."""
+        creates = message.creates_session or session_id != message.command.session_id
+        return creates and message.is_retry
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
         """See `ModelKind`."""

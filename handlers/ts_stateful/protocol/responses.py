@@ -19,13 +19,15 @@ _Turn = Annotated[int, Meta(ge=1, le=2**31)]
 class Respond(Chat, frozen=True, tag="respond", kw_only=True):
     """One turn, whose `messages` and `images` are new, after turn `after` of its session; None is the last one.
 
-    If the session has gone on since, it stays, and the turn is made in `new_session_id`, its fork. `instructions` are the
-    system prompt of this turn alone. A turn that does not `generate` adds its messages, without a reply. `note` is kept with
-    the turn, for `Recall`; the engine does not read it. In the `background` the turn goes on without a client.
+    If the session has gone on since, or the request `forks` it, it stays, and the turn is made in `new_session_id`, its fork.
+    `instructions` are the system prompt of this turn alone. A turn that does not `generate` adds its messages, without a
+    reply. `note` is kept with the turn, for `Recall`; the engine does not read it. In the `background` the turn goes on
+    without a client.
     """
 
     after: Annotated[int, Meta(ge=0, le=2**31)] | None = 0
     new_session_id: str | None = None
+    forks: bool = False
     instructions: str = ""
     generates: bool = True
     note: str = ""

@@ -145,6 +145,10 @@ class SessionTable(Generic[StateT]):
             self._end(session, SessionExpired)
         raise self._ended.error(session_id)
 
+    def has(self, session: Session[StateT]) -> bool:
+        """Return True if this is the open session of its id."""
+        return session.session_id in self and self._sessions[session.session_id] is session
+
     def touch(self, session: Session[StateT]) -> None:
         """Count a use: the session becomes the most recent one and its idle time starts again."""
         session.last_used = self._clock.monotonic()

@@ -52,7 +52,12 @@ class RequestBody:
     @property
     def attachments(self) -> tuple[bytes, ...]:
         """Return the files of a form, none of a request without a body. Raises what `document` raises."""
-        return self._content[1] if self._data.keys() - self.query.keys() else ()
+        return () if self.is_empty else self._content[1]
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if the request has nothing but parameters of its URL."""
+        return not any(self._data.get(name) for name in ("data", "body"))
 
     @property
     def query(self) -> dict[str, str]:

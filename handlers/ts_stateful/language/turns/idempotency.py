@@ -44,6 +44,9 @@ class Idempotency:
             turn = next((t for t in session.turns if t.origin == message.request_id), None)
             if turn is None:
                 continue
+            if not turn.delta.has_reply:
+                self._outbox.added(_subscriber(message), session, turn)
+                return True
             until = self._outbox.until(session.expires_at) if message.creates_session else None
             self._outbox.replayed(_subscriber(message), session_id, turn, opened_until=until)
             return True

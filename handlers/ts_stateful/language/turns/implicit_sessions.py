@@ -16,13 +16,14 @@ from ts_stateful.clock import Clock
 from ts_stateful.config.implicit import ImplicitConfig
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.matching import branch
+from ts_stateful.language.conversation.matching import branch, same_states
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.chat import Chat
-from ts_stateful.sessions.session import Message, Session
+from ts_stateful.protocol.responses import Respond
+from ts_stateful.sessions.session import Message, Residency, Session
 
 __all__ = ["ImplicitSessions"]
 
@@ -102,6 +103,37 @@ class ImplicitSessions:
         self._add(session)
         self.num_continued += 1
 
+    def lend(self, sequence: Sequence) -> int:
+        """Give a session without KV states those of the history that its first request repeats; return of how many ids.
+
+        Clients of the Responses API may send all items, and let each response open a session.
+        """
+        context = sequence.context
+        if (
+            not isinstance(sequence.command, Respond)
+            or not sequence.creates_session
+            or context.kv.length
+        ):
+            return 0
+        found = self._find(sequence.session, sequence.messages, sequence.images)
+        if found is None:
+            return 0
+        source = found[0].session
+        vision = self._model.vision
+        token = vision.image_token_id if vision else None
+        length = same_states(source.state, sequence.ids, sequence.all_images, token)
+        length = min(length, source.state.kv.length)
+        if source.state.residency is Residency.DEVICE and not source.busy:
+            source.state.lend_kv(context, length)
+        return context.kv.length
+
+    def noted(self, session: _Session) -> None:
+        """Let others copy from an open session after a turn of it; it stays in the table."""
+        if session.session_id in self._kept:
+            self._remove(self._kept[session.session_id])
+        if self._is_on:
+            self._add(session)
+
     def ended(self, sequence: Sequence) -> None:
         """Take the session of a request that has ended out of the table, and keep it for the next request."""
         session = sequence.session
@@ -121,6 +153,10 @@ class ImplicitSessions:
 
     def expire(self) -> None:
         """Drop those that no request has continued for too long."""
+        if len(self._kept) - len(self._idle) > len(self._table):  # some have ended
+            for kept in list(self._kept.values()):
+                if kept.num_bytes is None and kept.session.session_id not in self._table:
+                    self._remove(kept)
         latest = self._clock.monotonic() - self._settings.idle_sec
         while self._idle and self._oldest.session.last_used <= latest:
             self._drop(self._oldest)
@@ -139,7 +175,7 @@ class ImplicitSessions:
             session, is_idle = kept.session, session_id in self._idle
             assert session.session_id == session_id
             assert is_idle == (kept.num_bytes is not None)
-            assert is_idle != (session_id in self._table)
+            assert not (is_idle and session_id in self._table)
             if is_idle:
                 assert kept.num_bytes == session.state.device_bytes
                 session.state.check_integrity(session.turns)
@@ -169,8 +205,12 @@ class ImplicitSessions:
         """Yield those that begin with the same texts as a conversation, the longest beginning first."""
         keys = list(_digests(session, sent[:-1]))
         for said, key in zip(reversed(sent[:-1]), reversed(keys), strict=True):
-            if said.role == "assistant" and (found := self._by_text.get(key)):
+            found = [kept for kept in self._by_text.get(key, ()) if self._is_here(kept)]
+            if said.role == "assistant" and found:
                 yield found
+
+    def _is_here(self, kept: _Kept) -> bool:
+        return kept.num_bytes is not None or self._table.has(kept.session)
 
     def _add(self, session: _Session) -> _Kept:
         kept = self._kept[session.session_id] = _Kept(session, _ends(session))
@@ -205,7 +245,7 @@ def _fit(found: tuple[int, _Kept]) -> tuple[int, bool, int]:
 def _ends(session: _Session) -> list[bytes]:
     keys = list(_digests(session, [said for turn in session.turns for said in turn.delta.messages]))
     lengths = accumulate(len(turn.delta.messages) for turn in session.turns)
-    return [keys[length - 1] for length in lengths]
+    return [keys[length - 1] for length in dict.fromkeys(lengths) if length]
 
 
 def _digests(session: _Session, messages: Iterable[Message]) -> Iterator[bytes]:

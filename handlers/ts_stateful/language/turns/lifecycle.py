@@ -201,6 +201,8 @@ class Turns:
         self.waiters.finished(sequence, turn)
         if sequence.ephemeral:
             self.implicit.ended(sequence)
+        elif isinstance(sequence.command, Respond):
+            self.implicit.noted(session)
         self._persistence.became_idle()
 
     def _turn(self, sequence: Sequence, reason: str) -> Turn:

@@ -126,12 +126,11 @@ class TurnOutbox(Outbox):
         for subscriber in sequence.subscribers:
             sent = subscriber.sent if subscriber.stream else 0
             extra = {"next": len(turn.text), "more": False} if subscriber.pull else {}
-            session_id = sequence.session.session_id
-            document: TurnAnswer
             if not turn.delta.has_reply:
-                recalled = self.recalled(sequence.session, turn)
-                document = self.history(sequence.session, recalled)
-            elif subscriber.recalls:
+                self.added(subscriber, sequence.session, turn)
+                continue
+            document: TurnAnswer
+            if subscriber.recalls:
                 document = self.recalled(sequence.session, turn, sent)
             else:
                 document = self._turn(sequence.session.session_id, turn, sent, **extra)
@@ -167,6 +166,17 @@ class TurnOutbox(Outbox):
             document,
             session_id=session_id,
             opened_until=opened_until,
+            turn=turn.number,
+        )
+
+    def added(self, subscriber: Subscriber, session: Session[Any], turn: Turn) -> None:
+        """Answer a request that only added messages, with all turns of the session."""
+        until = self.until(session.expires_at) if turn.number == 1 else None
+        self.answer(
+            subscriber.request_id,
+            self.history(session, self.recalled(session, turn)),
+            session_id=session.session_id,
+            opened_until=until,
             turn=turn.number,
         )
 

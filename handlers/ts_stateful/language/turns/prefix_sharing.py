@@ -1,6 +1,7 @@
 """KV states of system prompts, which sessions share.
 
-The system prompt of a session is what it was opened with or, if a conversation opened it, the first message of that.
+The system prompt of a session is what it was opened with or, if a conversation opened it, the first message of that, or the
+instructions of a response.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.chat import Chat
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Open
-from ts_stateful.sessions.session import Delta
+from ts_stateful.protocol.responses import Respond
+from ts_stateful.sessions.session import Delta, Message
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 
@@ -56,7 +58,7 @@ class PrefixSharing:
         """Keep the KV states of the system prompt with which a turn opened its session."""
         context = sequence.context
         if context.prefix is not None and (
-            _opens_with_system(sequence) or isinstance(sequence.command, Open)
+            self._system(sequence) or isinstance(sequence.command, Open)
         ):
             context.prefix.learn(context.kv, self._table.make_room)
 
@@ -64,17 +66,22 @@ class PrefixSharing:
         """Return the ids of the system prompt and of what always follows it, and how many of them the turn begins with."""
         if isinstance(sequence.command, Open):
             return sequence.ids, len(sequence.ids)
-        if not _opens_with_system(sequence):
+        system = self._system(sequence)
+        if not system:
             kept = sequence.extension.keep if sequence.extension else 0
             return sequence.context.opening.ids, kept
         try:
-            ids = self._text.opening(Dialogue(Delta(messages=sequence.messages[:1])), [])
+            ids = self._text.opening(Dialogue(Delta(messages=system)), [])
         except InvalidRequest:  # a template that takes it only before what follows
             return (), 0
         return ids, common_prefix(ids, sequence.ids)
 
-
-def _opens_with_system(sequence: Sequence) -> bool:
-    """Return True if a conversation with a system prompt opens the session."""
-    chats = isinstance(sequence.command, Chat) and sequence.creates_session
-    return chats and sequence.messages[0].role == "system"
+    def _system(self, sequence: Sequence) -> tuple[Message, ...]:
+        """Return the system prompt with which a conversation opens the session, if it does."""
+        command = sequence.command
+        if not (isinstance(command, Chat) and sequence.creates_session):
+            return ()
+        if isinstance(command, Respond) and command.instructions:
+            return self._text.begin(command.instructions, 0).messages
+        first = sequence.messages[:1]
+        return first if first and first[0].role == "system" else ()

@@ -55,7 +55,8 @@ class Preparation:
             sequence.penalties = self._model.penalties.row(sequence.command, sequence.num_prompt)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
-        known = max(extension.keep, self.prefixes.lend(sequence), _lend_prompt(sequence))
+        lent = (self._implicit.lend(sequence), self.prefixes.lend(sequence), _lend_prompt(sequence))
+        known = max(extension.keep, *lent)
         if sequence.past is not None:
             vision = self._model.vision
             token = vision.image_token_id if vision else None

@@ -33,7 +33,7 @@ class Responses:
     def session_for(
         self, message: Submit, session: Session[Context], command: Respond
     ) -> Session[Context]:
-        """Return the session for a turn: `session`, or a fork of it if it has gone on since turn `command.after`.
+        """Return the session for a turn: `session`, or a fork of it if it has gone on or has to stay.
 
         Raises:
             TurnGap: there is no such turn, or it is in progress and cannot be forked yet.
@@ -46,7 +46,7 @@ class Responses:
         num_turns = len(session.turns) + len(pending)
         after = num_turns if command.after is None else command.after
         _check_known(session, pending, after)
-        if after == num_turns and not message.ephemeral:
+        if after == num_turns and not (message.ephemeral or command.forks):
             return session
         if after > len(session.turns):
             raise TurnGap(f"turn {after} is in progress, and so is one after it; try again later")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.frontend.dialects.dialect import Translation, Unnamed
 from ts_stateful.frontend.dialects.openai_fields import FieldFilter
@@ -75,10 +77,11 @@ class Responses:
         return made
 
     def _of_response(self, body: RequestBody, rest: list[str]) -> Translation | None:
-        method = body.headers.method
+        method = _method(body)
         if not rest:
-            return self._create(body) if method in ("POST", "") else None
+            return self._create(body) if method == "POST" else None
         name, *rest = rest
+        query = _parameters(body)
         found = ResponseId.parse(name)
         missing = Missing("Response", name)
         if found is None:
@@ -89,25 +92,24 @@ class Responses:
             return _known(recall, ResponseResponder(missing))
         if rest == ["input_items"]:
             recall = Recall(session_id=session_id, turn=turn, all=True)
-            return _known(recall, ItemsResponder(missing, Page.of(body.query), of_response=True))
+            return _known(recall, ItemsResponder(missing, Page.of(query), of_response=True))
         if not rest and method == "DELETE":
             discard = Discard(session_id=session_id, turn=turn)
             return _known(discard, DeletedResponder(missing, name, "response"))
-        if rest or method not in ("GET", ""):
+        if rest or (body.headers.method and method != "GET"):
             return None
-        stream = body.query.get("stream", "").lower() == "true"
+        stream = query.get("stream", "").lower() == "true"
         recall = Recall(session_id=session_id, turn=turn, stream=stream)
         if not stream:
             return _known(recall, ResponseResponder(missing))
-        after = _number(body.query.get("starting_after", "-1"))
+        after = _number(query.get("starting_after", "-1"))
         return _known(recall, StreamResponder(None, missing, starting_after=after))
 
     def _create(self, body: RequestBody) -> Translation:
         document = self._model.taken_from(body.document)
         framed = body.headers.is_http
-        if not framed:  # the frames of a WebSocket are a stream
+        if not framed:
             document = {**document, "stream": True}
-            document.pop("type", None)
         previous = document.get("previous_response_id")
         if previous is not None:
             kind, code = "Previous response", "previous_response_not_found"
@@ -126,13 +128,17 @@ class Responses:
             responder = StreamResponder(asked.note, continued, asked.image_fields, framed=framed)
         else:
             responder = CreatedResponder(asked.note, continued, asked.image_fields)
-        unnamed = Unnamed.OPENS if asked.stores else Unnamed.EPHEMERAL
-        return Translation(asked.request, responder, unnamed, ignored=asked.ignored)
+        request, unnamed = asked.request, Unnamed.OPENS
+        if not asked.stores and framed:
+            unnamed = Unnamed.EPHEMERAL
+        elif not asked.stores:  # it lives as long as the WebSocket, which closes its session
+            request = structs.replace(request, forks=request.session_id is not None)
+        return Translation(request, responder, unnamed, ignored=asked.ignored)
 
     def _of_conversation(self, body: RequestBody, rest: list[str]) -> Translation | None:
-        method = body.headers.method
+        method = _method(body)
         if not rest:
-            return self._add(body, None, "conversation") if method in ("POST", "") else None
+            return self._add(body, None, "conversation") if method == "POST" else None
         name, *rest = rest
         session_id = session_of_conversation(name)
         missing = Missing("Conversation", name)
@@ -145,7 +151,7 @@ class Responses:
             return _known(close, DeletedResponder(missing, name, "conversation.deleted"))
         if not rest and method == "POST":
             return self._add(body, session_id, "items", missing)
-        if not rest and method in ("GET", ""):
+        if not rest and method == "GET":
             return _known(recall, ConversationResponder(missing))
         if not is_items or len(item_ids) > 1:
             return None
@@ -187,6 +193,18 @@ class Responses:
         made = NewItemsResponder if required else ConversationResponder
         responder = made(missing, items.image_fields)
         return Translation(request, responder, ignored=fields.ignored)
+
+
+def _method(body: RequestBody) -> str:
+    """Return the method of a request; TorchServe does not pass it on, but requests with a body are of no other."""
+    return body.headers.method or ("GET" if body.is_empty else "POST")
+
+
+def _parameters(body: RequestBody) -> dict[str, str]:
+    """Return the parameters of a request; TorchServe does not pass on those of the URL, so they may be in a JSON body."""
+    if body.headers.method or body.is_empty:
+        return body.query
+    return {name: str(value) for name, value in body.document.items()}
 
 
 def _known(request: Recall | Discard | Close, responder: ResponseResponder) -> Translation:

@@ -1,0 +1,174 @@
+"""The Responses API over WebSocket (https://www.openresponses.org/specification): frames `response.create`, and events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from ts_stateful.asgi.exchange import exchange
+from ts_stateful.asgi.model import ModelFront
+from ts_stateful.asgi.models import Models
+from ts_stateful.asgi.request_headers import http_headers
+from ts_stateful.asgi.websocket import accepted, next_message
+from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder
+from ts_stateful.frontend.dialects.responder import EngineError
+from ts_stateful.frontend.dialects.responses.ids import ResponseId
+from ts_stateful.frontend.intake import Arrival
+from ts_stateful.frontend.parsing.body import PUSHED
+from ts_stateful.principals.authenticator import Call
+from ts_stateful.protocol.answers import encode
+from ts_stateful.protocol.defects import defect
+from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.requests import Close
+from ts_stateful.protocol.strict_json import convert, parse_json
+
+__all__ = ["ResponseSockets"]
+
+_PATH = "v1/responses"
+_MAX_OPEN = 64  # frames of one connection without their last event
+
+
+class ResponseSockets:
+    """An endpoint of WebSockets. Frames with the same `stream_id` are answered one after the other.
+
+    A response with `store: false` can be continued until the next one of its connection, and no more after that.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Serve one connection."""
+        model = await accepted(socket, self._models)
+        if model is not None:
+            await _Connection(model, socket).run()
+
+
+class _Frame(msgspec.Struct):
+    type: Literal["response.create"]
+    stream_id: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    store: bool | None = True
+
+
+_FRAMING = ("type", "stream_id", "store")
+
+
+class _Event(msgspec.Struct):
+    response: dict[str, Any] = {}
+
+
+class _Connection:
+    def __init__(self, model: ModelFront, socket: WebSocket) -> None:
+        self._model = model
+        self._socket = socket
+        pairs = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in socket.headers.raw
+        ]
+        self._call = Call(tuple(pairs))
+        headers = http_headers(pairs, _PATH, model.names, method="POST")
+        self._headers = replace(headers, is_http=False, content_type="")
+        self._lanes: dict[str | None, asyncio.Task[None]] = {}  # the last frame of each
+        self._unstored: dict[
+            str | None, str
+        ] = {}  # the last session of each lane that is not stored
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()
+        self._places = asyncio.Semaphore(_MAX_OPEN)
+
+    async def run(self) -> None:
+        """Serve until the client disconnects."""
+        try:
+            while (text := await next_message(self._socket)) is not None:
+                await self._places.acquire()
+                self._begin(text)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for session_id in self._unstored.values():
+                await self._close(session_id)
+
+    def _begin(self, text: bytes) -> None:
+        try:
+            document = parse_json(text)
+            frame = convert({name: document[name] for name in _FRAMING if name in document}, _Frame)
+            self._model.check_room()
+        except StatefulError as error:
+            refusal = _error(error.status, OpenAiResponder().error(_as_error(error)).body)
+            task = asyncio.ensure_future(self._send(refusal, None))
+        else:
+            rest = {name: document[name] for name in document if name not in ("type", "stream_id")}
+            before = self._lanes.get(frame.stream_id)
+            task = asyncio.ensure_future(self._answer(rest, frame, before))
+            self._lanes[frame.stream_id] = task
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._places.release()
+        for lane in [lane for lane, last in self._lanes.items() if last is task]:
+            del self._lanes[lane]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            defect(error, "an answer over WebSocket")
+
+    async def _answer(
+        self, document: dict[str, Any], frame: _Frame, before: asyncio.Task[None] | None
+    ) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        data = {"data": msgspec.json.encode(document), "rpc": PUSHED}
+        session_id = ""
+        async with contextlib.aclosing(
+            exchange(self._model, Arrival(data, self._headers, self._call))
+        ) as responses:
+            async for response in responses:
+                if response.status != 200:
+                    await self._send(_error(response.status, response.body), frame.stream_id)
+                    continue
+                for line in response.body.splitlines():
+                    session_id = session_id or _session_of(line)
+                    await self._send(line, frame.stream_id)
+        if frame.store is False:
+            old = self._unstored.pop(frame.stream_id, None)
+            if session_id:
+                self._unstored[frame.stream_id] = session_id
+            if old is not None:
+                await self._close(old)
+
+    async def _close(self, session_id: str) -> None:
+        data = {"data": encode(Close(session_id=session_id, erase=True)), "rpc": PUSHED}
+        arrival = Arrival(data, replace(self._headers, path=""), self._call)
+        async with contextlib.aclosing(exchange(self._model, arrival)) as responses:
+            async for _ in responses:
+                pass
+
+    async def _send(self, document: bytes, lane: str | None) -> None:
+        if lane is not None:
+            document = document[:-1] + b',"stream_id":' + msgspec.json.encode(lane) + b"}"
+        async with self._writing:
+            # The client may have disconnected; the next `receive` reports that.
+            with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+                await self._socket.send_text(document.decode())
+
+
+def _error(status: int, body: bytes) -> bytes:
+    """Return the event of an error, from an answer over HTTP."""
+    error = msgspec.json.decode(body)["error"]
+    return msgspec.json.encode({"type": "error", "status": status, "error": error})
+
+
+def _as_error(error: StatefulError) -> EngineError:
+    return EngineError(error.code, error.status, error.message, error.field)
+
+
+def _session_of(event: bytes) -> str:
+    """Return the session of the response that an event shows; empty if it shows none."""
+    shown = msgspec.json.decode(event, type=_Event).response.get("id", "")
+    found = ResponseId.parse(str(shown))
+    return found.session_id if found else ""
