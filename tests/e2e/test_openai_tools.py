@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
 
 from tests.e2e.server import ROOT, profile_server
 from tests.e2e.speak import DEADLINE_S
+from tests.support.open_responses import events_of
 from tests.support.tiny import save
 from tests.support.tiny.calling import ANSWER, ARGUMENTS, REASONING, TOOL, calling
 from ts_stateful.protocol.profile import Profile
@@ -111,3 +113,61 @@ def test_tools_are_used_as_shown(client: OpenAI, capsys: pytest.CaptureFixture[s
     ]
     exec(block, {"client": client, "messages": MESSAGES})
     assert capsys.readouterr().out == f"get_color {json.dumps(ARGUMENTS)}\n"
+
+
+def test_a_call_and_its_result_as_responses(client: OpenAI) -> None:
+    """Reasoning and the call are items; the result alone goes back. An older response branches."""
+    tools: Any = [{"type": "function", "strict": True, **TOOL}]
+    asked: Any = {"model": "chat", "tools": tools, "instructions": "Use tools."}
+    first = client.responses.create(input="What color is the circle?", **asked)
+    reasoning, call = first.output
+    assert reasoning.type == "reasoning"
+    assert [part.text for part in reasoning.content or []] == [REASONING]
+    assert call.type == "function_call"
+    assert (call.name, json.loads(call.arguments)) == (TOOL["name"], ARGUMENTS)
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "red"}
+    for turn in (2, 2):
+        second = client.responses.create(input=[result], previous_response_id=first.id, **asked)
+        assert second.output_text == ANSWER
+        assert second.id.endswith(f"_{turn}")
+        assert first.usage is not None
+        assert second.usage is not None
+        assert second.usage.input_tokens_details.cached_tokens == first.usage.total_tokens
+    items: Any = [{"role": "user", "content": "What color is the circle?"}]
+    items += [item.model_dump(exclude_none=True) for item in first.output]
+    alone = client.responses.create(input=[*items, result], **asked)
+    assert alone.output_text == ANSWER
+    assert alone.usage is not None
+    assert alone.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens
+
+
+def test_a_streamed_call_of_a_response(client: OpenAI) -> None:
+    """The client's own helper puts the pieces together, and the server has the same."""
+    tools: Any = [{"type": "function", "strict": True, **TOOL}]
+    with client.responses.stream(model="chat", input="What color?", tools=tools) as stream:
+        final = stream.get_final_response()
+    kept: Any = client.responses.retrieve(final.id).output
+    made: Any = final.output
+    assert [item.id for item in kept] == [item.id for item in made]
+    assert final.output[-1].type == "function_call"
+    assert final.output[-1].parsed_arguments == ARGUMENTS
+
+
+def test_responses_at_both_fronts(client: OpenAI) -> None:
+    """Without a body, and what TorchServe does not pass on."""
+    first = client.responses.create(model="chat", input="What color is the circle?")
+    assert client.responses.retrieve(first.id) == first
+    url = f"{client.base_url}responses/{first.id}"
+    asked = {"stream": True, "starting_after": 1}
+    with httpx.stream("POST", url, json=asked, timeout=DEADLINE_S) as answer:
+        events = list(events_of(answer.iter_lines()))
+    assert events[0]["sequence_number"] == 2
+    assert events[-1]["response"] == first.to_dict()
+    items = client.responses.input_items.list(first.id)
+    assert [item.type for item in items] == ["message"]
+    made = client.conversations.create(metadata={"topic": "shapes"})
+    client.conversations.update(made.id, metadata={"topic": "colors"})
+    assert client.conversations.retrieve(made.id).metadata == {"topic": "colors"}
+    client.responses.delete(first.id, extra_headers={"X-HTTP-Method-Override": "DELETE"})
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)

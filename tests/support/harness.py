@@ -21,9 +21,10 @@ from ts_stateful.language.network.load import Model
 from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.language.vision.loader import ImageLoader, ReadImage
 from ts_stateful.media.load import ImageFile
+from ts_stateful.protocol.chat import AnyRequest
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind, Submit
-from ts_stateful.protocol.requests import Close, Image, Open, Prompt, Request
+from ts_stateful.protocol.requests import Close, Image, Open, Prompt
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store
 from ts_stateful.store.ordered_calls import StoreCalls
@@ -137,7 +138,7 @@ class Harness:
         pictures = [self.pictures[image.url or ""] for image in images]
         return [read(ImageFile(png(picture), PlainDecoder(), "images")) for picture in pictures]
 
-    def submit(self, command: Request, request_id: str = "", **fields: Any) -> str:
+    def submit(self, command: AnyRequest, request_id: str = "", **fields: Any) -> str:
         """Submits a request; returns its id."""
         request_id = request_id or f"r{next(self._ids)}"
         self.engine.submit(Submit(request_id, command, **fields))
@@ -196,7 +197,7 @@ class Harness:
         events = self.events.get(request_id, [])
         return [json.loads(e.body)["text"] for e in events if e.kind is EventKind.PART]
 
-    def ask(self, command: Request, **fields: Any) -> dict[str, Any]:
+    def ask(self, command: AnyRequest, **fields: Any) -> dict[str, Any]:
         """Submits, runs to the end, and returns the terminal document."""
         request_id = self.submit(command, **fields)
         self.run()

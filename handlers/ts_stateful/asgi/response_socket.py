@@ -46,7 +46,7 @@ class ResponseSockets:
         """Serve one connection."""
         model = await accepted(socket, self._models)
         if model is not None:
-            await _Connection(model, socket).run()
+            await _ResponseConnection(model, socket).run()
 
 
 class _Frame(msgspec.Struct):
@@ -62,7 +62,7 @@ class _Event(msgspec.Struct):
     response: dict[str, Any] = {}
 
 
-class _Connection:
+class _ResponseConnection:
     def __init__(self, model: ModelFront, socket: WebSocket) -> None:
         self._model = model
         self._socket = socket

@@ -11,11 +11,10 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
-from ts_stateful.protocol.commands import AnyRequest
+from ts_stateful.protocol.chat import AnyRequest, Respond
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Fork, Open
-from ts_stateful.protocol.responses import Respond
 from ts_stateful.protocol.tenants import internal_id
 
 __all__ = ["NO_NAMESPACE", "Namespace"]

@@ -19,6 +19,7 @@ __all__ = [
     "Opened",
     "PackedAnswer",
     "PackedTensor",
+    "Recalled",
     "Rewound",
     "ServerLimits",
     "SessionInfo",
@@ -126,6 +127,13 @@ class TurnAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning: str = ""
     tool_calls: Sequence[ToolCall] = ()
     logprobs: Sequence[Logprob] | None = None  # of the tokens of `text`, if they were asked for
+
+
+class Recalled(TurnAnswer, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer to `Recall`: the turn, without a `finish_reason` while it is in progress, and its note."""
+
+    note: str
+    earlier: Sequence[Recalled] = ()
 
 
 class Uploaded(Struct, frozen=True):

@@ -6,11 +6,10 @@ import enum
 
 from msgspec import Struct
 
-from ts_stateful.protocol.commands import AnyRequest
+from ts_stateful.protocol.chat import AnyRequest, Recall, Respond
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Close, Fork, Prompt
-from ts_stateful.protocol.responses import Recall, Respond
 
 __all__ = ["Encoding", "Event", "EventKind", "Submit"]
 

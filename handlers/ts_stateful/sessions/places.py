@@ -11,7 +11,7 @@ from ts_stateful.protocol.errors import Overloaded, QuotaExceeded, TooManySessio
 from ts_stateful.sessions.parked import ParkedSessions
 from ts_stateful.sessions.session import Session, StateT
 
-__all__ = ["Limits", "NoParking", "OneOwner", "Owners", "Parking", "Places"]
+__all__ = ["Leaving", "Limits", "NoParking", "OneOwner", "Owners", "Parking", "Places"]
 
 
 class Limits(NamedTuple):
@@ -22,6 +22,12 @@ class Limits(NamedTuple):
     lifetime_s: float
     device_bytes: int | None = None
     host_bytes: int = 0
+
+    @property
+    def budget_bytes(self) -> float:
+        """Bytes of the device and of host memory together."""
+        device = self.device_bytes
+        return float("inf") if device is None else device + self.host_bytes
 
 
 class Owners(Protocol):
@@ -79,6 +85,13 @@ class NoParking:
         """See `Parking`."""
 
 
+class Leaving(NamedTuple):
+    """A session that has to leave the table: it `parks` in the store, or ends."""
+
+    session: Session[Any]
+    parks: bool
+
+
 class Places(Generic[StateT]):
     """The rules of one table's places.
 
@@ -116,7 +129,7 @@ class Places(Generic[StateT]):
         sessions: Iterable[Session[StateT]],
         owner: str | None,
         spared: Session[StateT] | None,
-    ) -> Session[StateT] | None:
+    ) -> Leaving | None:
         """Return the session that has to leave for another one of this owner; None if there is a place.
 
         One that can be parked comes first, then one that `yields`.
@@ -134,11 +147,16 @@ class Places(Generic[StateT]):
         has_room = self.parked.has_room(owner, self.owners.max_parked(owner))
         for session in reversed(own) if has_room else ():
             if session is not spared and not session.busy and self.parking.can_park(session):
-                return session
+                return Leaving(session, parks=True)
         yielding = [one for one in own if one.yields and not one.busy and one is not spared]
         if not yielding:
             raise refusal
-        return yielding[-1]
+        return Leaving(yielding[-1], parks=False)
+
+    def park(self, session: Session[StateT]) -> None:
+        """Note that a session has left for the store."""
+        self.parked.add(session)
+        self.parking.parked(session)
 
     def _refusal(
         self, kept: list[Session[StateT]], own: list[Session[StateT]], most: int | None

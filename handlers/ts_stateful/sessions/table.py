@@ -145,10 +145,6 @@ class SessionTable(Generic[StateT]):
             self._end(session, SessionExpired)
         raise self._ended.error(session_id)
 
-    def has(self, session: Session[StateT]) -> bool:
-        """Return True if this is the open session of its id."""
-        return session.session_id in self and self._sessions[session.session_id] is session
-
     def touch(self, session: Session[StateT]) -> None:
         """Count a use: the session becomes the most recent one and its idle time starts again."""
         session.last_used = self._clock.monotonic()
@@ -204,12 +200,6 @@ class SessionTable(Generic[StateT]):
     def leaving(self) -> list[Session[StateT]]:
         """Return the idle sessions in memory, in the order in which they leave it."""
         return [*self._dropping(Residency.HOST), *self._dropping(Residency.DEVICE)]
-
-    @property
-    def budget_bytes(self) -> float:
-        """Bytes of the device and of host memory together."""
-        device = self.limits.device_bytes
-        return float("inf") if device is None else device + self.limits.host_bytes
 
     def make_room(self, num_bytes: int, *, spared: Session[StateT] | None = None) -> bool:
         """Evict idle sessions but the one `spared` until `num_bytes` more fit the device's budget.
@@ -295,14 +285,13 @@ class SessionTable(Generic[StateT]):
             self.counts.closed += 1
 
     def _make_place(self, owner: str | None, spared: Session[StateT] | None = None) -> None:
-        session = self.places.make(self, owner, spared)
-        if session is None:
+        leaving = self.places.make(self, owner, spared)
+        if leaving is None:
             return
-        if self.places.parking.can_park(session):
-            self.counts.parked += 1
-            self.places.parked.add(session)
-            self.places.parking.parked(session)
-            self._shared.keep(session.state.shared)
-            self.forget(session)
-        else:
-            self._end(session, SessionExpired)
+        if not leaving.parks:
+            self._end(leaving.session, SessionExpired)
+            return
+        self.counts.parked += 1
+        self.places.park(leaving.session)
+        self._shared.keep(leaving.session.state.shared)
+        self.forget(leaving.session)

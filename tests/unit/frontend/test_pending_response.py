@@ -167,6 +167,8 @@ class _Loud:
     def whole(self, event: Event) -> Whole:
         return Whole(418 if event.status != 200 else 200, event.body.upper(), "text/whole")
 
+    announces = False
+
     def keep(self, event: Event) -> None:
         raise NotImplementedError
 

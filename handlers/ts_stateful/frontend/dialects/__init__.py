@@ -10,7 +10,7 @@ from ts_stateful.frontend.dialects.djl import Djl
 from ts_stateful.frontend.dialects.llava import Llava
 from ts_stateful.frontend.dialects.openai import OpenAi
 from ts_stateful.frontend.dialects.own import Own
-from ts_stateful.frontend.dialects.responses.dialect import Responses
+from ts_stateful.frontend.dialects.responses.dialect import ResponsesApi
 from ts_stateful.frontend.dialects.sglang import Sglang
 from ts_stateful.frontend.parsing.body import RequestBody
 
@@ -25,7 +25,7 @@ class Dialects:
 
     def __init__(self, model_name: str = "model", *, strict: bool = False) -> None:
         self._own = Own()
-        responses = Responses(model_name, strict=strict)
+        responses = ResponsesApi(model_name, strict=strict)
         openai = OpenAi(model_name, strict=strict)
         self._others: tuple[Dialect, ...] = (responses, openai, Llava(), Sglang(), Djl())
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ts_stateful.frontend.parsing.body import RequestBody
-from ts_stateful.protocol.commands import AnyRequest
+from ts_stateful.protocol.chat import AnyRequest
 from ts_stateful.protocol.events import Event
 
 __all__ = ["JSON", "SSE", "Dialect", "Responder", "Translation", "Unnamed", "Whole"]

@@ -180,13 +180,11 @@ class RequestHeaders:
             ends=is_http and _is_true(texts, names.ends),
             names_session=any(value != minted_id for value in ids),
             path=path if isinstance(path, str) else "",
-            method=next((value.upper() for name, value in texts if name == _METHOD), ""),
+            method=_first(texts, _METHOD).upper(),
             dialogue=dialogue_of(texts) if is_http else None,
-            origin=next((value for name, value in texts if is_http and name == "origin"), None),
+            origin=(_first(texts, "origin") or None) if is_http else None,
             infers=infers,
-            header_length=next(
-                (value for name, value in texts if name == HEADER_LENGTH.lower()), None
-            ),
+            header_length=_first(texts, HEADER_LENGTH.lower()) or None,
         )
 
     def session_id(self) -> str | None:
@@ -234,6 +232,10 @@ def dialogue_of(pairs: Iterable[tuple[str, str]]) -> str | None:
 def bare_session_id(value: str) -> str:
     """Return the session id of an HTTP header, without whitespace and without the `; Expires=...` of an answer."""
     return _EXPIRES.sub("", value).strip(" \t")
+
+
+def _first(texts: list[tuple[str, str]], wanted: str) -> str:
+    return next((value for name, value in texts if name == wanted), "")
 
 
 def _is_true(texts: list[tuple[str, str]], names: frozenset[str]) -> bool:

@@ -15,13 +15,11 @@ from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.frontend.pending_response import PendingResponse
-from ts_stateful.protocol.chat import Chat
-from ts_stateful.protocol.commands import AnyRequest
+from ts_stateful.protocol.chat import AnyRequest, Chat, Respond
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Fork, Hello, Open, Prompt, Step, Upload
-from ts_stateful.protocol.responses import Respond
 from ts_stateful.protocol.session_ids import new_session_id, resolve_session_id
 
 __all__ = ["RequestParser", "address"]
@@ -86,24 +84,11 @@ class RequestParser:
             raise InvalidRequest("only `open`, `prompt` and `upload` take files", field="type")
         if isinstance(request, Prompt):
             request = self._complete(request, body)
-        pull = isinstance(request, Prompt) and not body.headers.is_http
-        pull = pull and self._profile is Profile.CONTINUOUS
-        if isinstance(request, Respond):  # one in the background is answered at once
-            pull = request.background and not request.stream
         alone = creates_session or isinstance(request, Respond)
         ephemeral = alone and unnamed is Unnamed.EPHEMERAL
         if translation.choices > 1 and not ephemeral:
             raise InvalidRequest(
                 "a session has one reply to a prompt; fork it, or leave the session out", field="n"
-            )
-        if (
-            pull
-            and not isinstance(request, Respond)
-            and (ephemeral or not translation.responder.pulls)
-        ):
-            raise InvalidRequest(
-                "in this profile a gRPC client pulls a reply from its session with `prompt` and"
-                " `continue`; send this request over HTTP"
             )
         return Submit(
             request_id,
@@ -111,13 +96,26 @@ class RequestParser:
             body.attachments,
             creates_session=creates_session,
             ephemeral=ephemeral,
-            pull=pull,
+            pull=self._pulls(request, body, can_pull=translation.responder.pulls and not ephemeral),
             profile=self._profile,
             affinity=affinity_of(request, body.headers.dialogue)
             if ephemeral and isinstance(request, Chat)
             else (),
             choices=translation.choices,
         )
+
+    def _pulls(self, request: AnyRequest, body: RequestBody, *, can_pull: bool) -> bool:
+        """Return True if a prompt is answered at once, and its reply read by other requests."""
+        if isinstance(request, Respond):
+            return request.background and not request.stream
+        pulls = isinstance(request, Prompt) and not body.headers.is_http
+        pulls = pulls and self._profile is Profile.CONTINUOUS
+        if pulls and not can_pull:
+            raise InvalidRequest(
+                "in this profile a gRPC client pulls a reply from its session with `prompt` and"
+                " `continue`; send this request over HTTP"
+            )
+        return pulls
 
     def _complete(self, prompt: Prompt, body: RequestBody) -> Prompt:
         if prompt.temperature > 0 and prompt.seed is None:
@@ -138,7 +136,8 @@ def _has_tensors(body: RequestBody) -> bool:
 
 def _without_sessions(request: AnyRequest, unnamed: Unnamed) -> Unnamed:
     """Return the meaning of a request without a session on a server that keeps none."""
-    if isinstance(request, Open | Fork):
+    keeps = isinstance(request, Respond) and (request.background or not request.generates)
+    if keeps or isinstance(request, Open | Fork):
         raise InvalidRequest("this server keeps no sessions (`handler.statefulSessions`)")
     return Unnamed.EPHEMERAL if unnamed is Unnamed.OPENS else unnamed
 

@@ -155,7 +155,7 @@ class KvOffload:
         self._next_read()
 
     def _next_to_write(self) -> _Session | None:
-        table, budget = self._table, self._table.budget_bytes
+        table, budget = self._table, self._table.limits.budget_bytes
         ready, wanted = budget - table.device_bytes - table.host_bytes, _READY * budget
         if ready >= wanted:
             return None

@@ -12,10 +12,10 @@ from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.answers import Rewound
+from ts_stateful.protocol.chat import Respond
 from ts_stateful.protocol.errors import InvalidRequest, SessionExists, StatefulError, TurnGap
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Open, Rewind
-from ts_stateful.protocol.responses import Respond
 from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["Branches"]

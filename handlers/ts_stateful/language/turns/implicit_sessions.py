@@ -21,8 +21,7 @@ from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.protocol.chat import Chat
-from ts_stateful.protocol.responses import Respond
+from ts_stateful.protocol.chat import Chat, Respond
 from ts_stateful.sessions.session import Message, Residency, Session
 
 __all__ = ["ImplicitSessions"]
@@ -131,7 +130,7 @@ class ImplicitSessions:
         """Let others copy from an open session after a turn of it; it stays in the table."""
         if session.session_id in self._kept:
             self._remove(self._kept[session.session_id])
-        if self._is_on:
+        if self._is_on and _ends(session):
             self._add(session)
 
     def ended(self, sequence: Sequence) -> None:
@@ -210,7 +209,8 @@ class ImplicitSessions:
                 yield found
 
     def _is_here(self, kept: _Kept) -> bool:
-        return kept.num_bytes is not None or self._table.has(kept.session)
+        # A session of the same id may have come back from the store since.
+        return kept.num_bytes is not None or any(one is kept.session for one in self._table)
 
     def _add(self, session: _Session) -> _Kept:
         kept = self._kept[session.session_id] = _Kept(session, _ends(session))

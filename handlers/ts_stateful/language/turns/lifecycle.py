@@ -19,6 +19,7 @@ from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
 from ts_stateful.language.turns.preparation import Preparation, added_messages, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.language.vision.loader import ImageLoader
+from ts_stateful.protocol.chat import Discard, Respond
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import (
     SessionClosed,
@@ -29,7 +30,6 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Image, Prompt, Rewind
-from ts_stateful.protocol.responses import Discard, Respond
 from ts_stateful.session_log.journal import Done
 from ts_stateful.sessions.session import Session, Turn
 

@@ -17,6 +17,7 @@ from ts_stateful.language.text.reply_parser import ReplyParser, ReplyPiece, pars
 from ts_stateful.protocol.answers import (
     Logprob,
     Opened,
+    Recalled,
     Timing,
     TokenDetails,
     TopLogprob,
@@ -29,7 +30,6 @@ from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind
 from ts_stateful.protocol.logprobs import num_within
 from ts_stateful.protocol.requests import Prompt
-from ts_stateful.protocol.responses import Recalled
 from ts_stateful.sessions.session import Session, Turn
 
 __all__ = ["Outbox", "usage_of"]

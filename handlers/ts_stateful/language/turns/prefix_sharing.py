@@ -14,10 +14,9 @@ from ts_stateful.language.kv.prefix import Prefix, prefix_key, prefix_length
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.dialogue import Dialogue, common_prefix
 from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.protocol.chat import Chat
+from ts_stateful.protocol.chat import Chat, Respond
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Open
-from ts_stateful.protocol.responses import Respond
 from ts_stateful.sessions.session import Delta, Message
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable

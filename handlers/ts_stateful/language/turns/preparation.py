@@ -15,11 +15,10 @@ from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
 from ts_stateful.protocol.answers import Timing, Usage
-from ts_stateful.protocol.chat import Chat, RawPrompt
+from ts_stateful.protocol.chat import Chat, RawPrompt, Respond
 from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, OutOfMemory, TurnGap
 from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.protocol.requests import Open, Prompt
-from ts_stateful.protocol.responses import Respond
 from ts_stateful.sessions.session import Delta, Message, Turn
 
 __all__ = ["Preparation", "added_messages", "check_command", "check_number", "resume_reply"]
@@ -88,13 +87,14 @@ class Preparation:
         )
         messages = command.messages if isinstance(command, Chat) else ()
         sent = list(map(text.chat_message, messages))
-        if sent and sequence.ephemeral:
+        resumes = sequence.ephemeral and sequence.creates_session
+        if sent and resumes:
             self._implicit.resume(sequence, sent)
         sequence.number = len(sequence.session.turns) + 1
         check_number(command.turn, sequence.number)
         if isinstance(command, RawPrompt):
             return text.raw(command.prompt)
-        if isinstance(command, Respond):
+        if isinstance(command, Respond) and not resumes:
             sequence.messages = tuple(sent)
         elif sent:
             _branch(sequence, sent)

@@ -17,9 +17,10 @@ from ts_stateful.language.turns.branches import Branches
 from ts_stateful.language.turns.idempotency import Idempotency, prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.preparation import check_command
-from ts_stateful.language.turns.responses import Responses
+from ts_stateful.language.turns.responses import ResponseTurns
 from ts_stateful.language.vision.uploads import Uploads
 from ts_stateful.protocol.answers import Cancelled, Closed
+from ts_stateful.protocol.chat import Discard, Recall, Respond
 from ts_stateful.protocol.errors import InvalidRequest, QueueFull, TurnGap
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import (
@@ -35,7 +36,6 @@ from ts_stateful.protocol.requests import (
     Rewind,
     Upload,
 )
-from ts_stateful.protocol.responses import Discard, Recall, Respond
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.ordered_calls import not_erased
 
@@ -60,7 +60,7 @@ class LanguageRequests:
         self._persistence = persistence
         self._branches = Branches(core, model, turns, persistence)
         self._idempotency = Idempotency(core.table, turns)
-        self._responses = Responses(turns, self._branches, persistence)
+        self._responses = ResponseTurns(turns, self._branches, persistence)
         self.uploads = Uploads(core.config.handler.media)
 
     def handle(self, request: PendingRequest) -> None:

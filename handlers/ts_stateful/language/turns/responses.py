@@ -1,4 +1,4 @@
-"""Turns of the Responses API: found by session and number, continued, branched, discarded."""
+"""Turns of the ResponseTurns API: found by session and number, continued, branched, discarded."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.turns.branches import Branches
 from ts_stateful.language.turns.idempotency import prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
-from ts_stateful.protocol.answers import Closed
+from ts_stateful.protocol.answers import Closed, Recalled
+from ts_stateful.protocol.chat import Discard, Recall, Respond
 from ts_stateful.protocol.errors import SessionNotFound, StatefulError, TurnGap
 from ts_stateful.protocol.events import Submit
-from ts_stateful.protocol.responses import Discard, Recall, Recalled, Respond
 from ts_stateful.sessions.session import Session
 
-__all__ = ["Responses"]
+__all__ = ["ResponseTurns"]
 
 
-class Responses:
+class ResponseTurns:
     """The turns of one engine that have a note; raises a `StatefulError` if a request is refused."""
 
     def __init__(self, turns: Turns, branches: Branches, persistence: NoPersistence) -> None:

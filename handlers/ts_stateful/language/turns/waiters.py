@@ -6,10 +6,10 @@ import itertools
 
 from ts_stateful.language.conversation.turn import PendingContinue, Sequence, Status, Subscriber
 from ts_stateful.language.turns.outbox import TurnOutbox
+from ts_stateful.protocol.chat import Recall
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Prompt
-from ts_stateful.protocol.responses import Recall
 from ts_stateful.sessions.session import Turn
 
 __all__ = ["Waiters"]

@@ -22,6 +22,7 @@ from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.in_flight import InFlight, InFlightRequests
 from ts_stateful.process.worker.supervisor import EngineDied, Supervisor
 from ts_stateful.protocol.answers import encode
+from ts_stateful.protocol.chat import Respond
 from ts_stateful.protocol.errors import (
     EngineUnavailable,
     InternalError,
@@ -31,7 +32,6 @@ from ts_stateful.protocol.errors import (
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.operations import Operation, Outcome
 from ts_stateful.protocol.requests import Step
-from ts_stateful.protocol.responses import Respond
 from ts_stateful.protocol.stats import Stats
 
 __all__ = ["EngineLink", "EngineListener"]

@@ -1,4 +1,4 @@
-"""The paths of the Responses API, after `v1/`: responses, conversations, and their items."""
+"""The paths of the ResponsesApi API, after `v1/`: responses, conversations, and their items."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from ts_stateful.frontend.dialects.responses.note import Note, encode_note
 from ts_stateful.frontend.dialects.responses.request import read_conversation, read_create
 from ts_stateful.frontend.dialects.responses.responder import (
     CreatedResponder,
-    Missing,
+    NotFound,
     ResponseResponder,
     StreamResponder,
 )
 from ts_stateful.frontend.dialects.served_model import ServedModelName, UnknownPath
 from ts_stateful.frontend.parsing.body import RequestBody
+from ts_stateful.protocol.chat import Discard, Recall, Respond
 from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
 from ts_stateful.protocol.requests import Close
-from ts_stateful.protocol.responses import Discard, Recall, Respond
 
-__all__ = ["Responses"]
+__all__ = ["ResponsesApi"]
 
 _PATHS = ("v1/responses", "v1/conversations")
 
 
-class Responses:
-    """The dialect of clients of the Responses API, for the model that is served as `model_name`."""
+class ResponsesApi:
+    """The dialect of clients of the ResponsesApi API, for the model that is served as `model_name`."""
 
     responder = OpenAiResponder()
 
@@ -60,11 +60,6 @@ class Responses:
     def read(self, body: RequestBody) -> Translation:
         """See `Dialect`."""
         _, kind, *rest = body.headers.path.strip("/").split("/")
-        if body.headers.session_id() is not None:
-            raise InvalidRequest(
-                "`previous_response_id` or `conversation` names the session here; leave the session header out",
-                field="session_id",
-            )
         made = (
             self._of_response(body, rest)
             if kind == "responses"
@@ -83,7 +78,7 @@ class Responses:
         name, *rest = rest
         query = _parameters(body)
         found = ResponseId.parse(name)
-        missing = Missing("Response", name)
+        missing = NotFound("Response", name)
         if found is None:
             return _direct(missing)
         session_id, turn = found
@@ -96,7 +91,7 @@ class Responses:
         if not rest and method == "DELETE":
             discard = Discard(session_id=session_id, turn=turn)
             return _known(discard, DeletedResponder(missing, name, "response"))
-        if rest or (body.headers.method and method != "GET"):
+        if rest:
             return None
         stream = query.get("stream", "").lower() == "true"
         recall = Recall(session_id=session_id, turn=turn, stream=stream)
@@ -113,15 +108,16 @@ class Responses:
         previous = document.get("previous_response_id")
         if previous is not None:
             kind, code = "Previous response", "previous_response_not_found"
-            missing = Missing(kind, str(previous), code, "previous_response_id")
+            missing = NotFound(kind, str(previous), code, "previous_response_id")
         else:
-            missing = Missing(
+            missing = NotFound(
                 "Conversation", str(document.get("conversation")), field="conversation"
             )
         try:
             asked = read_create(document, self._model.name, self._clock, strict=self._strict)
         except SessionNotFound:
             return _direct(missing)
+        _check_new(body, asked.request.session_id)
         continued = missing if asked.request.session_id else None
         responder: ResponseResponder
         if asked.request.stream:
@@ -141,7 +137,7 @@ class Responses:
             return self._add(body, None, "conversation") if method == "POST" else None
         name, *rest = rest
         session_id = session_of_conversation(name)
-        missing = Missing("Conversation", name)
+        missing = NotFound("Conversation", name)
         if session_id is None:
             return _direct(missing)
         recall = Recall(session_id=session_id, turn=None, all=True)
@@ -171,10 +167,11 @@ class Responses:
         body: RequestBody,
         session_id: str | None,
         kind: Any,
-        missing: Missing | None = None,
+        missing: NotFound | None = None,
         *,
         required: str | None = None,
     ) -> Translation:
+        _check_new(body, session_id)
         fields = FieldFilter(strict=self._strict)
         asked = read_conversation(body.document, fields, required=required)
         items: Items = read_items(asked.items, "items")
@@ -202,16 +199,25 @@ def _method(body: RequestBody) -> str:
 
 def _parameters(body: RequestBody) -> dict[str, str]:
     """Return the parameters of a request; TorchServe does not pass on those of the URL, so they may be in a JSON body."""
-    if body.headers.method or body.is_empty:
+    if body.is_empty:
         return body.query
     return {name: str(value) for name, value in body.document.items()}
+
+
+def _check_new(body: RequestBody, session_id: str | None) -> None:
+    """Check that a session header, which keeps a client at its node, names no session that is to be opened."""
+    if session_id is None and body.headers.session_id() is not None:
+        raise InvalidRequest(
+            "a new response or conversation opens a session; leave the session header out",
+            field="session_id",
+        )
 
 
 def _known(request: Recall | Discard | Close, responder: ResponseResponder) -> Translation:
     return Translation(request, responder, Unnamed.REFUSED)
 
 
-def _direct(missing: Missing) -> Translation:
+def _direct(missing: NotFound) -> Translation:
     return Translation(None, OwnResponder(), answer=missing.answer().body, status=404)
 
 

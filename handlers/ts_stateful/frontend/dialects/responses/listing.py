@@ -13,7 +13,7 @@ from ts_stateful.frontend.dialects.responses.ids import conversation_id
 from ts_stateful.frontend.dialects.responses.note import Note, decode_note
 from ts_stateful.frontend.dialects.responses.resource import TurnDocument, listed_items
 from ts_stateful.frontend.dialects.responses.responder import (
-    Missing,
+    NotFound,
     ResponseResponder,
     read_document,
 )
@@ -85,7 +85,7 @@ def _turns(document: TurnDocument) -> list[TurnDocument]:
 class ItemsResponder(ResponseResponder):
     """The items of a conversation, or those that a response is made from."""
 
-    def __init__(self, missing: Missing, page: Page, *, of_response: bool) -> None:
+    def __init__(self, missing: NotFound, page: Page, *, of_response: bool) -> None:
         super().__init__(missing)
         self._page = page
         self._of_response = of_response
@@ -104,7 +104,7 @@ def _all_items(answer: TurnDocument, *, of_response: bool = False) -> list[dict[
 class ItemResponder(ResponseResponder):
     """One item of a conversation."""
 
-    def __init__(self, missing: Missing, item_id: str) -> None:
+    def __init__(self, missing: NotFound, item_id: str) -> None:
         super().__init__(missing)
         self._item_id = item_id
 
@@ -114,7 +114,7 @@ class ItemResponder(ResponseResponder):
         if document.error is not None:
             return self.error(document.error)
         found = [item for item in _all_items(document) if item["id"] == self._item_id]
-        return Whole(200, line_of(found[0])) if found else Missing("Item", self._item_id).answer()
+        return Whole(200, line_of(found[0])) if found else NotFound("Item", self._item_id).answer()
 
 
 class NewItemsResponder(ResponseResponder):
@@ -152,7 +152,7 @@ def _conversation(session_id: str, notes: list[Note]) -> dict[str, Any]:
 class DeletedResponder(ResponseResponder):
     """The answer to a deletion of a `kind` of object."""
 
-    def __init__(self, missing: Missing, name: str, kind: str) -> None:
+    def __init__(self, missing: NotFound, name: str, kind: str) -> None:
         super().__init__(missing)
         self._document = {"id": name, "object": kind, "deleted": True}
 

@@ -22,7 +22,6 @@ class Note(Struct, frozen=True, omit_defaults=True):
     items: tuple[dict[str, Any], ...] = ()
     fields: dict[str, Any] = {}
     metadata: dict[str, Any] | None = None
-    names_tool: bool = False
 
 
 _decoder = msgspec.json.Decoder(Note)

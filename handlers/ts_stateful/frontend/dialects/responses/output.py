@@ -11,13 +11,13 @@ from ts_stateful.frontend.dialects.responses.ids import ResponseId
 from ts_stateful.protocol.answers import Logprob
 from ts_stateful.protocol.chat import ToolCall
 
-__all__ = ["Output", "StreamEvent"]
+__all__ = ["OutputItems", "StreamEvent"]
 
 StreamEvent = dict[str, Any]
 """An event of a stream, without its number."""
 
 
-class Output:
+class OutputItems:
     """The items of one response, from the pieces of its reply in their order.
 
     Each method yields the events of a stream (https://www.openresponses.org/specification).

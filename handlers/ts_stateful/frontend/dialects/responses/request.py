@@ -8,25 +8,18 @@ from msgspec import Meta, Struct
 
 from ts_stateful.clock import Clock
 from ts_stateful.frontend.dialects.openai_fields import FieldFilter, FieldTable
-from ts_stateful.frontend.dialects.openai_format import read_format
-from ts_stateful.frontend.dialects.openai_tools import (
-    ToolChoice,
-    ToolDefinitions,
-    forced_of,
-    tools_of,
-)
 from ts_stateful.frontend.dialects.responses.ids import ResponseId, session_of_conversation
 from ts_stateful.frontend.dialects.responses.items import read_items
 from ts_stateful.frontend.dialects.responses.note import Note, encode_note
-from ts_stateful.protocol.chat import Tool
+from ts_stateful.frontend.dialects.responses.tools import read_form, read_tools
+from ts_stateful.protocol.chat import Respond
 from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
 from ts_stateful.protocol.generation import MinP, Penalty, RepetitionPenalty, TopLogprobs, TopP
 from ts_stateful.protocol.requests import Metadata
 from ts_stateful.protocol.response_format import ResponseFormat
-from ts_stateful.protocol.responses import Respond
 from ts_stateful.protocol.strict_json import convert
 
-__all__ = ["Asked", "read_conversation", "read_create"]
+__all__ = ["AskedResponse", "read_conversation", "read_create"]
 
 _MAX_TOKENS = 1024  # without a limit a reply would reserve the rest of the context window
 _SEEDS = 2**63
@@ -97,7 +90,7 @@ class _Nothing(Struct, frozen=True):
     pass
 
 
-class _Text(Struct, frozen=True):
+class _TextFields(Struct, frozen=True):
     format: dict[str, Any] | None = None
 
 
@@ -108,7 +101,7 @@ class ConversationBody(Struct, frozen=True, forbid_unknown_fields=True):
     metadata: Metadata | None = None
 
 
-class Asked(NamedTuple):
+class AskedResponse(NamedTuple):
     """A response that was asked for; `image_fields` are the client's paths of the images of `request`, in their order."""
 
     request: Respond
@@ -118,7 +111,9 @@ class Asked(NamedTuple):
     stores: bool
 
 
-def read_create(document: dict[str, Any], model: str, clock: Clock, *, strict: bool) -> Asked:
+def read_create(
+    document: dict[str, Any], model: str, clock: Clock, *, strict: bool
+) -> AskedResponse:
     """Convert a JSON object to a request for a response of `model`; `strict` refuses fields without an effect.
 
     Raises:
@@ -128,20 +123,12 @@ def read_create(document: dict[str, Any], model: str, clock: Clock, *, strict: b
     fields = FieldFilter(strict=strict)
     body: _Body = convert(_supported(document, fields), _Body)
     items = read_items(body.input)
-    if not items.messages and body.generate and body.previous_response_id is None:
-        raise InvalidRequest("it is empty; send a text, or a list of items", field="input")
-    tools, calls = _tools(body)
-    form = _format(body.text)
-    if calls is not None and form is not None:
-        raise InvalidRequest("a call has its own form; leave one of both out", field="text.format")
+    tools, calls = read_tools(body.tools, body.tool_choice)
+    form = read_form(body.text.get("format"))
     session_id, after = _place(body)
-    note = Note(
-        "response" if body.generate else "items",
-        int(clock.unix()),
-        items.documents,
-        _fields(body, model, form),
-        names_tool=bool(calls),
-    )
+    _check(body, is_new=session_id is None, has_two_forms=calls is not None and form is not None)
+    kind: Any = "response" if body.generate else "items"
+    note = Note(kind, int(clock.unix()), items.documents, _fields(body, model, form))
     request = Respond(
         session_id=session_id,
         after=after,
@@ -162,7 +149,7 @@ def read_create(document: dict[str, Any], model: str, clock: Clock, *, strict: b
         note=encode_note(note),
         **_settings(body),
     )
-    return Asked(request, note, items.image_fields, fields.ignored, body.store)
+    return AskedResponse(request, note, items.image_fields, fields.ignored, body.store)
 
 
 def read_conversation(
@@ -188,8 +175,17 @@ def _supported(document: dict[str, Any], fields: FieldFilter) -> dict[str, Any]:
     if isinstance(reasoning, dict):
         fields.supported(reasoning, _Nothing, _REASONING, "reasoning.")
     if isinstance(wanted.get("text"), dict):
-        wanted["text"] = fields.supported(wanted["text"], _Text, _TEXT, "text.")
+        wanted["text"] = fields.supported(wanted["text"], _TextFields, _TEXT, "text.")
     return wanted
+
+
+def _check(body: _Body, *, is_new: bool, has_two_forms: bool) -> None:
+    if has_two_forms:
+        raise InvalidRequest("a call has its own form; leave one of both out", field="text.format")
+    if not body.input and isinstance(body.input, list) and body.generate and is_new:
+        raise InvalidRequest("it is empty; send a text, or a list of items", field="input")
+    if body.background and not body.store:
+        raise InvalidRequest("a response in the background is stored", field="background")
 
 
 def _place(body: _Body) -> tuple[str | None, int | None]:
@@ -198,8 +194,6 @@ def _place(body: _Body) -> tuple[str | None, int | None]:
         raise InvalidRequest(
             "it excludes `previous_response_id`; send one of them", field="conversation"
         )
-    if body.background and not body.store:
-        raise InvalidRequest("a response in the background is stored", field="background")
     if body.previous_response_id is not None:
         found = ResponseId.parse(body.previous_response_id)
         if found is None:
@@ -219,68 +213,6 @@ def _settings(body: _Body) -> dict[str, Any]:
     given["top_k"] = max(0, body.top_k or 0)
     given["seed"] = None if body.seed is None else body.seed % _SEEDS
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _tools(body: _Body) -> tuple[tuple[Tool, ...], str | None]:
-    """Return the tools, and the name of the one that must be called."""
-    for index, tool in enumerate(body.tools):
-        if tool.get("type") != "function":
-            raise InvalidRequest(
-                "this server has no tools of its own; only those of type `function` are supported",
-                field=f"tools[{index}].type",
-            )
-    nested: list[dict[str, Any]] = [
-        {"type": "function", "function": _function(tool)} for tool in body.tools
-    ]
-    choice = body.tool_choice
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        listed = choice.get("tools")
-        allowed = (
-            [one.get("name") for one in listed if isinstance(one, dict)]
-            if isinstance(listed, list)
-            else []
-        )
-        nested = [one for one in nested if one["function"]["name"] in allowed]
-        choice = choice.get("mode")
-    elif isinstance(choice, dict):
-        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
-    try:
-        definitions: Any = convert(nested, ToolDefinitions)
-        tools = tools_of(definitions, None if isinstance(choice, dict) else _choice(choice))
-    except InvalidRequest as error:
-        raise InvalidRequest(error.message, field=_unnested(error.field)) from None
-    return tools, forced_of(_choice(choice), tools)
-
-
-def _choice(choice: object) -> ToolChoice | None:
-    try:
-        made: ToolChoice | None = convert(choice, ToolChoice | None)
-    except InvalidRequest as error:
-        raise InvalidRequest(error.message, field="tool_choice") from None
-    return made
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in tool.items() if name != "type" and value is not None}
-
-
-def _unnested(field: str | None) -> str:
-    path = (field or "").replace(".function", "")
-    return path if path.startswith("tools") else f"tools{path}"
-
-
-def _format(text: dict[str, Any]) -> ResponseFormat | None:
-    asked = text.get("format")
-    if asked is None or asked.get("type") == "text":
-        return None
-    nested = asked
-    if asked.get("type") == "json_schema":
-        inner = {name: value for name, value in asked.items() if name != "type"}
-        nested = {"type": "json_schema", "json_schema": inner}
-    try:
-        return read_format(nested)
-    except InvalidRequest as error:
-        raise InvalidRequest(error.message, field="text.format") from None
 
 
 def _fields(body: _Body, model: str, form: ResponseFormat | None) -> dict[str, Any]:

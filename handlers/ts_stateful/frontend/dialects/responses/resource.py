@@ -7,7 +7,7 @@ from typing import Any
 from ts_stateful.frontend.dialects.responder import EngineAnswer
 from ts_stateful.frontend.dialects.responses.ids import ResponseId
 from ts_stateful.frontend.dialects.responses.note import Note, decode_note
-from ts_stateful.frontend.dialects.responses.output import Output
+from ts_stateful.frontend.dialects.responses.output import OutputItems
 from ts_stateful.protocol.answers import Timing, Usage
 
 __all__ = [
@@ -73,7 +73,7 @@ def whole(document: TurnDocument) -> dict[str, Any]:
 
 def output_items(document: TurnDocument, note: Note) -> list[dict[str, Any]]:
     """Return the output items of a turn that is complete."""
-    output = Output(document.response)
+    output = OutputItems(document.response)
     for _ in output.feed(document):
         pass
     for _ in output.end(forced_empty=note.kind == "response"):

@@ -12,7 +12,7 @@ from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder, imag
 from ts_stateful.frontend.dialects.responder import EngineError, line_of
 from ts_stateful.frontend.dialects.responses.ids import ResponseId
 from ts_stateful.frontend.dialects.responses.note import Note, decode_note
-from ts_stateful.frontend.dialects.responses.output import Output, StreamEvent
+from ts_stateful.frontend.dialects.responses.output import OutputItems, StreamEvent
 from ts_stateful.frontend.dialects.responses.resource import (
     TurnDocument,
     failed,
@@ -22,7 +22,7 @@ from ts_stateful.frontend.dialects.responses.resource import (
 )
 from ts_stateful.protocol.events import Event, EventKind
 
-__all__ = ["CreatedResponder", "Missing", "ResponseResponder", "StreamResponder", "read_document"]
+__all__ = ["CreatedResponder", "NotFound", "ResponseResponder", "StreamResponder", "read_document"]
 
 _DONE = b"data: [DONE]\n\n"
 # Our names of fields to those of a response, where they differ.
@@ -36,7 +36,7 @@ _MISSING = ("session_not_found", "session_expired", "session_closed", "turn_gap"
 _decode = msgspec.json.Decoder(TurnDocument).decode
 
 
-class Missing(msgspec.Struct, frozen=True):
+class NotFound(msgspec.Struct, frozen=True):
     """The error that says that something does not exist, or no more: `kind` is its name for people, `field` the client's."""
 
     kind: str
@@ -60,7 +60,7 @@ class ResponseResponder(OpenAiResponder):
 
     announces = True
 
-    def __init__(self, missing: Missing | None = None, image_fields: tuple[str, ...] = ()) -> None:
+    def __init__(self, missing: NotFound | None = None, image_fields: tuple[str, ...] = ()) -> None:
         self._missing = missing
         self._image_fields = image_fields
 
@@ -88,7 +88,7 @@ class ResponseResponder(OpenAiResponder):
 class CreatedResponder(ResponseResponder):
     """The answer to a request for a response without a stream."""
 
-    def __init__(self, note: Note, missing: Missing | None, image_fields: tuple[str, ...]) -> None:
+    def __init__(self, note: Note, missing: NotFound | None, image_fields: tuple[str, ...]) -> None:
         super().__init__(missing, image_fields)
         self._note = note
 
@@ -96,7 +96,7 @@ class CreatedResponder(ResponseResponder):
         """See `ResponseResponder`. One in the background is answered before it ends."""
         if answer.finish_reason is None:
             return unfinished(answer.response, self._note)
-        output = Output(answer.response)
+        output = OutputItems(answer.response)
         for _ in (*output.feed(answer), *output.end(forced_empty=self._note.kind == "response")):
             pass
         return finished(answer.response, self._note, answer, output.items)
@@ -112,7 +112,7 @@ class StreamResponder(ResponseResponder):
     def __init__(
         self,
         note: Note | None,
-        missing: Missing | None,
+        missing: NotFound | None,
         image_fields: tuple[str, ...] = (),
         *,
         starting_after: int = -1,
@@ -123,7 +123,7 @@ class StreamResponder(ResponseResponder):
         self._next = 0
         self._after = starting_after
         self._framed = framed
-        self._output: Output | None = None
+        self._output: OutputItems | None = None
         self._response = ResponseId("", 0)
 
     def piece(self, event: Event) -> bytes:
@@ -142,7 +142,7 @@ class StreamResponder(ResponseResponder):
     def _begin(self, event: Event, document: TurnDocument) -> list[StreamEvent]:
         self._response = ResponseId(event.session_id or "", event.turn or document.turn)
         self._note = self._note or decode_note(document.note)
-        self._output = Output(self._response)
+        self._output = OutputItems(self._response)
         begun = unfinished(self._response, self._note)
         return [
             {"type": "response.created", "response": begun},

@@ -1,0 +1,88 @@
+"""The tools of a response, and the form of its text: those of a chat, without its nesting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ts_stateful.frontend.dialects.openai_format import read_format
+from ts_stateful.frontend.dialects.openai_tools import (
+    ToolChoice,
+    ToolDefinitions,
+    forced_of,
+    tools_of,
+)
+from ts_stateful.protocol.chat import Tool
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.response_format import ResponseFormat
+from ts_stateful.protocol.strict_json import convert
+
+__all__ = ["read_form", "read_tools"]
+
+
+def read_tools(asked: list[dict[str, Any]], choice: object) -> tuple[tuple[Tool, ...], str | None]:
+    """Return the tools, and the name of the one that must be called: empty for any, None if there need be no call.
+
+    Raises:
+        InvalidRequest: one is malformed, or of a type that is not supported; `field` names it.
+    """
+    for index, tool in enumerate(asked):
+        if tool.get("type") != "function":
+            raise InvalidRequest(
+                "this server has no tools of its own; only those of type `function` are supported",
+                field=f"tools[{index}].type",
+            )
+    nested: list[dict[str, Any]] = [
+        {"type": "function", "function": _function(tool)} for tool in asked
+    ]
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        listed = choice.get("tools")
+        allowed = (
+            [one.get("name") for one in listed if isinstance(one, dict)]
+            if isinstance(listed, list)
+            else []
+        )
+        nested = [one for one in nested if one["function"]["name"] in allowed]
+        choice = choice.get("mode")
+    elif isinstance(choice, dict):
+        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    try:
+        definitions: Any = convert(nested, ToolDefinitions)
+        tools = tools_of(definitions, None if isinstance(choice, dict) else _choice(choice))
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, field=_unnested(error.field)) from None
+    return tools, forced_of(_choice(choice), tools)
+
+
+def _choice(choice: object) -> ToolChoice | None:
+    try:
+        made: ToolChoice | None = convert(choice, ToolChoice | None)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, field="tool_choice") from None
+    return made
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tool.items() if name != "type" and value is not None}
+
+
+def _unnested(field: str | None) -> str:
+    path = (field or "").replace(".function", "")
+    return path if path.startswith("tools") else f"tools{path}"
+
+
+def read_form(asked: dict[str, Any] | None) -> ResponseFormat | None:
+    """Return the form of a reply's text, None for any.
+
+    Raises:
+        InvalidRequest: it is malformed.
+    """
+    if asked is None or asked.get("type") == "text":
+        return None
+    nested = asked
+    if asked.get("type") == "json_schema":
+        inner = {name: value for name, value in asked.items() if name != "type"}
+        nested = {"type": "json_schema", "json_schema": inner}
+    try:
+        return read_format(nested)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, field="text.format") from None
