@@ -17,6 +17,7 @@ from ts_stateful.config.implicit import ImplicitConfig
 from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.config.media import MediaConfig
 from ts_stateful.config.ranges import Count as _Count
+from ts_stateful.config.ranges import Natural as _Natural
 from ts_stateful.config.ranges import Positive as _Positive
 from ts_stateful.protocol.declarations import Input, Output, State, check
 from ts_stateful.protocol.profile import Profile
@@ -52,7 +53,7 @@ class EngineConfig(AccessConfig, frozen=True, kw_only=True):
     """`cpu`, `cuda` or `cuda:1`. `auto`: every GPU, else the CPU."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server from a browser, as `https://app.example.com`. `*`: all."""
-    threads: Annotated[int, Meta(ge=0)] = 0
+    threads: _Natural = 0
     """CPU threads of an engine. 0: torch's choice, but one thread for a model under 10 million weights."""
     engines: Literal["auto"] | _Count = "auto"
     """Engine processes. `auto`: one per device. Several on one GPU need `deviceCacheBytes`."""
@@ -129,15 +130,17 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """Refuse OpenAI requests with fields that have no effect. False: these are ignored, and named in a header."""
     structured_output: bool = True
     """Give replies a form that a request asks for: JSON, a regular expression, a grammar. False: such requests are refused."""
+    response_template: dict[str, Any] | None = None
+    """The response template by which tool calls and reasoning are found in replies. Unset: the model's own, if it has one."""
     reattach_sec: _Positive = 10.0
     """Seconds that a turn goes on after its client has disconnected."""
     context_length: _Count | None = None
     """Tokens of a session. Unset: the model's own limit."""
     prefill_chunk: _Count = 256
     """Tokens prefilled between two decode steps."""
-    shared_cache_bytes: Annotated[int, Meta(ge=0)] = 256_000_000
+    shared_cache_bytes: _Natural = 256_000_000
     """The part of the device's bytes for embeddings and system prompts that no session uses any more."""
-    host_cache_bytes: Annotated[int, Meta(ge=0)] = 0
+    host_cache_bytes: _Natural = 0
     """Bytes moved off the device instead of being computed again."""
     implicit_sessions: ImplicitConfig = ImplicitConfig()
     media: MediaConfig = MediaConfig()
@@ -166,7 +169,7 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
     """Every pass has exactly `maxRows` rows, for programs that were exported so."""
     host_cache_bytes: _Count | None = None
     """Bytes of states moved off the device. Unset: no bound."""
-    commit_every: Annotated[int, Meta(ge=0)] = 0
+    commit_every: _Natural = 0
     """Steps between two commits of a sequence's states to the store. 0: sequences end with their engine."""
     store: StoreConfig = StoreConfig()  # for `commit_every`
 
@@ -186,15 +189,13 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
 class FrontendConfig(Struct, frozen=True, kw_only=True):
     """The keys of TorchServe's frontend that this package uses too."""
 
-    min_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="minWorkers", default=1)
+    min_workers: _Natural = msgspec.field(name="minWorkers", default=1)
     """Workers at start. One worker stands in front of all engines. More are refused."""
-    max_workers: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxWorkers", default=1)
+    max_workers: _Natural = msgspec.field(name="maxWorkers", default=1)
     """The same as `minWorkers`."""
     batch_size: _Count = msgspec.field(name="batchSize", default=1)
     """Requests in flight. In the `async` profile 1."""
-    max_batch_delay_ms: Annotated[int, Meta(ge=0)] = msgspec.field(
-        name="maxBatchDelay", default=100
-    )
+    max_batch_delay_ms: _Natural = msgspec.field(name="maxBatchDelay", default=100)
     """Milliseconds that TorchServe waits before a first batch."""
     response_timeout_s: _Count = msgspec.field(name="responseTimeout", default=120)
     """Seconds after which TorchServe kills a silent worker."""
@@ -208,15 +209,11 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
     """The `sequence` profile."""
     async_communication: bool = msgspec.field(name="asyncCommunication", default=False)
     """The `async` profile."""
-    sequence_max_idle_ms: Annotated[int, Meta(ge=0)] = msgspec.field(
-        name="sequenceMaxIdleMSec", default=0
-    )
+    sequence_max_idle_ms: _Natural = msgspec.field(name="sequenceMaxIdleMSec", default=0)
     """Milliseconds after which an unused session expires. 0: 10 minutes."""
-    sequence_timeout_ms: Annotated[int, Meta(ge=0)] = msgspec.field(
-        name="sequenceTimeoutMSec", default=0
-    )
+    sequence_timeout_ms: _Natural = msgspec.field(name="sequenceTimeoutMSec", default=0)
     """Milliseconds after which any session expires. 0: an hour, or the idle time if that is longer."""
-    max_num_sequence: Annotated[int, Meta(ge=0)] = msgspec.field(name="maxNumSequence", default=0)
+    max_num_sequence: _Natural = msgspec.field(name="maxNumSequence", default=0)
     """Open sessions, at most `batchSize` in the `sequence` profile. 0: workers times `batchSize`."""
     max_sequence_job_queue_size: _Count = msgspec.field(name="maxSequenceJobQueueSize", default=1)
     """Prompts that wait in one session."""

@@ -180,11 +180,11 @@ class RequestHeaders:
             ends=is_http and _is_true(texts, names.ends),
             names_session=any(value != minted_id for value in ids),
             path=path if isinstance(path, str) else "",
-            method=_first(texts, _METHOD).upper(),
+            method=(_first(texts, _METHOD) or "").upper(),
             dialogue=dialogue_of(texts) if is_http else None,
-            origin=(_first(texts, "origin") or None) if is_http else None,
+            origin=_first(texts, "origin") if is_http else None,
             infers=infers,
-            header_length=_first(texts, HEADER_LENGTH.lower()) or None,
+            header_length=_first(texts, HEADER_LENGTH.lower()),
         )
 
     def session_id(self) -> str | None:
@@ -234,8 +234,8 @@ def bare_session_id(value: str) -> str:
     return _EXPIRES.sub("", value).strip(" \t")
 
 
-def _first(texts: list[tuple[str, str]], wanted: str) -> str:
-    return next((value for name, value in texts if name == wanted), "")
+def _first(texts: list[tuple[str, str]], wanted: str) -> str | None:
+    return next((value for name, value in texts if name == wanted), None)
 
 
 def _is_true(texts: list[tuple[str, str]], names: frozenset[str]) -> bool:

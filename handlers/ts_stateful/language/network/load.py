@@ -48,6 +48,7 @@ from ts_stateful.language.vision.encoder import Vision
 __all__ = ["Model", "accelerate", "build_model", "load_model", "resolve_model"]
 
 logger = logging.getLogger(__name__)
+_MEND = "mend handler.responseTemplate, or response_template in tokenizer_config.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,8 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # where kernels are launched and graphs captured
     network.to(device).eval()
+    if settings.response_template is not None:
+        getattr(owner, "tokenizer", owner).response_template = dict(settings.response_template)
     model = build_model(Path(name).name, network, owner, settings.context_length)
     accelerate(model, settings)
     return model
@@ -207,7 +210,12 @@ def build_model(
     vision = Vision(network, owner) if has_vision else None
     forward = verified_forward(network, name)
     image_token = vision.image_token if vision else None
-    text = ChatText(tokenizer, owner, image_token, find_template(owner, tokenizer, network))
+    try:
+        text = ChatText(tokenizer, owner, image_token, find_template(owner, tokenizer, network))
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}: the response template cannot be used: {error}; {_MEND}"
+        ) from None
     eos = network.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
     eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos

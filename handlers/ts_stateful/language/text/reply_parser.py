@@ -76,11 +76,20 @@ class ReplyTemplate:
 def find_template(
     owner: Any, tokenizer: PreTrainedTokenizerFast, network: PreTrainedModel
 ) -> ReplyTemplate | None:
-    """Return the template by which replies of a model are parsed: its tokenizer's, or the library's for its family."""
+    """Return the template by which replies of a model are parsed: its tokenizer's, or the library's for its family.
+
+    Raises:
+        ValueError: it is malformed.
+    """
     found = get_response_template(owner, network)
     added = tokenizer.added_tokens_decoder.values()
     hidden = [token.content for token in added if token.special]
-    return None if found is None else ReplyTemplate(load_response_template(found), hidden)
+    if found is None:
+        return None
+    try:
+        return ReplyTemplate(load_response_template(found), hidden)
+    except (TypeError, KeyError, AttributeError, re.error) as error:
+        raise ValueError(str(error)) from None
 
 
 def functions_of(tools: Iterable[Tool]) -> list[dict[str, Any]]:

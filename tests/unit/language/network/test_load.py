@@ -1,4 +1,4 @@
-"""Weights are loaded from safetensors alone."""
+"""Weights are loaded from safetensors alone; a response template may come from the configuration."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.tiny.calling import calling
 from tests.support.tiny.small import save
 from tests.support.tiny.text import llama
 from ts_stateful.config.schema import ConfigError, HandlerConfig
@@ -60,3 +61,23 @@ def test_a_model_of_the_hub_without_safetensors_is_refused(
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=r"weights of handler\.model 'owner/name'.*docs/serve.md"):
         load_model(HandlerConfig(model="owner/name"), pickled, CPU)
+
+
+def test_a_response_template_of_the_configuration(tmp_path: Path) -> None:
+    """For a model that comes without one. A malformed one is refused, with the key."""
+    made = calling()
+    template = made.tokenizer.response_template
+    made.tokenizer.response_template = None
+    folder = save(made, tmp_path / "model")
+    assert not load_model(HandlerConfig(model=str(folder)), folder, CPU).text.knows_tools
+    settings = HandlerConfig(model=str(folder), response_template=template)
+    assert load_model(settings, folder, CPU).text.knows_tools
+    for wrong in (
+        {},
+        {"fields": {"content": 3}},
+        {**template, "start_anchor": 3},
+        {**template, "fields": []},
+    ):
+        settings = HandlerConfig(model=str(folder), response_template=wrong)
+        with pytest.raises(ConfigError, match=r"handler\.responseTemplate"):
+            load_model(settings, folder, CPU)

@@ -51,7 +51,7 @@ class _Reader:
                 "send the item itself, or name the response before it in `previous_response_id`",
                 field=field,
             )
-        if kind not in readers:
+        if not isinstance(kind, str) or kind not in readers:
             raise InvalidRequest(
                 f"items of type {str(kind)[:64]!r} are not supported, only {', '.join(readers)}",
                 field=f"{field}.type",

@@ -41,7 +41,7 @@ def read_tools(asked: list[dict[str, Any]], choice: object) -> tuple[tuple[Tool,
             if isinstance(listed, list)
             else []
         )
-        nested = [one for one in nested if one["function"]["name"] in allowed]
+        nested = [one for one in nested if one["function"].get("name") in allowed]
         choice = choice.get("mode")
     elif isinstance(choice, dict):
         choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
@@ -70,13 +70,17 @@ def _unnested(field: str | None) -> str:
     return path if path.startswith("tools") else f"tools{path}"
 
 
-def read_form(asked: dict[str, Any] | None) -> ResponseFormat | None:
+def read_form(asked: object) -> ResponseFormat | None:
     """Return the form of a reply's text, None for any.
 
     Raises:
         InvalidRequest: it is malformed.
     """
-    if asked is None or asked.get("type") == "text":
+    if asked is None:
+        return None
+    if not isinstance(asked, dict):
+        raise InvalidRequest("expected an object", field="text.format")
+    if asked.get("type") == "text":
         return None
     nested = asked
     if asked.get("type") == "json_schema":

@@ -1,0 +1,145 @@
+"""Paths, fields and ids of the Responses API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.dialects import Exchange, ask
+from ts_stateful.frontend.dialects.responses.ids import (
+    ResponseId,
+    conversation_id,
+    session_of_conversation,
+)
+from ts_stateful.frontend.dialects.responses.note import decode_note
+from ts_stateful.protocol.chat import Respond, Tool
+
+TOOL: dict[str, Any] = {"type": "function", "name": "count", "parameters": {"type": "object"}}
+
+
+def create(**fields: Any) -> Exchange:
+    return ask({"model": "chat", "input": "hi", **fields}, headers={"url_path": "v1/responses"})
+
+
+def made(**fields: Any) -> Respond:
+    request: Respond = create(**fields).command
+    return request
+
+
+def test_ids_are_read_back() -> None:
+    """Session ids with every character that they may have; others are no ids."""
+    for session_id in ("a", "a_b-c.d", "0" * 32, "resp_1_2", "conv_x"):
+        assert ResponseId.parse(str(ResponseId(session_id, 12))) == (session_id, 12)
+        assert session_of_conversation(conversation_id(session_id)) == session_id
+    for text in (
+        "",
+        "resp_",
+        "resp_a",
+        "resp_a_0",
+        "resp_a_x",
+        "resp__1",
+        "resp_../x_1",
+        "msg_a_1",
+    ):
+        assert ResponseId.parse(text) is None
+    for text in ("", "conv_", "conv_a/b", "a"):
+        assert session_of_conversation(text) is None
+
+
+def test_a_new_response_opens_a_session() -> None:
+    """One that follows another names that one's, and a session for a branch."""
+    first = create()
+    assert first.submit.creates_session
+    assert (first.command.after, first.command.new_session_id) == (0, None)
+    second = create(previous_response_id="resp_s_4")
+    assert not second.submit.creates_session
+    assert (second.command.session_id, second.command.after) == ("s", 4)
+    assert second.command.new_session_id
+    third = create(conversation={"id": "conv_s"})
+    assert (third.command.session_id, third.command.after) == ("s", None)
+
+
+def test_a_response_that_is_not_stored_has_a_session_of_its_own() -> None:
+    """It ends with the answer."""
+    assert create(store=False).submit.ephemeral
+    assert create(store=False, previous_response_id="resp_s_4").submit.ephemeral
+    assert not create().submit.ephemeral
+
+
+def test_a_response_in_the_background_is_answered_at_once() -> None:
+    """Unless it is a stream."""
+    assert create(background=True).submit.pull
+    assert not create(background=True, stream=True).submit.pull
+    assert create(background=True, stream=True).submit.background
+
+
+def test_fields_become_settings() -> None:
+    """Those of the reply, and the note with what the answer repeats."""
+    request = made(
+        instructions="Be brief.",
+        max_output_tokens=7,
+        temperature=0.5,
+        top_logprobs=2,
+        seed=-1,
+        metadata={"a": "b"},
+        tools=[TOOL],
+        tool_choice={"type": "function", "name": "count"},
+        parallel_tool_calls=False,
+    )
+    assert (request.instructions, request.max_new_tokens) == ("Be brief.", 7)
+    assert (request.temperature, request.seed) == (0.5, 2**63 - 1)
+    assert (request.logprobs, request.top_logprobs) == (True, 2)
+    assert request.tools == (Tool("count", "", {"type": "object"}),)
+    assert (request.calls, request.parallel) == ("count", False)
+    fields = decode_note(request.note).fields
+    assert fields["metadata"] == {"a": "b"}
+    assert fields["tools"][0]["name"] == "count"
+    assert fields["tool_choice"] == {"type": "function", "name": "count"}
+
+
+def test_tools_may_be_allowed_by_name() -> None:
+    """The others are not shown to the model."""
+    other = {**TOOL, "name": "other"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"name": "other"}]}
+    request = made(tools=[TOOL, other], tool_choice=choice)
+    assert [tool.name for tool in request.tools] == ["other"]
+    assert request.calls == ""
+
+
+def test_a_form_as_in_a_chat() -> None:
+    """Without the nesting of a chat."""
+    schema = {"type": "object"}
+    asked = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    form = made(text=asked).response_format
+    assert form is not None
+    assert form.schema == schema  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"text": {"format": "json"}}, "text.format"),
+        ({"input": 3}, "input"),
+        ({"include": "x"}, "include"),
+        ({"truncation": "some"}, "truncation"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"n": 2, "background": True, "store": False}, "background"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], field: str) -> None:
+    """As the client names it."""
+    status, document = create(**fields).refusal
+    assert (status, document["error"]["param"]) == (400, field)
+
+
+def test_what_has_no_effect_is_named() -> None:
+    """Harmless fields of OpenAI's are taken."""
+    exchange = create(user="me", prompt_cache_key="k", service_tier="auto", include=["x"])
+    assert exchange.pending.ignored == ("user", "prompt_cache_key")

@@ -1,0 +1,124 @@
+"""Streams of responses: events that do not depend on the pieces that an engine sends."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.open_responses import check_event, check_response
+from ts_stateful.clock import SYSTEM_CLOCK
+from ts_stateful.frontend.dialects.responses.request import read_create
+from ts_stateful.frontend.dialects.responses.responder import StreamResponder
+from ts_stateful.protocol.answers import TurnAnswer, TurnPart, Usage, encode
+from ts_stateful.protocol.chat import ToolCall
+from ts_stateful.protocol.errors import OutOfMemory
+from ts_stateful.protocol.events import Event, EventKind
+
+NOTE = read_create({"input": "hi"}, "chat", SYSTEM_CLOCK, strict=False).note
+THOUGHT, TEXT = "I have to look.", "It is röd, 红 and 🙂."
+CALLS = (ToolCall("c1", "count", "{}"), ToolCall("c2", "count", '{"a": 1}'))
+
+
+def event(kind: EventKind, body: bytes = b"", status: int = 200) -> Event:
+    return Event("r", kind, body, status, session_id="s", turn=3)
+
+
+def read(
+    pieces: list[TurnPart], after: int = -1, last: Event | None = None
+) -> list[dict[str, Any]]:
+    """The events of a stream in these pieces."""
+    responder = StreamResponder(NOTE, None, starting_after=after)
+    answer = TurnAnswer(text="", session_id="s", turn=3, finish_reason="stop", usage=Usage(9, 2))
+    stream = responder.piece(event(EventKind.ACCEPTED))
+    stream += b"".join(responder.piece(event(EventKind.PART, encode(one))) for one in pieces)
+    stream += responder.piece(last or event(EventKind.LAST, encode(answer)))
+    *blocks, done, nothing = stream.decode().split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    events = [json.loads(block.partition("\ndata: ")[2]) for block in blocks]
+    for one in events:
+        check_event(one)
+    return events
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    marks = sorted({0, len(text), *(place % len(text) for place in places)})
+    return [text[start:stop] for start, stop in pairwise(marks)]
+
+
+def pieces_of(places: list[int]) -> list[TurnPart]:
+    """One reply, with its texts cut at these places."""
+    return [
+        *(TurnPart("", reasoning=part) for part in cut(THOUGHT, places)),
+        *(TurnPart(part) for part in cut(TEXT, places)),
+        *(TurnPart("", tool_calls=(call,)) for call in CALLS),
+    ]
+
+
+WHOLE = read(pieces_of([]))
+
+
+def joined(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events with each delta's characters one by one, so that streams in other pieces are equal."""
+    made = []
+    for one in events:
+        text = one.get("delta") if "arguments" not in one["type"] else None
+        if text is None:
+            made.append(one)
+            continue
+        first = one["sequence_number"] - len(text) + 1
+        made += [
+            {**one, "delta": char, "sequence_number": first + at} for at, char in enumerate(text)
+        ]
+    return made
+
+
+@given(st.lists(st.integers(0, 100), max_size=6), st.integers(-1, 80))
+def test_numbers_do_not_depend_on_the_pieces(places: list[int], after: int) -> None:
+    """A stream from any of its events on has what follows it, and nothing else."""
+    expected = [one for one in joined(WHOLE) if one["sequence_number"] > after]
+    assert joined(read(pieces_of(places), after)) == expected
+
+
+def test_numbers_are_without_gaps_if_characters_count() -> None:
+    """From 0 on."""
+    assert [one["sequence_number"] for one in joined(WHOLE)] == list(range(len(joined(WHOLE))))
+
+
+def test_items_in_their_order() -> None:
+    """Reasoning, the message and the calls; each begins and ends, and the last event has all of them."""
+    kinds = [one["item"]["type"] for one in WHOLE if one["type"] == "response.output_item.done"]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"]
+    response = WHOLE[-1]["response"]
+    check_response(response)
+    assert response["id"] == "resp_s_3"
+    assert [item["type"] for item in response["output"]] == kinds
+    assert response["output"][0]["content"][0]["text"] == THOUGHT
+    assert response["output"][1]["content"][0]["text"] == TEXT
+    assert [item["call_id"] for item in response["output"][2:]] == ["c1", "c2"]
+    assert response["usage"]["total_tokens"] == 11
+
+
+def test_a_reply_without_text_is_an_empty_message() -> None:
+    """A client finds its text, which is empty."""
+    (item,) = read([])[-1]["response"]["output"]
+    assert (item["type"], item["content"][0]["text"]) == ("message", "")
+
+
+def test_an_engine_that_comes_back_does_not_begin_again() -> None:
+    """It accepts the request a second time."""
+    responder = StreamResponder(NOTE, None)
+    assert responder.piece(event(EventKind.ACCEPTED))
+    assert responder.piece(event(EventKind.ACCEPTED)) == b""
+
+
+def test_a_late_error_is_a_response_that_failed() -> None:
+    """With the code and the message of the error."""
+    error = OutOfMemory("no room")
+    last = event(EventKind.LAST, encode(error.to_body()), error.status)
+    response = read([TurnPart("It")], last=last)[-1]["response"]
+    assert response["status"] == "failed"
+    assert response["error"] == {"code": "out_of_memory", "message": "no room"}
