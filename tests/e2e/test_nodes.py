@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Barrier, Event
+from typing import Any
 
 import httpx
 import psutil
@@ -134,6 +135,45 @@ def test_a_session_stays_on_its_node(nodes: Nodes) -> None:
         eventually(lambda: nodes.are_shared() or nodes.proxy.has_lost_one())
         for name in names:
             tell({"type": "close"}, name)
+    eventually(lambda: nodes.sessions() == [0, 0] or nodes.proxy.has_lost_one())
+
+
+def test_a_response_stays_on_its_node(nodes: Nodes) -> None:
+    """By the id that a request names, in its path or its body; nothing is computed again."""
+    base = f"{nodes.proxy.http_url}/predictions/chat/1.0/v1"
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{SCENE_BASE64}"}
+    asked = {"type": "input_text", "text": "Is there a circle?"}
+    with httpx.Client(timeout=DEADLINE_S, trust_env=False) as http:
+
+        def send(method: str, path: str, **document: object) -> dict[str, Any]:
+            headers = {"X-HTTP-Method-Override": method}
+            response = http.request(method, f"{base}{path}", json=document or None, headers=headers)
+            assert response.status_code == 200, response.text
+            answer: dict[str, Any] = response.json()
+            return answer
+
+        first = [{"role": "user", "content": [image, asked]}]
+        last = [send("POST", "/responses", input=first) for _ in range(NUM_SESSIONS)]
+        for _ in range(3):
+            for at, before in enumerate(last):
+                after = send(
+                    "POST", "/responses", input="And a square?", previous_response_id=before["id"]
+                )
+                assert send("GET", f"/responses/{after['id']}") == after
+                cached = after["usage"]["input_tokens_details"]["cached_tokens"]
+                is_whole = cached >= before["usage"]["total_tokens"] - 1
+                assert is_whole or nodes.proxy.has_lost_one()
+                last[at] = after
+        eventually(lambda: nodes.are_shared() or nodes.proxy.has_lost_one())
+        for response in last:
+            name, _, number = response["id"].rpartition("_")
+            for turn in range(int(number), 0, -1):
+                send("DELETE", f"/responses/{name}_{turn}")
+        made = send("POST", "/conversations", items=first)
+        for _ in range(3):
+            after = send("POST", "/responses", input="And a square?", conversation=made["id"])
+        assert after["usage"]["input_tokens_details"]["cached_tokens"] > 50
+        send("DELETE", f"/conversations/{made['id']}")
     eventually(lambda: nodes.sessions() == [0, 0] or nodes.proxy.has_lost_one())
 
 

@@ -46,6 +46,21 @@ def client(server: LocalServer) -> Iterator[OpenAI]:
         yield client
 
 
+def test_a_response_of_a_class(client: OpenAI) -> None:
+    """As in a chat; the next response follows it."""
+    asked: Any = {"model": "chat", "text_format": Shape, "max_output_tokens": 400}
+    first = client.responses.parse(input="What color is the circle?", **asked)
+    assert first.output_parsed is not None
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    second = client.responses.parse(input="And?", previous_response_id=first.id, **asked)
+    assert second.output_parsed is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens_details.cached_tokens > 0
+    with client.responses.stream(input="And?", **asked) as stream:
+        final = stream.get_final_response()
+    assert final.output_parsed is not None
+
+
 def test_a_reply_of_a_class(client: OpenAI) -> None:
     """The client makes a schema of it, and an object of the reply, whole and as a stream."""
     parsed = client.chat.completions.parse(

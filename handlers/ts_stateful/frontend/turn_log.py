@@ -18,7 +18,8 @@ class TurnLog:
 
     def answered(self, pending: PendingResponse, report: AnswerReport) -> None:
         """See `Observer`."""
-        if report.finish_reason is None or not logger.isEnabledFor(logging.INFO):
+        is_turn = report.finish_reason is not None and not report.replayed
+        if not is_turn or not logger.isEnabledFor(logging.INFO):
             return
         usage, timing = report.usage, report.timing
         fields = {

@@ -182,7 +182,7 @@ class TurnOutbox(Outbox):
 
     def recalled(self, session: Session[Any], turn: Turn, after: int = 0) -> Recalled:
         """Return a committed turn with its note, from character `after` of its text on."""
-        answer = self._turn(session.session_id, turn, after)
+        answer = self._turn(session.session_id, turn, after, replayed=True)
         return Recalled(**structs.asdict(answer), note=turn.note)
 
     def history(self, session: Session[Any], last: Recalled) -> Recalled:
