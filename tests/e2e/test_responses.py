@@ -104,6 +104,22 @@ def test_responses_are_used_as_shown(client: OpenAI, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "red\nblue True\n"
 
 
+def test_a_client_may_refer_to_replies(client: OpenAI) -> None:
+    """It sends its own items again, and the ids of the others."""
+    items = shown(QUESTIONS[0])
+    for number, (question, answer) in enumerate(DIALOGUE[:3]):
+        if number > 0:
+            items.append({"role": "user", "content": question})
+        response = client.responses.create(model="chat", input=items)
+        assert response.output_text == answer
+        assert (num_cached(response) > 50) is (number > 0)
+        assert response.id.endswith(f"_{number + 1}")
+        items += [{"type": "item_reference", "id": str(item.id)} for item in response.output]
+    items[0] = {"role": "user", "content": "Something else."}
+    with pytest.raises(openai.BadRequestError, match="send all items themselves"):
+        client.responses.create(model="chat", input=items)
+
+
 def test_an_older_response_branches(client: OpenAI) -> None:
     """Both branches go on."""
     first = client.responses.create(model="chat", input=shown(QUESTIONS[0]))

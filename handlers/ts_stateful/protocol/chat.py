@@ -90,7 +90,7 @@ class Respond(Chat, frozen=True, tag="respond", kw_only=True):
     If the session has gone on since, or the request `forks` it, it stays, and the turn is made in `new_session_id`, its fork.
     `instructions` are the system prompt of this turn alone. A turn that does not `generate` adds its messages, without a
     reply. `note` is kept with the turn, for `Recall`; the engine does not read it. In the `background` the turn goes on
-    without a client.
+    without a client. A client that repeats the conversation by references `expects` these messages in it beside the replies.
     """
 
     after: Annotated[int, Meta(ge=0, le=2**31)] | None = 0
@@ -100,6 +100,7 @@ class Respond(Chat, frozen=True, tag="respond", kw_only=True):
     generates: bool = True
     note: str = ""
     background: bool = False
+    expects: tuple[Said, ...] | None = None
 
 
 class Recall(Command, frozen=True, tag="recall", kw_only=True):

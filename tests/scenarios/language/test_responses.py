@@ -94,6 +94,20 @@ def test_an_older_response_branches(model: Model) -> None:
     chats.check([color, reply(first), WHY, reply(branch), SQUARE], "branch")
 
 
+def test_a_client_may_expect_what_the_session_has() -> None:
+    """Replies are its own affair; other messages are refused, and nothing is changed."""
+    chats = Chats(llama())
+    first = ask(chats, respond(chats, COLOR))
+    said = chats.chat(COLOR, ("assistant", "I forgot."), session="s").messages
+    second = ask(chats, respond(chats, SQUARE, after=1, expects=said))
+    assert second["turn"] == 2
+    chats.check([COLOR, reply(first), SQUARE])
+    for wrong in ((), chats.chat(SQUARE, session="s").messages):
+        answer = ask(chats, respond(chats, WHY, after=2, expects=wrong))
+        assert (code(answer), answer["error"]["field"]) == ("invalid_request", "input")
+    assert chats.harness.ask(Info(session_id="s"))["turns"] == 2
+
+
 def test_messages_without_a_reply_are_read_by_the_next_turn(model: Model) -> None:
     """Before the first turn, and between two; with images."""
     chats = Chats(model)

@@ -60,7 +60,7 @@ class LanguageRequests:
         self._persistence = persistence
         self._branches = Branches(core, model, turns, persistence)
         self._idempotency = Idempotency(core.table, turns)
-        self._responses = ResponseTurns(turns, self._branches, persistence)
+        self._responses = ResponseTurns(turns, self._branches, persistence, model.text)
         self.uploads = Uploads(core.config.handler.media)
 
     def handle(self, request: PendingRequest) -> None:

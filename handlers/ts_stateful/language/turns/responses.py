@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence as Items
 from functools import partial
 
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.persistence.persistence import NoPersistence
+from ts_stateful.language.text.chat_template import ChatText
 from ts_stateful.language.turns.branches import Branches
 from ts_stateful.language.turns.idempotency import prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.answers import Closed, Recalled
-from ts_stateful.protocol.chat import Discard, Recall, Respond
-from ts_stateful.protocol.errors import SessionNotFound, StatefulError, TurnGap
+from ts_stateful.protocol.chat import Discard, Recall, Respond, Said
+from ts_stateful.protocol.errors import (
+    InvalidRequest,
+    QueueFull,
+    SessionNotFound,
+    StatefulError,
+    TurnGap,
+)
 from ts_stateful.protocol.events import Submit
-from ts_stateful.sessions.session import Session
+from ts_stateful.sessions.session import Message, Session
 
 __all__ = ["ResponseTurns"]
 
@@ -23,8 +31,11 @@ __all__ = ["ResponseTurns"]
 class ResponseTurns:
     """The turns of one engine that have a note; raises a `StatefulError` if a request is refused."""
 
-    def __init__(self, turns: Turns, branches: Branches, persistence: NoPersistence) -> None:
+    def __init__(
+        self, turns: Turns, branches: Branches, persistence: NoPersistence, text: ChatText
+    ) -> None:
         self._turns = turns
+        self._text = text
         self._waiters = turns.waiters
         self._outbox = turns.outbox
         self._branches = branches
@@ -36,8 +47,10 @@ class ResponseTurns:
         """Return the session for a turn: `session`, or a fork of it if it has gone on or has to stay.
 
         Raises:
-            TurnGap: there is no such turn, or it is in progress and cannot be forked yet.
+            TurnGap: there is no such turn.
             SessionNotFound: it has no note.
+            QueueFull: it is in progress, and cannot be forked yet.
+            InvalidRequest: the client expects other messages.
         """
         made = self._made_before(message, session, command)
         if made is not None:
@@ -46,10 +59,14 @@ class ResponseTurns:
         num_turns = len(session.turns) + len(pending)
         after = num_turns if command.after is None else command.after
         _check_known(session, pending, after)
+        if command.expects is not None:
+            self._check_expected(session, after, command.expects)
         if after == num_turns and not (message.ephemeral or command.forks):
             return session
         if after > len(session.turns):
-            raise TurnGap(f"turn {after} is in progress, and so is one after it; try again later")
+            raise QueueFull(
+                f"turn {after} is in progress; try again when it has ended", retry_after_s=1.0
+            )
         return self._branches.fork_for(message, session, command)
 
     def recall(self, message: Submit, session: Session[Context], command: Recall) -> None:
@@ -77,10 +94,13 @@ class ResponseTurns:
         """Forget the note of a turn, and the last turns if none has one; return True if the session is to be closed.
 
         Raises:
-            TurnGap, SessionNotFound: there is no such turn, or the session is in use.
+            TurnGap, SessionNotFound: there is no such turn.
+            QueueFull: the session is in use.
         """
         if session.busy:
-            raise TurnGap("a turn is in progress; cancel it, or wait for its end")
+            raise QueueFull(
+                "a turn is in progress; cancel it, or wait for its end", retry_after_s=1.0
+            )
         _check_known(session, [], command.turn)
         left = [turn.number for turn in session.turns if turn.note and turn.number != command.turn]
         if not left:
@@ -101,6 +121,15 @@ class ResponseTurns:
         write = partial(self._persistence.discarded, session, command.turn, last)
         self._turns.write_down(session, command, write, done)
         return False
+
+    def _check_expected(self, session: Session[Context], after: int, expected: Items[Said]) -> None:
+        held = [said for turn in session.turns[:after] for said in turn.delta.messages]
+        sent = list(map(self._text.chat_message, expected))
+        if _without_replies(held) != _without_replies(sent):
+            raise InvalidRequest(
+                "the items before the last `item_reference` are not those of its response; send all items themselves",
+                field="input",
+            )
 
     def _made_before(
         self, message: Submit, session: Session[Context], command: Respond
@@ -123,6 +152,10 @@ class ResponseTurns:
         self._outbox.answer(
             message.request_id, document, session_id=session.session_id, turn=number
         )
+
+
+def _without_replies(messages: Items[Message]) -> list[object]:
+    return [said.identity for said in messages if said.role != "assistant"]
 
 
 def _unfinished(session: Session[Context], sequence: Sequence, number: int) -> Recalled:

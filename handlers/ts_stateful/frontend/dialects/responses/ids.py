@@ -11,6 +11,7 @@ from ts_stateful.protocol.session_ids import check_session_id
 __all__ = ["ResponseId", "conversation_id", "session_of_conversation"]
 
 _RESPONSE = re.compile(r"resp_(.+)_([1-9][0-9]{0,8})")
+_ITEM = re.compile(r"(?:msg|rs|fc|fco)_(.+)_([1-9][0-9]{0,8})_i?[0-9]{1,9}")
 _CONVERSATION = "conv_"
 
 
@@ -27,7 +28,15 @@ class ResponseId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> ResponseId | None:
         """Return the response of this id; None if it is none."""
-        found = _RESPONSE.fullmatch(text)
+        return cls._of(_RESPONSE.fullmatch(text))
+
+    @classmethod
+    def of_item(cls, text: str) -> ResponseId | None:
+        """Return the response that the item of this id belongs to; None if it is none."""
+        return cls._of(_ITEM.fullmatch(text))
+
+    @classmethod
+    def _of(cls, found: re.Match[str] | None) -> ResponseId | None:
         if found is None or not _is_session(found[1]):
             return None
         return cls(found[1], int(found[2]))

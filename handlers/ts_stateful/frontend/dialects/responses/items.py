@@ -48,8 +48,7 @@ class _Reader:
         }
         if kind == "item_reference":
             raise InvalidRequest(
-                "send the item itself, or name the response before it in `previous_response_id`",
-                field=field,
+                "the server has no item of this id; send the item itself", field=field
             )
         if not isinstance(kind, str) or kind not in readers:
             raise InvalidRequest(
@@ -158,15 +157,17 @@ class _Reader:
         return self._reply or Said("assistant", ("",))
 
 
-def read_items(given: str | Sequence[dict[str, Any]], field: str = "input") -> Items:
-    """Read the input of a response, or the items of a conversation.
+def read_items(
+    given: str | Sequence[dict[str, Any]], field: str = "input", *, first: int = 0
+) -> Items:
+    """Read the input of a response, or the items of a conversation, from the one at `first` on.
 
     Raises:
         InvalidRequest: an item is malformed, or of a type that is not supported; `field` names it.
     """
     reader = _Reader()
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    for index, item in enumerate(items):
+    for index, item in list(enumerate(items))[first:]:
         reader.read(item, field if isinstance(given, str) else f"{field}[{index}]")
     reader.end_reply()
     if sum(len(said.parts) for said in reader.messages) > MAX_PARTS:

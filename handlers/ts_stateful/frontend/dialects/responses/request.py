@@ -11,6 +11,7 @@ from ts_stateful.frontend.dialects.openai_fields import FieldFilter, FieldTable
 from ts_stateful.frontend.dialects.responses.ids import ResponseId, session_of_conversation
 from ts_stateful.frontend.dialects.responses.items import read_items
 from ts_stateful.frontend.dialects.responses.note import Note, encode_note
+from ts_stateful.frontend.dialects.responses.references import Reference, find_reference
 from ts_stateful.frontend.dialects.responses.tools import read_form, read_tools
 from ts_stateful.protocol.chat import Respond
 from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
@@ -122,10 +123,11 @@ def read_create(
     """
     fields = FieldFilter(strict=strict)
     body: _Body = convert(_supported(document, fields), _Body)
-    items = read_items(body.input)
+    referred = find_reference(body.input)
+    items = read_items(body.input, first=0 if referred is None else referred.num_items)
     tools, calls = read_tools(body.tools, body.tool_choice)
     form = read_form(body.text.get("format"))
-    session_id, after = _place(body)
+    session_id, after = _place(body, referred)
     _check(body, is_new=session_id is None, has_two_forms=calls is not None and form is not None)
     kind: Any = "response" if body.generate else "items"
     note = Note(kind, int(clock.unix()), items.documents, _fields(body, model, form))
@@ -144,9 +146,8 @@ def read_create(
         calls=calls,
         parallel=body.parallel_tool_calls,
         parses=True,
-        logprobs=bool(body.top_logprobs) or _LOGPROBS in body.include,
-        top_logprobs=body.top_logprobs,
         note=encode_note(note),
+        expects=None if referred is None else referred.before,
         **_settings(body),
     )
     return AskedResponse(request, note, items.image_fields, fields.ignored, body.store)
@@ -188,8 +189,15 @@ def _check(body: _Body, *, is_new: bool, has_two_forms: bool) -> None:
         raise InvalidRequest("a response in the background is stored", field="background")
 
 
-def _place(body: _Body) -> tuple[str | None, int | None]:
+def _place(body: _Body, referred: Reference | None) -> tuple[str | None, int | None]:
     """Return the session that the response continues, if it is not a new one, and the turn before it."""
+    if referred is not None:
+        if body.conversation is not None or body.previous_response_id is not None:
+            raise InvalidRequest(
+                "an `item_reference` excludes `previous_response_id` and `conversation`; send one of them",
+                field="input",
+            )
+        return referred.response
     if body.conversation is not None and body.previous_response_id is not None:
         raise InvalidRequest(
             "it excludes `previous_response_id`; send one of them", field="conversation"
@@ -210,6 +218,8 @@ def _place(body: _Body) -> tuple[str | None, int | None]:
 
 def _settings(body: _Body) -> dict[str, Any]:
     given = {name: getattr(body, name) for name in _SAME}
+    given["logprobs"] = bool(body.top_logprobs) or _LOGPROBS in body.include
+    given["top_logprobs"] = body.top_logprobs
     given["top_k"] = max(0, body.top_k or 0)
     given["seed"] = None if body.seed is None else body.seed % _SEEDS
     return {name: value for name, value in given.items() if value is not None}
