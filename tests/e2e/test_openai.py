@@ -156,6 +156,25 @@ def test_a_text_is_continued(server: LocalServer) -> None:
         assert pieces[-1].finish_reason == "length"
 
 
+def test_several_texts(server: LocalServer) -> None:
+    """With two replies each, in their order; each is what it is alone."""
+    texts = ["What color is the", "Is there a"]
+    with connected(server) as client:
+        asked: Any = {"model": "chat", "max_tokens": 5}
+        alone = [client.completions.create(prompt=text, **asked) for text in texts]
+        whole = client.completions.create(prompt=texts, n=2, **asked)
+        stream = list(client.completions.create(prompt=texts, n=2, stream=True, **asked))
+    expected = [one.choices[0].text for one in alone for _ in range(2)]
+    assert [choice.text for choice in whole.choices] == expected
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    usages = [one.usage for one in alone if one.usage is not None]
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == sum(usage.prompt_tokens for usage in usages)
+    pieces = [choice for chunk in stream for choice in chunk.choices]
+    for index, text in enumerate(expected):
+        assert "".join(one.text for one in pieces if one.index == index) == text
+
+
 def test_several_choices(server: LocalServer) -> None:
     """Whole, and as a stream of all of them. The prompt is computed for the first alone."""
     asked: Any = {

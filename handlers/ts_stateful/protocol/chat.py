@@ -78,7 +78,12 @@ class Chat(Prompt, frozen=True, tag="chat", kw_only=True):
 
 
 class RawPrompt(Prompt, frozen=True, tag="raw", kw_only=True):
-    """A text that the reply continues, without a chat template."""
+    """A text that the reply continues, without a chat template.
+
+    With `others`, the choices of the request are divided among it and them, in their order. An engine gets one text.
+    """
+
+    others: tuple[str, ...] = ()
 
 
 _Turn = Annotated[int, Meta(ge=1, le=2**31)]

@@ -50,6 +50,7 @@ _MAX_TOKENS = 1024
 _MAX_TEXT = 16  # OpenAI's default for texts
 _SEEDS = 2**63
 _MAX_CHOICES = 16
+_MAX_PROMPTS = 64
 
 _Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 
@@ -118,7 +119,7 @@ class _ChatBody(_Generation, frozen=True, kw_only=True):
 
 
 class _TextBody(_Generation, frozen=True, kw_only=True):
-    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)]
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=_MAX_PROMPTS)]
     logprobs: TopLogprobs | None = None  # the number of likeliest tokens beside each
 
 
@@ -133,6 +134,7 @@ class Completion(NamedTuple):
     format_field: str = ""  # the client's name of `response_format`
     names_tool: bool = False  # a certain tool must be called
     choices: int = 1
+    prompts: int = 1  # among which the choices are divided
 
 
 def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> Completion:
@@ -179,10 +181,14 @@ def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     """Convert a JSON object to a request of a text's continuation. See `read_chat`."""
     fields = FieldFilter(strict=strict)
     body: _TextBody = convert(_supported(document, _TextBody, fields), _TextBody)
-    (prompt,) = (body.prompt,) if isinstance(body.prompt, str) else body.prompt
+    prompt, *others = (body.prompt,) if isinstance(body.prompt, str) else body.prompt
+    choices = (body.n or 1) * (1 + len(others))
+    if choices > _MAX_PROMPTS:
+        raise InvalidRequest(f"at most {_MAX_PROMPTS} replies to all prompts", field="n")
     asked = format_of(body)
     raw = RawPrompt(
         prompt=prompt,
+        others=tuple(others),
         max_new_tokens=body.max_tokens or _MAX_TEXT,
         logprobs=body.logprobs is not None,
         top_logprobs=body.logprobs or 0,
@@ -195,7 +201,8 @@ def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         _checked(body, fields),
         ignored=fields.ignored,
         format_field=asked.field,
-        choices=body.n or 1,
+        choices=choices,
+        prompts=1 + len(others),
     )
 
 

@@ -77,7 +77,7 @@ class _CompletionResponder(OpenAiResponder, ABC):
             self._choice(self._whole(one), one, self._finish_reason(one))
             for one in sorted(self._answers, key=lambda one: one.choice)
         ]
-        return line_of({**self._document(self._kind, choices), "usage": _usage(self._answers)})
+        return line_of({**self._document(self._kind, choices), "usage": self._usage()})
 
     def add_choice(self, answer: EngineAnswer) -> None:
         self._num_calls[answer.choice] = len(answer.tool_calls)
@@ -101,9 +101,7 @@ class _CompletionResponder(OpenAiResponder, ABC):
     def end(self, answer: EngineAnswer) -> bytes:
         events = [self.end_choice(answer)]
         if self._asked.include_usage:
-            events.append(
-                _event({**self._document(self._chunk, []), "usage": _usage(self._answers)})
-            )
+            events.append(_event({**self._document(self._chunk, []), "usage": self._usage()}))
         return b"".join([*events, _DONE])
 
     @abstractmethod
@@ -141,6 +139,20 @@ class _CompletionResponder(OpenAiResponder, ABC):
     def _event(self, choice: dict[str, Any]) -> bytes:
         document = self._document(self._chunk, [choice])
         return _event({**document, "usage": None} if self._asked.include_usage else document)
+
+    def _usage(self) -> dict[str, Any]:
+        """Return the counts of all choices; a prompt was computed for the first one of its own."""
+        per_prompt = self._asked.choices // self._asked.prompts
+        firsts = [one.usage for one in self._answers if one.choice % per_prompt == 0]
+        num_prompt = sum(usage.prompt_tokens for usage in firsts)
+        num_cached = sum(usage.prompt_tokens_details.cached_tokens for usage in firsts)
+        num_completion = sum(one.usage.completion_tokens for one in self._answers)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
 
     def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -236,20 +248,6 @@ def scored(token: TopLogprob) -> dict[str, Any]:
 def _call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _usage(answers: Sequence[EngineAnswer]) -> dict[str, Any]:
-    """Return the counts of all choices, whose prompt is one: it was computed for the first."""
-    usage = min(answers, key=lambda one: one.choice).usage
-    num_completion = sum(one.usage.completion_tokens for one in answers)
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": num_completion,
-        "total_tokens": usage.prompt_tokens + num_completion,
-        "prompt_tokens_details": {
-            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-        },
-    }
 
 
 def _event(document: dict[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from ts_stateful.protocol.chat import RawPrompt
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.protocol.session_ids import new_session_id
@@ -37,15 +38,21 @@ class Choices:
     def split(self, message: Submit) -> list[Submit]:
         """Return the requests for the choices of a message without a session.
 
-        All go to one engine, where the others wait until the first one's prompt is computed. Each has a seed of its own.
+        All go to one engine, where the others wait until the first one's prompt is computed. Each has a seed of its own. The
+        choices of several texts are those of the first one, then those of the next.
         """
         command = message.command
         assert isinstance(command, Prompt)
+        texts = (command.prompt, *command.others) if isinstance(command, RawPrompt) else ()
+        per_text = message.choices // max(1, len(texts))
         ids = [f"{message.request_id}.{index}" for index in range(message.choices)]
         affinity = message.affinity or (ids[0],)
         made = []
         for index, name in enumerate(ids):
-            seed = None if command.seed is None else (command.seed + index) % _SEEDS
+            first = index - index % per_text
+            seed = None if command.seed is None else (command.seed + index - first) % _SEEDS
+            if texts:
+                command = structs.replace(command, prompt=texts[index // per_text], others=())
             session_id = command.session_id if index == 0 else _session_id(message.principal)
             made.append(
                 structs.replace(
@@ -53,7 +60,7 @@ class Choices:
                     request_id=name,
                     command=structs.replace(command, seed=seed, session_id=session_id),
                     choices=1,
-                    leader=ids[0] if index else None,
+                    leader=ids[first] if index > first else None,
                     affinity=(affinity[0], affinity[0]) if index else affinity,
                     num_bytes=message.num_bytes if index == 0 else 0,
                 )

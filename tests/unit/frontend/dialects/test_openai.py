@@ -511,7 +511,9 @@ def test_a_text_is_continued() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": 65 * ["a"]}, "prompt"),
+        ({"prompt": 9 * ["a"], "n": 8}, "n"),
         ({"prompt": [1, 2]}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"echo": True}, "echo"),

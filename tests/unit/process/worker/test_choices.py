@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ts_stateful.process.worker.choices import Choices
-from ts_stateful.protocol.chat import Chat
+from ts_stateful.protocol.chat import Chat, RawPrompt
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.tenants import internal_id, tenant_of
 
@@ -28,6 +28,17 @@ def test_each_choice_has_a_seed_and_a_session_of_its_own() -> None:
     assert [one.affinity for one in made] == [("now", "before"), ("now", "now"), ("now", "now")]
     assert [one.num_bytes for one in made] == [10, 0, 0]
     assert all(one.choices == 1 for one in made)
+
+
+def test_each_text_has_its_choices() -> None:
+    """In the order of the texts; the seeds are the same for each."""
+    text = RawPrompt(session_id="s", prompt="a", others=("b",), temperature=1.0, seed=5)
+    made = Choices().split(Submit("r", text, creates_session=True, ephemeral=True, choices=4))
+    commands = [one.command for one in made]
+    assert [one.prompt for one in commands] == ["a", "a", "b", "b"]  # type: ignore[union-attr]
+    assert [one.seed for one in commands] == [5, 6, 5, 6]  # type: ignore[union-attr]
+    assert [one.leader for one in made] == [None, "r.0", None, "r.2"]
+    assert all(one.others == () for one in commands)  # type: ignore[union-attr]
 
 
 def test_sessions_are_those_of_the_principal() -> None:
