@@ -69,6 +69,31 @@ def langchain(url: str, picture: str) -> dict[str, Any]:
     }
 
 
+def langchain_responses(url: str, picture: str) -> dict[str, Any]:
+    """All messages each time, then what is new alone, after the response before it."""
+    from langchain_core.messages import HumanMessage
+    from langchain_openai import ChatOpenAI
+
+    found: dict[str, Any] = {"texts": [], "cached": []}
+    for options in ({}, {"use_previous_response_id": True}):
+        model = ChatOpenAI(
+            base_url=url, api_key="none", model="chat", use_responses_api=True, **options
+        )
+        messages: list[Any] = []
+        for number, question in enumerate(QUESTIONS):
+            content: Any = question
+            if number == 0:
+                image = {"type": "image_url", "image_url": {"url": picture}}
+                content = [image, {"type": "text", "text": question}]
+            messages.append(HumanMessage(content))
+            reply = model.invoke(messages)
+            messages.append(reply)
+            found["texts"].append(reply.text)
+            found["cached"].append(reply.usage_metadata["input_token_details"]["cache_read"])
+    found["streamed"] = "".join(chunk.text for chunk in model.stream(messages[:1]))
+    return found
+
+
 def pydantic_ai(url: str, picture: str) -> dict[str, Any]:
     """An agent with a picture, one with a tool, one with an output type."""
     from pydantic_ai import Agent, BinaryContent, NativeOutput
@@ -178,7 +203,7 @@ def main() -> None:
     """Run one program."""
     name, url, image = sys.argv[1:]
     picture = f"data:image/png;base64,{base64.b64encode(Path(image).read_bytes()).decode()}"
-    programs = (langchain, pydantic_ai, instructor, litellm, llama_index)
+    programs = (langchain, langchain_responses, pydantic_ai, instructor, litellm, llama_index)
     (program,) = (one for one in programs if one.__name__ == name)
     print(json.dumps(program(url, picture)))
 

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _Pairs = list[tuple[bytes, bytes]]
 _JSON = b"application/json"
 _API = "v1/"
+_NOT_FOUND = 404
 
 
 class Place(NamedTuple):
@@ -95,13 +96,16 @@ class Predictions:
         """Return the model that the body names, where the path names none."""
         return model
 
+    def _exchange(self, model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:
+        return exchange(model, arrival)
+
     async def _refuse(self, send: Send, error: StatefulError, known: Correlation) -> None:
         await error_response(send, error, encode(error.to_body()), known)
 
     async def _serve(
         self, model: ModelFront, arrival: Arrival, known: Correlation, receive: Receive, send: Send
     ) -> None:
-        writer = asyncio.ensure_future(self._write(exchange(model, arrival), known, send))
+        writer = asyncio.ensure_future(self._write(self._exchange(model, arrival), known, send))
         watcher = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
@@ -128,7 +132,10 @@ class Predictions:
 
 
 class OpenAiRoot(Predictions):
-    """The same under `/v1`: the body's `model` names the model where there are several."""
+    """The same under `/v1`: the body's `model` names the model where there are several.
+
+    A request without a body names what only one of them has: a response, or a conversation.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to the path after `/`."""
@@ -141,6 +148,26 @@ class OpenAiRoot(Predictions):
             with contextlib.suppress(msgspec.DecodeError, StatefulError):
                 return await self.models.find(msgspec.json.decode(body, type=_Named).model)
         return model
+
+    def _exchange(self, model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:
+        if arrival.data.get("body") or len(self.models) == 1:
+            return exchange(model, arrival)
+        return _first_found(list(self.models), arrival)
+
+
+async def _first_found(
+    models: list[ModelFront], arrival: Arrival
+) -> AsyncGenerator[Response, None]:
+    """Yield the responses of the first model that has what is asked for, or the refusal of the last one."""
+    for model in models:
+        async with contextlib.aclosing(exchange(model, arrival)) as responses:
+            first = await anext(responses)
+            if first.status == _NOT_FOUND and model is not models[-1]:
+                continue
+            yield first
+            async for response in responses:
+                yield response
+            return
 
 
 class _Named(msgspec.Struct):

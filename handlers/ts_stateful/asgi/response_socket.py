@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -29,6 +30,7 @@ from ts_stateful.protocol.strict_json import convert, parse_json
 
 __all__ = ["ResponseSockets"]
 
+_Sessions = list[tuple[ModelFront, str]]
 _PATH = "v1/responses"
 _MAX_OPEN = 64  # frames of one connection without their last event
 
@@ -46,7 +48,7 @@ class ResponseSockets:
         """Serve one connection."""
         model = await accepted(socket, self._models)
         if model is not None:
-            await _ResponseConnection(model, socket).run()
+            await _ResponseConnection(self._models, model, socket).run()
 
 
 class _Frame(msgspec.Struct):
@@ -63,8 +65,10 @@ class _Event(msgspec.Struct):
 
 
 class _ResponseConnection:
-    def __init__(self, model: ModelFront, socket: WebSocket) -> None:
+    def __init__(self, models: Models, model: ModelFront, socket: WebSocket) -> None:
+        self._models = models
         self._model = model
+        self._is_named = "model" in socket.path_params
         self._socket = socket
         pairs = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in socket.headers.raw
@@ -73,9 +77,8 @@ class _ResponseConnection:
         headers = http_headers(pairs, _PATH, model.names, method="POST")
         self._headers = replace(headers, is_http=False, content_type="")
         self._lanes: dict[str | None, asyncio.Task[None]] = {}  # the last frame of each
-        self._unstored: dict[
-            str | None, str
-        ] = {}  # the last session of each lane that is not stored
+        # The sessions of each lane's responses that are not stored, the last of which can be continued.
+        self._unstored: dict[str | None, _Sessions] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
         self._places = asyncio.Semaphore(_MAX_OPEN)
@@ -90,17 +93,15 @@ class _ResponseConnection:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            for session_id in self._unstored.values():
-                await self._close(session_id)
+            for model, session_id in chain.from_iterable(self._unstored.values()):
+                await self._close(model, session_id)
 
     def _begin(self, text: bytes) -> None:
         try:
             document = parse_json(text)
             frame = convert({name: document[name] for name in _FRAMING if name in document}, _Frame)
-            self._model.check_room()
         except StatefulError as error:
-            refusal = _error(error.status, OpenAiResponder().error(_as_error(error)).body)
-            task = asyncio.ensure_future(self._send(refusal, None))
+            task = asyncio.ensure_future(self._send(_refusal(error), None))
         else:
             rest = {name: document[name] for name in document if name not in ("type", "stream_id")}
             before = self._lanes.get(frame.stream_id)
@@ -122,29 +123,42 @@ class _ResponseConnection:
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
+        try:
+            model = await self._model_of(document)
+            model.check_room()
+        except StatefulError as error:
+            await self._send(_refusal(error), frame.stream_id)
+            return
+        kept: _Sessions = []
+        if frame.store is False:
+            kept = self._unstored.setdefault(frame.stream_id, kept)
         data = {"data": msgspec.json.encode(document), "rpc": PUSHED}
-        session_id = ""
-        async with contextlib.aclosing(
-            exchange(self._model, Arrival(data, self._headers, self._call))
-        ) as responses:
+        arrival = Arrival(data, self._headers, self._call)
+        has_begun = False
+        async with contextlib.aclosing(exchange(model, arrival)) as responses:
             async for response in responses:
-                if response.status != 200:
-                    await self._send(_error(response.status, response.body), frame.stream_id)
+                if response.status != 200 and not has_begun:
+                    refused = _error(response.status, response.body)
+                    await self._send(refused, frame.stream_id)
                     continue
                 for line in response.body.splitlines():
-                    session_id = session_id or _session_of(line)
+                    if not has_begun:
+                        kept.append((model, _session_of(line)))
+                    has_begun = True
                     await self._send(line, frame.stream_id)
-        if frame.store is False:
-            old = self._unstored.pop(frame.stream_id, None)
-            if session_id:
-                self._unstored[frame.stream_id] = session_id
-            if old is not None:
-                await self._close(old)
+        while len(kept) > 1:
+            await self._close(*kept.pop(0))
 
-    async def _close(self, session_id: str) -> None:
+    async def _model_of(self, document: dict[str, Any]) -> ModelFront:
+        name = document.get("model")
+        if self._is_named or len(self._models) == 1 or not isinstance(name, str):
+            return self._model
+        return await self._models.find(name)
+
+    async def _close(self, model: ModelFront, session_id: str) -> None:
         data = {"data": encode(Close(session_id=session_id, erase=True)), "rpc": PUSHED}
         arrival = Arrival(data, replace(self._headers, path=""), self._call)
-        async with contextlib.aclosing(exchange(self._model, arrival)) as responses:
+        async with contextlib.aclosing(exchange(model, arrival)) as responses:
             async for _ in responses:
                 pass
 
@@ -163,8 +177,9 @@ def _error(status: int, body: bytes) -> bytes:
     return msgspec.json.encode({"type": "error", "status": status, "error": error})
 
 
-def _as_error(error: StatefulError) -> EngineError:
-    return EngineError(error.code, error.status, error.message, error.field)
+def _refusal(error: StatefulError) -> bytes:
+    shown = EngineError(error.code, error.status, error.message, error.field)
+    return _error(error.status, OpenAiResponder().error(shown).body)
 
 
 def _session_of(event: bytes) -> str:
