@@ -74,8 +74,9 @@ def test_a_response_is_found_at_its_model(server: LocalServer) -> None:
             assert client.responses.retrieve(made.id) == made
             with client.responses.connect() as socket:
                 socket.response.create(**asked, previous_response_id=made.id)
-                event: Any = next(event for event in socket if hasattr(event, "response"))
-                assert event.response.model == model
+                ends = ("response.completed", "response.incomplete")
+                last: Any = next(event for event in socket if event.type in ends)
+                assert last.response.model == model
             client.responses.delete(made.id)
             with pytest.raises(NotFoundError, match=made.id):
                 client.responses.retrieve(made.id)
