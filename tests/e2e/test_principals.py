@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,43 @@ def test_openais_client_sends_its_key(server: LocalServer, issuer: Issuer) -> No
     assert ask(issuer.token("bob")) == "red"
     with pytest.raises(openai.AuthenticationError):
         ask("sk-nothing")
+
+
+def test_a_response_belongs_to_the_principal_of_its_key(
+    server: LocalServer, issuer: Issuer
+) -> None:
+    """Another one neither reads nor continues nor ends it, nor learns that it exists."""
+    base = f"{server.http_url}/predictions/chat/1.0/v1"
+    alice, bob = (
+        openai.OpenAI(base_url=base, api_key=issuer.token(name), max_retries=0, timeout=DEADLINE_S)
+        for name in ("alice", "bob")
+    )
+    with alice, bob:
+        asked: Any = {"model": "chat", "input": "Is there a circle?"}
+        first = alice.responses.create(**asked)
+        made = alice.conversations.create()
+        attempts: list[Callable[[str, str], Any]] = [
+            lambda name, _: bob.responses.retrieve(name),
+            lambda name, _: bob.responses.cancel(name),
+            lambda name, _: bob.responses.create(**asked, previous_response_id=name),
+            lambda _, name: bob.responses.create(**asked, conversation=name),
+            lambda _, name: bob.conversations.retrieve(name),
+        ]
+        nothing = uuid.uuid4().hex
+        for attempt in attempts:
+            refusals = []
+            for names in ((first.id, made.id), (f"resp_{nothing}_1", f"conv_{nothing}")):
+                with pytest.raises(openai.NotFoundError) as refused:
+                    attempt(*names)
+                text = refused.value.message
+                refusals.append(text.replace(names[0], "ID").replace(names[1], "ID"))
+            assert refusals[0] == refusals[1]
+        second = alice.responses.create(**asked, previous_response_id=first.id)
+        assert second.id == first.id[:-1] + "2"
+        branch = alice.responses.create(**asked, previous_response_id=first.id)
+        assert alice.responses.retrieve(branch.id) == branch
+        assert branch.id.rpartition("_")[0] != first.id.rpartition("_")[0]
+        assert not list(alice.conversations.items.list(made.id))
 
 
 def test_a_session_goes_on_at_another_server_for_its_principal(
