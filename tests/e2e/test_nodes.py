@@ -203,6 +203,15 @@ def test_a_websocket_reaches_the_node_of_its_session(nodes: Nodes) -> None:
                 assert json.loads(line.recv(timeout=DEADLINE_S))["text"] == "yes"
                 assert line.ping().wait(DEADLINE_S)
         assert nodes.sessions() == held or nodes.proxy.has_lost_one()
+    for path in ("/v1/responses", "/predictions/chat/v1/responses"):
+        address = f"{nodes.proxy.http_url.replace('http', 'ws')}{path}"
+        with websockets.sync.client.connect(address, proxy=None) as line:
+            line.send(json.dumps({"type": "response.create", "input": "Go.", "store": False}))
+            types = [json.loads(line.recv(timeout=DEADLINE_S))["type"]]
+            while types[-1] not in ("response.completed", "response.incomplete"):
+                types.append(json.loads(line.recv(timeout=DEADLINE_S))["type"])
+        assert types[0] == "response.created"
+    eventually(lambda: nodes.sessions() == [0, 0] or nodes.proxy.has_lost_one())
 
 
 def talk(session: Session, disturbance: Disturbance | None = None) -> list[str]:
