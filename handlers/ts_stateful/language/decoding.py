@@ -21,7 +21,6 @@ from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory, StatefulError
-from ts_stateful.protocol.requests import Open
 
 __all__ = ["Decoding"]
 
@@ -41,7 +40,7 @@ class Decoding:
         logits = self._forward(self._turns.scheduler.schedule())
         prompts = []
         for index, sequence in enumerate(logits.sequences):
-            if isinstance(sequence.command, Open):
+            if not sequence.generates:
                 self._turns.finish(sequence, "stop")
             elif self._may_go_on(sequence):
                 prompts.append((index, sequence))

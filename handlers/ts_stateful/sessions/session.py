@@ -114,7 +114,7 @@ class Delta:
     rendered: str = ""
     messages: tuple[Message, ...] = ()
     num_images: int = 0
-    has_reply: bool = True  # False for a turn that only adds messages, which no log of ids has before the next turn
+    has_reply: bool = True  # False for a turn that only adds messages
 
 
 @dataclass(frozen=True)

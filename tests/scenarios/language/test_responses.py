@@ -115,8 +115,11 @@ def test_messages_without_a_reply_are_read_by_the_next_turn(model: Model) -> Non
     seen: Told = ("user", [*shown, "Look at this."])
     added = ask(chats, respond(chats, seen, generates=False))
     assert (added["turn"], added["text"], added["finish_reason"]) == (1, "", "stop")
+    num_computed = added["usage"]["prompt_tokens"]
+    assert chats.session().state.kv.length == num_computed > 0
     first = ask(chats, respond(chats, COLOR, after=None))
     chats.check([seen, COLOR])
+    assert cached(first) >= num_computed - 2
     more = ["@2"] if model.vision is not None else []
     other: Told = ("user", [*more, "And at this."])
     ask(chats, respond(chats, other, after=None, generates=False))

@@ -135,6 +135,8 @@ class ChatText:
         expansions: Sequence[Sequence[int]],
         tools: Sequence[Tool] = (),
         instructions: str = "",
+        *,
+        opens_reply: bool = True,
     ) -> Extension:
         """Return the context of the log and `messages`, up to the beginning of the reply, which may call `tools`.
 
@@ -146,7 +148,8 @@ class ChatText:
             InvalidRequest: the template or the tokenizer cannot take the text.
         """
         before = [self._message("system", instructions)] if instructions else []
-        rendered = self._render([*before, *dialogue.messages, *messages], tools)
+        said = [*before, *dialogue.messages, *messages]
+        rendered = self._render(said, tools, opens_reply=opens_reply)
         added = appended(dialogue, rendered)
         if added is not None:
             new = self._encode_after(dialogue.rendered + dialogue.reply, added)
@@ -176,7 +179,9 @@ class ChatText:
     def _message(self, role: str, text: str, num_images: int = 0) -> Message:
         return Message(role, mark_control_tokens(text, self._controls), num_images)
 
-    def _render(self, messages: list[Message], tools: Sequence[Tool] = ()) -> str:
+    def _render(
+        self, messages: list[Message], tools: Sequence[Tool] = (), *, opens_reply: bool = True
+    ) -> str:
         if not self._has_template:
             # Without a template the texts are concatenated.
             image = self._image_token or ""
@@ -186,7 +191,7 @@ class ChatText:
                 [self._template_message(message) for message in messages],
                 tools=mark_control_tokens(functions_of(tools), self._controls) or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=opens_reply,
             )
         except jinja2.TemplateError:
             by_system = messages[0].role == "system"

@@ -258,13 +258,6 @@ class Turns:
             self.fail(sequence, defect(error, "starting a turn"))
 
     def _start(self, sequence: Sequence) -> None:
-        command = sequence.command
-        if isinstance(command, Respond) and not command.generates:
-            self._preparation.take_messages(sequence, command)
-            sequence.status = Status.RUNNING
-            self.waiters.started(sequence)
-            self.finish(sequence, "stop")
-            return
         self._preparation.prepare(sequence)
         self._core.quotas.spend(sequence.session.owner, sequence.num_new)
         sequence.status = Status.RUNNING
@@ -274,7 +267,7 @@ class Turns:
             self.finish(sequence, "cancelled")
         elif stopped is not None:
             self.finish(sequence, stopped)
-        elif sequence.num_prompt == 0:
+        elif not (sequence.generates or sequence.num_new):
             self.finish(sequence, "stop")  # an opening without a token
         else:
             self.scheduler.add(sequence)

@@ -14,7 +14,7 @@ from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
-from ts_stateful.protocol.answers import Timing, Usage
+from ts_stateful.protocol.answers import Timing, TokenDetails, Usage
 from ts_stateful.protocol.chat import Chat, RawPrompt, Respond
 from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, OutOfMemory, TurnGap
 from ts_stateful.protocol.parsing import Parsing
@@ -65,14 +65,6 @@ class Preparation:
         context.cut(sequence.keep)
         sequence.cached = context.kv.length
 
-    def take_messages(self, sequence: Sequence, command: Respond) -> None:
-        """Prepare a turn that adds messages without a reply: the next one reads them."""
-        context = sequence.context
-        sequence.messages = tuple(map(self._model.text.chat_message, command.messages))
-        sequence.number = len(sequence.session.turns) + 1
-        sequence.ids = list(context.log)
-        sequence.num_prompt = sequence.keep = len(sequence.ids)
-
     def _extend(self, sequence: Sequence) -> Extension:
         """Return the session's log with this turn's prompt."""
         command, model, text = sequence.command, self._model, self._model.text
@@ -103,10 +95,19 @@ class Preparation:
             sequence.messages = (text.user_message(dialogue, command.prompt, num_images),)
         expansions = [image.ids for image in sequence.all_images]
         base = sequence.base
+        if not sequence.generates and (base.dialogue.rendered or not sequence.messages):
+            # After a reply, the next turn reads these messages: its ids follow the reply's, as they were generated.
+            return Extension(len(base.log), [], "")
         tools = command.tools if isinstance(command, Chat) else ()
         instructions = command.instructions if isinstance(command, Respond) else ""
         extension = text.extend(
-            base.dialogue, base.log, sequence.messages, expansions, tools, instructions
+            base.dialogue,
+            base.log,
+            sequence.messages,
+            expansions,
+            tools,
+            instructions,
+            opens_reply=sequence.generates,
         )
         if text.reply_template is not None and self._parses(command):
             sequence.parsing = Parsing(text.reply_template.prefix_of(extension.rendered), tools)
@@ -155,17 +156,21 @@ def resume_reply(sequence: Sequence, eos_ids: Collection[int]) -> str | None:
 
 def added_messages(sequence: Sequence, timing: Timing) -> Turn:
     """Return a turn that only adds messages, as it is committed."""
+    extension = sequence.extension
+    assert extension is not None
     delta = Delta(
-        keep=sequence.keep,
+        keep=extension.keep,
+        ids=tuple(extension.ids),
         messages=sequence.messages,
         num_images=len(sequence.images),
         has_reply=False,
     )
+    details = TokenDetails(cached_tokens=sequence.cached)
     return Turn(
         number=sequence.number,
         text="",
         finish_reason="stop",
-        usage=Usage(prompt_tokens=sequence.num_prompt),
+        usage=Usage(prompt_tokens=sequence.num_prompt, prompt_tokens_details=details),
         timing=timing,
         delta=delta,
         origin=sequence.origin,
@@ -188,7 +193,7 @@ def _branch(sequence: Sequence, sent: Items[Message]) -> None:
 def _check_window(sequence: Sequence, window: int) -> None:
     """Bound the reply by the tokens that are left of the context window; raise `ContextTooLong` if there are none."""
     need = sequence.num_prompt
-    generates = isinstance(sequence.command, Prompt)
+    generates = sequence.generates
     if need + generates > window:
         left = max(0, window - len(sequence.context.log) - 1)
         opening = "images" if sequence.images else "system"
@@ -197,7 +202,7 @@ def _check_window(sequence: Sequence, window: int) -> None:
             f"{left} tokens are left for a prompt",
             field="prompt" if generates else opening,
         )
-    if isinstance(sequence.command, Prompt):
+    if generates and isinstance(sequence.command, Prompt):
         sequence.max_new_tokens = min(sequence.command.max_new_tokens, window - need)
 
 
