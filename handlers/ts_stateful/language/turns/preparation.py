@@ -93,8 +93,12 @@ class Preparation:
         else:
             dialogue, num_images = sequence.context.dialogue, len(sequence.images)
             sequence.messages = (text.user_message(dialogue, command.prompt, num_images),)
+        return self._appended(sequence, command)
+
+    def _appended(self, sequence: Sequence, command: Prompt) -> Extension:
+        """Return the log of the history that the turn continues, with its messages."""
+        text, base = self._model.text, sequence.base
         expansions = [image.ids for image in sequence.all_images]
-        base = sequence.base
         if not sequence.generates and (base.dialogue.rendered or not sequence.messages):
             # After a reply, the next turn reads these messages: its ids follow the reply's, as they were generated.
             return Extension(len(base.log), [], "")
