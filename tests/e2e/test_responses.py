@@ -39,10 +39,18 @@ def client_of(server: LocalServer) -> OpenAI:
     )
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """A server of its own: the sessions of responses stay open."""
+    folder = tmp_path_factory.mktemp("responses")
+    with profile_server(Profile.ASGI, folder, name="responses", endless=True) as server:
+        yield server
+
+
 @pytest.fixture
-def client(asgi_server: LocalServer) -> Iterator[OpenAI]:
-    """A client of the shared server."""
-    with client_of(asgi_server) as client:
+def client(server: LocalServer) -> Iterator[OpenAI]:
+    """A client of it."""
+    with client_of(server) as client:
         yield client
 
 
@@ -136,9 +144,9 @@ def test_an_older_response_branches(client: OpenAI) -> None:
         assert [item.type for item in listed] == ["message"] * 5
 
 
-def test_a_stream_goes_on_after_any_of_its_events(asgi_server: LocalServer) -> None:
+def test_a_stream_goes_on_after_any_of_its_events(server: LocalServer) -> None:
     """From the server's memory: every event again, or what follows the one with a certain number."""
-    base = f"{asgi_server.http_url}/v1/responses"
+    base = f"{server.http_url}/v1/responses"
     asked = {"input": shown(QUESTIONS[0]), "stream": True, "text": {"format": {"type": "text"}}}
     with httpx.stream("POST", base, json=asked, timeout=DEADLINE_S) as answer:
         events = list(events_of(answer.iter_lines()))
@@ -164,11 +172,11 @@ def _text(events: list[dict[str, Any]]) -> str:
 
 
 def test_an_engine_dies_in_a_stream(
-    asgi_server: LocalServer, speak: Callable[[LocalServer], Speaker]
+    server: LocalServer, speak: Callable[[LocalServer], Speaker]
 ) -> None:
     """The stream goes on; a response in the background ends as if nothing had happened."""
-    speaker = speak(asgi_server)
-    with client_of(asgi_server) as client:
+    speaker = speak(server)
+    with client_of(server) as client:
         kept = client.responses.create(**endless(background=True, max_output_tokens=300))
         stream = client.responses.create(**endless(stream=True, max_output_tokens=300))
         events = iter(stream)
