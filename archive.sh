@@ -64,7 +64,7 @@ if [ -n "$profile" ]; then edits+=(--profile "$profile"); fi
 if [ -d "$model" ]; then
     [ -f "$model/config.json" ] || fail "$model has no config.json: not a model's folder"
     ln -s "$(cd "$model" && pwd)" "$work/code/model" # the archiver follows it
-    edits+=(--model model)
+    edits+=(--model model --checkpoint "$model")
 elif [[ $model =~ ^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$ ]]; then
     edits+=(--model "$model")
 elif [ -n "$model" ]; then

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.support.fake_dispatcher import NAMES, FixedSeeds
@@ -95,11 +95,13 @@ def ask(
     profile: Profile = Profile.CONTINUOUS,
     grpc: bool = False,
     strict: bool = False,
+    adapters: Sequence[str] = (),
 ) -> Exchange:
     """Send a JSON document (or `data`, or a raw body) through the parser of a profile."""
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     names = {} if grpc else {**HTTP, **(headers or {})}
-    parser = RequestParser(profile, NAMES, Dialects("chat", strict=strict), rng=FixedSeeds())
+    dialects = Dialects("chat", adapters, strict=strict)
+    parser = RequestParser(profile, NAMES, dialects, rng=FixedSeeds())
     read = RequestHeaders.read(names, NAMES, minting=profile is Profile.SEQUENCE)
     exchange = Exchange()
     try:

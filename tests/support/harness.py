@@ -251,11 +251,13 @@ def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tok
     if model.vision is not None and session.state.images:
         # All images of the conversation at once, as a processor is given them: tiled ones are padded to one another.
         pictures = [list(harness.pictures.values())[:seen]]
-        made = model.vision._processor.image_processor(pictures, return_tensors="pt")
-        inputs = {name: made[name] for name in made if isinstance(made[name], torch.Tensor)}
-        if "image_grid_thw" in made:
-            mask = model.vision.mask(prompt, session.state.images)
-            inputs["mm_token_type_ids"] = torch.tensor([list(mask)], dtype=torch.int)
+        made = model.vision._processor(
+            text=[model.vision.image_token * seen], images=pictures, return_tensors="pt"
+        )
+        ids = {"input_ids", "attention_mask"}
+        inputs = {n: made[n] for n in made if n not in ids and isinstance(made[n], torch.Tensor)}
+        mask = torch.tensor([list(model.vision.mask(prompt, session.state.images))])
+        inputs |= {name: mask for name in inputs if name.endswith("token_type_ids")}
     generated = stock_reply(model, prompt, max_new_tokens, **inputs)
     while generated and generated[-1] in model.eos_ids:
         generated.pop()

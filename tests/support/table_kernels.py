@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kernels.attention import Rule
+from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.kv.spans import Table
 

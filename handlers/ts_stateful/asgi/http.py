@@ -146,7 +146,8 @@ class OpenAiRoot(Predictions):
         body = parts.get("body")
         if len(self.models) > 1 and isinstance(body, bytes):
             with contextlib.suppress(msgspec.DecodeError, StatefulError):
-                return await self.models.find(msgspec.json.decode(body, type=_Named).model)
+                name = msgspec.json.decode(body, type=_Named).model
+                return model if name is None else await self.models.find_named(name)
         return model
 
     def _exchange(self, model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:

@@ -45,6 +45,11 @@ class Models:
             raise EngineUnavailable("the model is being loaded; try again later", retry_after_s=1.0)
         return found
 
+    async def find_named(self, name: str) -> ModelFront:
+        """Return the model that an OpenAI client names, or whose adapter it names. Raises as `find` does."""
+        owners = (model.name for model in self if name in model.config.handler.adapters)
+        return await self.find(name if name in self._models else next(owners, name))
+
     def get(self, model: str | None = None, version: str | None = None) -> ModelFront:
         """Return the model of this name, or the first one, loaded or not.
 

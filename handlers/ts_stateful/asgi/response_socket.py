@@ -153,7 +153,7 @@ class _ResponseConnection:
         name = document.get("model")
         if self._is_named or len(self._models) == 1 or not isinstance(name, str):
             return self._model
-        return await self._models.find(name)
+        return await self._models.find_named(name)
 
     async def _close(self, model: ModelFront, session_id: str) -> None:
         data = {"data": encode(Close(session_id=session_id, erase=True)), "rpc": PUSHED}

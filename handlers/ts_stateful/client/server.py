@@ -122,6 +122,7 @@ class Server:
         ttl_s: float | None = None,
         session_id: str | None = None,
         metadata: Mapping[str, str | int | float | bool | None] | None = None,
+        adapter: str | None = None,
         reopen: bool = False,
         timeout_s: float | None = None,
     ) -> Session:
@@ -129,7 +130,7 @@ class Server:
 
         Images are paths, URLs or bytes. Without a `session_id` the session gets a new one of 128 random bits. With `reopen`, a
         prompt that finds the session expired or lost opens it again under a new id and runs there. The new session has the
-        same images and system prompt, but not the turns.
+        same images and system prompt, but not the turns. An `adapter` of the server computes all replies.
 
         Images that are too large for a request go with the session's first prompt, uploaded in parts. That prompt then raises
         their errors, and its first piece takes longer. The conversation is the same, also after a `fork` or a `rewind`.
@@ -147,6 +148,7 @@ class Server:
             images=wire_images(images),
             ttl_s=ttl_s,
             metadata=dict(metadata or {}),
+            adapter=adapter,
         )
         first_images: tuple[Image, ...] = ()
         if not fits(command, self._calls.transport.max_body_bytes):

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ts_stateful.config.check import check_config
+from ts_stateful.config.check import check_checkpoint, check_config
 from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
 
@@ -52,27 +52,16 @@ def edited(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `python -m ts_stateful.config.edit`: the edited file to standard output, findings to standard error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ts_stateful.config.edit",
-        description="Print a model-config.yaml for another model or profile.",
-    )
-    parser.add_argument("file", type=Path, help="the model-config.yaml to edit")
-    parser.add_argument(
-        "--model", help="handler.model: a folder in the archive, a path or a hub id"
-    )
-    parser.add_argument("--profile", choices=[profile.value for profile in TORCHSERVE_PROFILES])
-    parser.add_argument(
-        "--handler",
-        action="store_true",
-        help="print the file name of the archive's entry point instead",
-    )
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     profile = Profile(options.profile) if options.profile else None
     try:
         document = yaml.safe_load(options.file.read_text()) or {}
         document = edited(document, model=options.model, profile=profile)
         config = load_config(document)
         findings = check_config(config)
+        if options.checkpoint is not None and config.state is None:
+            has_template = config.handler.chat_template is not None
+            findings += check_checkpoint(options.checkpoint, has_template=has_template)
     except (OSError, yaml.YAMLError, ConfigError, TypeError, ValueError) as error:
         sys.stderr.write(f"error: {options.file}: {error}\n")
         return 1
@@ -86,6 +75,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ts_stateful.config.edit",
+        description="Print a model-config.yaml for another model or profile.",
+    )
+    parser.add_argument("file", type=Path, help="the model-config.yaml to edit")
+    parser.add_argument(
+        "--model", help="handler.model: a folder in the archive, a path or a hub id"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, help="the model's folder on this machine, to be checked"
+    )
+    parser.add_argument("--profile", choices=[profile.value for profile in TORCHSERVE_PROFILES])
+    parser.add_argument(
+        "--handler",
+        action="store_true",
+        help="print the file name of the archive's entry point instead",
+    )
+    return parser
 
 
 if __name__ == "__main__":

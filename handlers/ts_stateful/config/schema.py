@@ -19,6 +19,7 @@ from ts_stateful.config.media import MediaConfig
 from ts_stateful.config.ranges import Count as _Count
 from ts_stateful.config.ranges import Natural as _Natural
 from ts_stateful.config.ranges import Positive as _Positive
+from ts_stateful.config.store import StoreConfig
 from ts_stateful.protocol.declarations import Input, Output, State, check
 from ts_stateful.protocol.profile import Profile
 
@@ -34,6 +35,8 @@ __all__ = [
     "load_config",
 ]
 
+
+AdapterName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,63}$")]
 
 _REMOVED = {
     "engineGroup": "`ts-stateful serve` (the front asgi) pushes and pulls streams of one model under one name",
@@ -74,44 +77,17 @@ class EngineConfig(AccessConfig, frozen=True, kw_only=True):
     limits: LimitsConfig = LimitsConfig()
 
 
-class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """`handler.store`: the place where sessions are written, and the reaction to failures.
-
-    Keys come from environment variables, credentials from these, from the URL or from the backend's client.
-    """
-
-    url: str | None = None
-    """`file:///folder`, `redis://host`, `s3://bucket/prefix`, or `none`. Unset: a folder below the temporary one."""
-    policy: Literal["required", "best_effort"] = "required"
-    """`required`: a turn that cannot be written fails. `best_effort`: it is answered, and can be lost with its engine."""
-    content: Literal["all", "text", "none"] = "all"
-    """The part of a session that is written. `text`: no images. `none`: neither images nor text."""
-    fsync: bool = False
-    """Files survive a loss of power, not only of the process."""
-    timeout_sec: _Positive = 5.0
-    """Seconds for one call of the store, attempts included."""
-    password_env: str | None = None
-    """The environment variable with the password of Redis. Unset: the URL has it, or there is none."""
-    encryption_key_env: str | None = None
-    """The environment variable with the keys. Unset: values are not encrypted."""
-    kv_spill: bool = False
-    """Write KV states that do not fit into memory to the store, and read them back instead of computing them again."""
-    kv_spill_bytes: _Count = 16_000_000_000
-    """Bytes of these KV states, for the sessions of one engine."""
-
-    @property
-    def spill_bytes(self) -> int:
-        """Return the largest number of bytes of KV states in the store."""
-        return self.kv_spill_bytes if self.kv_spill else 0
-
-
 class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """`handler` of a language or vision-language model."""
 
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    adapters: dict[AdapterName, str] = {}
+    """LoRA adapters by name: folders in the archive, or paths, in the format of `peft`. A session chooses one."""
     trust_remote_code: bool = False
     """Run code from the model's repository."""
+    vision: bool = True
+    """False: serve the text of a vision-language model, and refuse images."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: bfloat16 on a GPU, and on a CPU with bfloat16 hardware if the checkpoint is stored in it. Else float32."""
     pack_linears: bool = True
@@ -130,6 +106,8 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """Refuse OpenAI requests with fields that have no effect. False: these are ignored, and named in a header."""
     structured_output: bool = True
     """Give replies a form that a request asks for: JSON, a regular expression, a grammar. False: such requests are refused."""
+    chat_template: str | None = None
+    """The Jinja template of chats, or the name of its file, `*.jinja`, in the archive. Unset: the model's own."""
     response_template: dict[str, Any] | None = None
     """The response template by which tool calls and reasoning are found in replies. Unset: the model's own, if it has one."""
     reattach_sec: _Positive = 10.0

@@ -90,7 +90,7 @@ def _language_parser(
     config: Config, model_name: str, profile: Profile, names: HeaderNames, limits: BodyLimits
 ) -> Parser:
     handler = config.handler
-    dialects = Dialects(model_name, strict=handler.strict_requests)
+    dialects = Dialects(model_name, handler.adapters, strict=handler.strict_requests)
     return RequestParser(profile, names, dialects, limits, keeps_sessions=handler.stateful_sessions)
 
 

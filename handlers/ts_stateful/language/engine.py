@@ -22,6 +22,7 @@ from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model, load_model
 from ts_stateful.language.network.memory import limits_of
 from ts_stateful.language.persistence.persistence import make_persistence
+from ts_stateful.language.trial import verify_images
 from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.requests import LanguageRequests
@@ -178,6 +179,7 @@ def load_engine(config: Config, placement: Placement, services: Services) -> Ses
     files = MediaLoader(config.handler.media)
     model = load_model(config.handler, Path(placement.model_dir), torch.device(placement.device))
     if model.vision is not None:
+        verify_images(model)
         files.warm_up()
     images = ImageLoader(files, services.queue)
     return build_engine(model, config, services, images, placement.max_sessions)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 __all__ = ["fingerprint", "weights_digest"]
@@ -44,10 +46,20 @@ def weights_digest(network: PreTrainedModel) -> str:
     parts = []
     for name, parameter in network.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)};".encode())
-        flat = parameter.detach().reshape(-1)
-        parts += [flat[:_ENDS].float(), flat[-_ENDS:].float()]
+        for plain in _plain_tensors(parameter.detach()):
+            flat = plain.reshape(-1)
+            parts += [flat[:_ENDS].float(), flat[-_ENDS:].float()]
     digest.update(torch.cat(parts).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _plain_tensors(tensor: Any) -> Iterator[Tensor]:
+    """Yield the tensors that a quantised one consists of, or the tensor itself."""
+    if type(tensor) is Tensor or not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _plain_tensors(getattr(tensor, name))
 
 
 def _without(document: Any) -> Any:

@@ -44,6 +44,23 @@ class _Segment(NamedTuple):
         return self.sequence.ids[self.start : self.stop]
 
     @property
+    def span(self) -> Span:
+        """Their place in the session's states, with the blocks that are among them."""
+        blocks = [b for b in self.sequence.blocks if self.start <= b.start and b.stop <= self.stop]
+        return Span(self.sequence.context.kv, self.start, self.stop - self.start, blocks)
+
+    def begin(self) -> None:
+        """Keep what a failed step goes back to."""
+        if (recurrent := self.sequence.context.kv.recurrent) is not None:
+            recurrent.begin()
+
+    def end(self) -> None:
+        """Keep the states from which the reply may begin again."""
+        recurrent = self.sequence.context.kv.recurrent
+        if recurrent is not None and self.stop == self.sequence.num_prompt - 1:
+            recurrent.keep(self.stop)
+
+    @property
     def has_image(self) -> bool:
         """True if some of its tokens stand for an image."""
         mask = self.sequence.image_mask
@@ -68,17 +85,19 @@ class Runner:
         After an error every sequence is as it was before.
         """
         segments = [self._segment(*chunk) for chunk in chunks]
+        for segment in segments:
+            segment.begin()
         try:
             results = [self._pass(group) for group in self._passes(segments)]
         except BaseException:
             for sequence, start, _ in segments:
-                sequence.context.kv.length = start
+                sequence.context.kv.truncate(start)
             raise
+        for segment in segments:
+            segment.end()
         return Logits.join(results)
 
     def _segment(self, sequence: Sequence, num_tokens: int) -> _Segment:
-        if self._model.vision is not None and sequence.all_images and sequence.image_mask is None:
-            sequence.image_mask = self._model.vision.mask(sequence.ids, sequence.all_images)
         start = sequence.context.kv.length
         return _Segment(sequence, start, start + num_tokens)
 
@@ -108,10 +127,14 @@ class Runner:
         assert vision is not None
         assert mask is not None
         token, ids = vision.image_token_id, segment.sequence.ids
-        return [i for i in range(segment.start, segment.stop) if ids[i] == token and not mask[i]]
+        return [
+            i
+            for i in range(segment.start, segment.stop)
+            if ids[i] == token and 1 not in mask[i : i + 1]
+        ]
 
     def _pass(self, segments: list[_Segment]) -> Logits:
-        spans = [Span(p.sequence.context.kv, p.start, p.stop - p.start) for p in segments]
+        spans = [segment.span for segment in segments]
         ends = [end - 1 for end in itertools.accumulate(span.num_tokens for span in spans)]
         due = [i for i, segment in enumerate(segments) if segment.stop == len(segment.sequence.ids)]
         rows = self._forward(
@@ -119,6 +142,7 @@ class Runner:
             spans,
             self._positions(segments),
             [ends[i] for i in due] or ends[-1:],  # a model needs at least one
+            [segment.sequence.context.adapter for segment in segments],
             **self._encoded(segments),
         )
         return Logits([segments[i].sequence for i in due], rows[: len(due)])

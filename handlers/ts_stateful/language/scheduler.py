@@ -17,6 +17,10 @@ class Schedulable(Protocol):
         """Tokens that must be computed before the first token can be generated; 0 while it decodes."""
         ...
 
+    def whole(self, count: int) -> int:
+        """Return `count`, or more tokens if some of these can only be computed together with the next ones, or fewer."""
+        ...
+
 
 SequenceT = TypeVar("SequenceT", bound=Schedulable)
 
@@ -65,7 +69,7 @@ class Scheduler(Generic[SequenceT]):
             more = min(left, sequence.num_to_prefill - count)
             counts[id(sequence)] = count + more
             left -= more
-        chunks = [(sequence, counts[id(sequence)]) for sequence in self._prefilling]
+        chunks = [(sequence, sequence.whole(counts[id(sequence)])) for sequence in self._prefilling]
         for sequence, count in chunks:
             if count == sequence.num_to_prefill:
                 self._prefilling.remove(sequence)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from ts_stateful.protocol.chat import ToolCall
 
@@ -178,6 +178,7 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     running: bool  # a turn is in progress
     waiting: int  # prompts in the session's queue
     saved: bool | None = None  # all committed turns are in the store; None: no store
+    adapter: str | None = None
 
 
 class TensorAnswer(Struct, frozen=True):
@@ -247,14 +248,21 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     image_pixels: int
 
 
-class HelloAnswer(Struct, frozen=True, kw_only=True):
-    """Answer to `hello`: the server with its model, profile and limits."""
+class HelloAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer to `hello`: the server with its model, profile and limits.
+
+    `chat_template` is of language models: False if messages are joined without marks of who speaks. `adapters` are those that
+    a session can have. `quantization` is the method of a quantised checkpoint.
+    """
 
     server: str
     version: str
     profile: str
     model: str
     limits: ServerLimits
+    chat_template: bool | UnsetType = UNSET
+    adapters: Sequence[str] = ()
+    quantization: str | None = None
 
 
 encode = msgspec.json.Encoder().encode

@@ -85,19 +85,20 @@ class Command(
 
 
 class Open(Command, frozen=True, tag="open", kw_only=True):
-    """A request to open a session with a system prompt and images."""
+    """A request to open a session with a system prompt and images; an `adapter` computes all of its replies."""
 
     system: str | None = None
     images: tuple[Image, ...] = ()
     ttl_s: _Seconds | None = None
     metadata: Metadata = {}
+    adapter: str | None = None
 
 
 class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
     """One turn: the user's text and images, and the settings of the generation.
 
     Without `repetition_penalty` that of the model's generation_config.json applies. `logprobs` asks for the log-probability of
-    each token of the reply, `top_logprobs` for so many of the likeliest ones beside each.
+    each token of the reply, `top_logprobs` for so many of the likeliest ones beside each. An `adapter` is that of the session.
     """
 
     prompt: str
@@ -121,6 +122,7 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
     logprobs: bool = False
     top_logprobs: TopLogprobs = 0
     turn: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if self.top_logprobs and not self.logprobs:

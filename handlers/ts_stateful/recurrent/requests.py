@@ -121,6 +121,8 @@ class RecurrentRequests:
         if command.system is not None or command.images or message.attachments:
             field = "system" if command.system is not None else "images"
             raise InvalidRequest("a model with recurrent states takes none", field=field)
+        if command.adapter is not None:
+            raise InvalidRequest("a model with recurrent states has no adapters", field="adapter")
         assert command.session_id is not None
         session = self._sequences.begin(
             command.session_id,

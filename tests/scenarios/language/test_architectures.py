@@ -8,6 +8,7 @@ import torch
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny import MODELS, MORE_MODELS
+from tests.support.tiny.text import WINDOW
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.requests import Cancel, Prompt
 
@@ -25,6 +26,8 @@ def test_a_long_conversation_is_exact(name: str) -> None:
     _after_a_cancel(model, harness)
     _after_a_roll_back(model, harness)
     _after_an_eviction(model, harness)
+    # Windows and chunks were exceeded.
+    assert len(harness.engine.table.get("s").state.log) > 4 * WINDOW
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])

@@ -6,13 +6,16 @@ import pytest
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
-from tests.support.tiny import MODELS, llama
+from tests.support.tiny import MODELS, MORE_MODELS, llama
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.requests import Prompt
 
 ROWS = 32
 NEW_TOKENS = 10
+# Each has rules of its own: latents, torch's own function, shared states, a method, chunks.
+SPECIAL = ("deepseek_v3", "falcon", "gemma3n", "gpt_neo", "llama4")
 FLAT = {name: make for name, make in MODELS.items() if make().forward.flat}
+FLAT |= {name: MORE_MODELS[name] for name in SPECIAL}
 
 
 @pytest.fixture(scope="module", params=sorted(FLAT))

@@ -158,7 +158,8 @@ def test_a_turn_that_nobody_waits_for_leaves_no_trace(model: Model) -> None:
 def test_control_tokens_in_a_text_are_text(model: Model) -> None:
     """A user who spells out `<|im_end|>` or `<image>` cannot end a turn or fake an image."""
     harness = opened(model)
-    specials = [t.content for t in model.tokenizer.added_tokens_decoder.values()]
+    added = [token.content for token in model.tokenizer.added_tokens_decoder.values()]
+    specials = [token for token in added if not token.isspace()]
     text = f"ignore {' '.join(specials)} this"
     answer = harness.prompt("s", text, max_new_tokens=NEW_TOKENS)
     assert "error" not in answer

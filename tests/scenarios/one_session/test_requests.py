@@ -183,6 +183,7 @@ def test_hello_tells_who_serves(harness: Harness) -> None:
     hello = harness.ask(Hello())
     assert hello["profile"] == "continuous"
     assert hello["limits"]["max_sessions"] == 8
+    assert hello["chat_template"] is True
 
 
 def test_expiry_runs_by_itself(harness: Harness) -> None:

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.support.tiny.latent import (
+    deepseek_v2,
+    deepseek_v3,
+    glm4_moe_lite,
+    longcat_flash,
+    minicpm3,
+    mistral4,
+    youtu,
+)
+from tests.support.tiny.looking_ahead import gemma3_vision, gemma4_vision
+from tests.support.tiny.merging import (
+    glm4v,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_5_vision,
+    qwen3_vl,
+)
 from tests.support.tiny.more_text import (
     bloom,
     cohere,
-    deepseek_v3,
     falcon,
     falcon_alibi,
     gemma3n,
+    gemma4,
     gpt_neox,
     gpt_oss,
     granite,
@@ -22,12 +39,29 @@ from tests.support.tiny.more_text import (
     smollm3,
     stablelm,
 )
+from tests.support.tiny.own_attention import codegen, gpt_neo, gptj
+from tests.support.tiny.recurrent_text import (
+    bamba,
+    falcon_h1,
+    falcon_mamba,
+    granite_hybrid,
+    jamba,
+    kimi_linear,
+    lfm2,
+    lfm2_moe,
+    mamba,
+    mamba2,
+    nemotron_h,
+    olmo_hybrid,
+    qwen3_5,
+    qwen3_next,
+)
 from tests.support.tiny.seeing import (
     idefics3,
+    internvl,
     llava,
-    qwen2_5_vl,
-    qwen2_vl,
-    qwen3_vl,
+    mistral3,
+    pixtral,
     smolvlm,
 )
 from tests.support.tiny.small import save
@@ -66,26 +100,68 @@ def _named(*builders: Callable[[], Model]) -> _Builders:
 
 
 MODELS = _named(
-    gemma2, gemma3, gpt2, idefics3, llama, llava, mistral, phi3, qwen2, qwen2_vl, qwen3, smolvlm
+    gemma2,
+    gemma3,
+    gemma3_vision,
+    gpt2,
+    idefics3,
+    llama,
+    llava,
+    mamba2,
+    mistral,
+    phi3,
+    qwen2,
+    qwen2_vl,
+    qwen3,
+    qwen3_next,
+    smolvlm,
 )
 # Other supported models, each tested in one long conversation.
 MORE_MODELS = _named(
+    bamba,
     bloom,
+    codegen,
     cohere,
+    deepseek_v2,
     deepseek_v3,
     falcon,
     falcon_alibi,
+    falcon_h1,
+    falcon_mamba,
     gemma3n,
+    gemma4,
+    gemma4_vision,
+    glm4_moe_lite,
+    glm4v,
+    gpt_neo,
     gpt_neox,
     gpt_oss,
+    gptj,
     granite,
+    granite_hybrid,
+    internvl,
+    jamba,
+    kimi_linear,
+    lfm2,
+    lfm2_moe,
     llama4,
+    longcat_flash,
+    mamba,
+    minicpm3,
+    mistral3,
+    mistral4,
     mpt,
+    nemotron_h,
     olmo2,
+    olmo_hybrid,
     opt,
+    pixtral,
     qwen2_5_vl,
     qwen2_moe,
+    qwen3_5,
+    qwen3_5_vision,
     qwen3_vl,
     smollm3,
     stablelm,
+    youtu,
 )

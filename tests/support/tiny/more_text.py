@@ -9,12 +9,12 @@ from transformers import (
     BloomForCausalLM,
     CohereConfig,
     CohereForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     Gemma3nForCausalLM,
     Gemma3nTextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     GptOssConfig,
@@ -56,6 +56,18 @@ def gemma3n() -> Model:
     return chats("gemma3n", 29, Gemma3nForCausalLM, config)
 
 
+def gemma4() -> Model:
+    """Build Gemma 4 E, text: shared keys and values, and wider heads in layers without a window."""
+    config = Gemma4TextConfig(
+        **MIXED,
+        num_kv_shared_layers=2,
+        global_head_dim=32,
+        vocab_size_per_layer_input=512,
+        hidden_size_per_layer_input=16,
+    )
+    return chats("gemma4", 40, Gemma4ForCausalLM, config)
+
+
 def gpt_neox() -> Model:
     """Build GPT-NeoX, Pythia: attention and feed-forward side by side, positions in a quarter of each head."""
     small = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
@@ -71,25 +83,6 @@ def opt() -> Model:
         init_std=0.2,
     )
     return chats("opt", 12, OPTForCausalLM, config)
-
-
-def deepseek_v3() -> Model:
-    """Build DeepSeek-V3: latent attention, of which keys and values of different widths are kept."""
-    config = DeepseekV3Config(
-        **{**SMALL, "num_key_value_heads": 4},
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=16,
-        v_head_dim=12,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-    )
-    return chats("deepseek_v3", 30, DeepseekV3ForCausalLM, config)
 
 
 def _falcon(name: str, seed: int, **config: Any) -> Model:

@@ -1,4 +1,4 @@
-"""Small vision-language models of real `transformers` configurations, with processors that need no torchvision."""
+"""Small vision-language models of real `transformers` configurations, in the layout of their checkpoints on the hub."""
 
 from __future__ import annotations
 
@@ -6,34 +6,29 @@ from typing import Any
 
 import torch
 from transformers import (
-    CLIPImageProcessorPil,
     CLIPVisionConfig,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
-    Idefics3Processor,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
-    LlavaProcessor,
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    PixtralVisionConfig,
+    Qwen2Config,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from tests.support.tiny.published import Checkpoint, loaded
 from tests.support.tiny.small import SMALL, mute
 from tests.support.tiny.tokens import CHATML, SMOLVLM, VICUNA, chatml, tokenizer_of
-from ts_stateful.language.network.load import Model, build_model
+from ts_stateful.language.network.load import Model
 
-_TOWER: dict[str, Any] = {
+TOWER: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -42,10 +37,40 @@ _TOWER: dict[str, Any] = {
     "patch_size": 8,
     "initializer_range": 0.2,
 }
+_SQUARE = {"height": 32, "width": 32}
 
 
 def llava() -> Model:
     """Build LLaVA: CLIP vision, Llama text, 16 tokens an image."""
+    return loaded(_llava)
+
+
+def idefics3() -> Model:
+    """Build Idefics3, which cuts an image into tiles and also reads it as a whole."""
+    return loaded(_idefics3)
+
+
+def smolvlm() -> Model:
+    """Build SmolVLM, tiled as Idefics3."""
+    return loaded(_smolvlm)
+
+
+def internvl() -> Model:
+    """Build InternVL: an image may be several tiles, and its tokens stand between two marks."""
+    return loaded(_internvl)
+
+
+def pixtral() -> Model:
+    """Build Pixtral: images of any size, with a token after each row of patches."""
+    return loaded(_pixtral)
+
+
+def mistral3() -> Model:
+    """Build Mistral Small 3: Pixtral's tower, patches merged by four."""
+    return loaded(_mistral3)
+
+
+def _llava() -> Checkpoint:
     torch.manual_seed(4)
     tokenizer = tokenizer_of(
         "<s>",
@@ -59,7 +84,7 @@ def llava() -> Model:
         image_token="<image>",
     )
     config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**_TOWER),
+        vision_config=CLIPVisionConfig(**TOWER),
         text_config=LlamaConfig(**{**SMALL, "eos_token_id": 1}),
         image_token_id=2,
         vision_feature_layer=-1,
@@ -67,109 +92,27 @@ def llava() -> Model:
     network = LlavaForConditionalGeneration(config).eval()
     network.generation_config.eos_token_id = 1
     mute(network, 2)
-    images = CLIPImageProcessorPil(size={"height": 32, "width": 32}, do_center_crop=False)
-    processor = LlavaProcessor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=VICUNA,
-    )
-    return build_model("llava", network, processor)
-
-
-class _QwenVLProcessorPil:
-    """Processing as by Qwen's models, without their video half, which needs torchvision."""
-
-    image_token = "<|image_pad|>"
-    chat_template = CHATML
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, patch_size: int) -> None:
-        self.tokenizer = tokenizer
-        pixels = (2 * patch_size) ** 2  # of one token
-        self.image_processor = Qwen2VLImageProcessorPil(
-            size={"shortest_edge": 6 * pixels, "longest_edge": 16 * pixels}, patch_size=patch_size
-        )
-
-    def __call__(self, *, text: list[str], images: Any, **kwargs: Any) -> dict[str, Any]:
-        made = self.image_processor(images, return_tensors="pt")
-        (grid,) = made["image_grid_thw"]
-        count = int(grid.prod()) // self.image_processor.merge_size**2
-        expanded = text[0].replace(self.image_token, self.image_token * count)
-        ids = self.tokenizer(expanded, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        return {"input_ids": ids, **made}
-
-    def to_json_string(self) -> Any:
-        return self.image_processor.to_json_string()
-
-    def apply_chat_template(self, messages: Any, **kwargs: Any) -> Any:
-        return self.tokenizer.apply_chat_template(
-            messages, chat_template=self.chat_template, **kwargs
-        )
-
-
-def _qwen_vl(name: str, seed: int, network: Any, config: Any, vision: dict[str, Any]) -> Model:
-    """Build a model with M-RoPE positions and images of any size."""
-    torch.manual_seed(seed)
-    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
-    qwen = network(
-        config(
-            text_config={**SMALL, "rope_parameters": rope},
-            vision_config={
-                "depth": 2,
-                "num_heads": 2,
-                "spatial_merge_size": 2,
-                "temporal_patch_size": 2,
-                "initializer_range": 0.2,
-                **vision,
-            },
-            vision_start_token_id=3,
-            vision_end_token_id=4,
-            image_token_id=5,
-            video_token_id=6,
-        )
-    )
-    qwen.generation_config.eos_token_id = 2
-    mute(qwen, 5, 6)
-    tokenizer = chatml("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    return build_model(name, qwen.eval(), _QwenVLProcessorPil(tokenizer, vision["patch_size"]))
-
-
-def qwen2_vl() -> Model:
-    """Build Qwen2-VL."""
-    vision = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14}
-    return _qwen_vl("qwen2_vl", 5, Qwen2VLForConditionalGeneration, Qwen2VLConfig, vision)
-
-
-def qwen2_5_vl() -> Model:
-    """Build Qwen2.5-VL: a vision tower with windows."""
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": 64,
-        "patch_size": 14,
-        "window_size": 56,
-        "fullatt_block_indexes": [1],
+    files: dict[str, dict[str, Any]] = {
+        "preprocessor_config.json": {
+            "image_processor_type": "CLIPImageProcessor",
+            "processor_class": "LlavaProcessor",
+            "do_center_crop": False,
+            "size": _SQUARE,
+        },
+        "processor_config.json": {
+            "processor_class": "LlavaProcessor",
+            "patch_size": 8,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+        },
     }
-    return _qwen_vl("qwen2_5_vl", 25, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, vision)
+    return Checkpoint(network, tokenizer, files)
 
 
-def qwen3_vl() -> Model:
-    """Build Qwen3-VL: feature maps of several depths are added in the first layers."""
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": 64,
-        "patch_size": 16,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0, 1],
-    }
-    return _qwen_vl("qwen3_vl", 26, Qwen3VLForConditionalGeneration, Qwen3VLConfig, vision)
+# Models that cut an image into tiles of 32 pixels, 4 tokens each.
 
 
-def _tiled(name: str, seed: int, network: Any, config: Any, images: Any) -> Model:
-    """Build a model that cuts an image into tiles of 32 pixels, 4 tokens each, and also reads it as a whole."""
+def _tiled(seed: int, network: Any, config: Any, name: str) -> Checkpoint:
     torch.manual_seed(seed)
     tokenizer = tokenizer_of(
         "<|endoftext|>",
@@ -185,31 +128,134 @@ def _tiled(name: str, seed: int, network: Any, config: Any, images: Any) -> Mode
     )
     tiled = network(
         config(
-            vision_config=dict(_TOWER),
+            vision_config=dict(TOWER),
             text_config=LlamaConfig(**SMALL),
             image_token_id=4,
             scale_factor=2,
             tie_word_embeddings=False,
         )
-    )
+    ).eval()
     tiled.generation_config.eos_token_id = 2
     mute(tiled, 4)
-    processor = Idefics3Processor(
-        image_processor=images(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}),
-        tokenizer=tokenizer,
-        image_seq_len=4,
-        chat_template=SMOLVLM,
+    files: dict[str, dict[str, Any]] = {
+        "preprocessor_config.json": {
+            "image_processor_type": f"{name}ImageProcessor",
+            "processor_class": f"{name}Processor",
+            "do_image_splitting": True,
+            "max_image_size": {"longest_edge": 32},
+            "size": {"longest_edge": 64},
+        },
+        "processor_config.json": {"image_seq_len": 4, "processor_class": f"{name}Processor"},
+    }
+    return Checkpoint(tiled, tokenizer, files)
+
+
+def _idefics3() -> Checkpoint:
+    return _tiled(27, Idefics3ForConditionalGeneration, Idefics3Config, "Idefics3")
+
+
+def _smolvlm() -> Checkpoint:
+    return _tiled(28, SmolVLMForConditionalGeneration, SmolVLMConfig, "SmolVLM")
+
+
+def _internvl() -> Checkpoint:
+    torch.manual_seed(30)
+    network = InternVLForConditionalGeneration(
+        InternVLConfig(
+            vision_config={**TOWER, "image_size": [32, 32], "patch_size": [8, 8]},
+            text_config=Qwen2Config(**SMALL),
+            image_token_id=5,
+            image_seq_length=4,
+            tie_word_embeddings=False,
+        )
+    ).eval()
+    network.generation_config.eos_token_id = 2
+    mute(network, 5)
+    marks = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
+    template = CHATML.replace("<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>\n")
+    tokenizer = chatml(*marks.values(), template=template, **marks)
+    files: dict[str, dict[str, Any]] = {
+        "preprocessor_config.json": {
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "processor_class": "InternVLProcessor",
+            "crop_to_patches": True,
+            "min_patches": 1,
+            "max_patches": 4,
+            "size": _SQUARE,
+        },
+        "video_preprocessor_config.json": {
+            "video_processor_type": "InternVLVideoProcessor",
+            "processor_class": "InternVLProcessor",
+            "size": _SQUARE,
+        },
+        "processor_config.json": {
+            "image_seq_length": 4,
+            "processor_class": "InternVLProcessor",
+        },
+    }
+    return Checkpoint(network, tokenizer, files)
+
+
+# Models whose images keep their shape, with a token after each row of patches.
+_MISTRAL = VICUNA.replace("<image>\n", "[IMG]")
+
+
+def _in_rows(seed: int, network: Any, config: Any, merge: int) -> Checkpoint:
+    torch.manual_seed(seed)
+    tokenizer = tokenizer_of(
+        "<s>",
+        "</s>",
+        "[IMG]",
+        "<pad>",
+        "[IMG_BREAK]",
+        "[IMG_END]",
+        template=_MISTRAL,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
     )
-    return build_model(name, tiled.eval(), processor)
+    tower = {**TOWER, "image_size": 64, "num_attention_heads": 1}
+    extra: dict[str, Any] = {"spatial_merge_size": merge} if merge > 1 else {}
+    rows = network(
+        config(
+            vision_config=PixtralVisionConfig(**tower),
+            text_config=MistralConfig(**{**SMALL, "eos_token_id": 1}, sliding_window=None),
+            image_token_index=2,
+            vision_feature_layer=-1,
+            tie_word_embeddings=False,
+            **extra,
+            **({} if extra else {"vision_feature_select_strategy": "full"}),
+        )
+    ).eval()
+    rows.generation_config.eos_token_id = 1
+    mute(rows, 2)
+    files: dict[str, dict[str, Any]] = {
+        "preprocessor_config.json": {
+            "image_processor_type": "PixtralImageProcessor",
+            "processor_class": "PixtralProcessor",
+            "patch_size": {"height": 8, "width": 8},
+            "size": {"longest_edge": 64},
+        },
+        "processor_config.json": {
+            "processor_class": "PixtralProcessor",
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+            "patch_size": 8,
+            **extra,
+        },
+    }
+    return Checkpoint(rows, tokenizer, files)
 
 
-def idefics3() -> Model:
-    """Build Idefics3."""
-    images = Idefics3ImageProcessorPil
-    return _tiled("idefics3", 27, Idefics3ForConditionalGeneration, Idefics3Config, images)
+def _pixtral() -> Checkpoint:
+    return _in_rows(31, LlavaForConditionalGeneration, LlavaConfig, 1)
 
 
-def smolvlm() -> Model:
-    """Build SmolVLM, with the processor that it was made from: its own needs torchvision for videos."""
-    images = SmolVLMImageProcessorPil
-    return _tiled("smolvlm", 28, SmolVLMForConditionalGeneration, SmolVLMConfig, images)
+def _mistral3() -> Checkpoint:
+    return _in_rows(32, Mistral3ForConditionalGeneration, Mistral3Config, 2)

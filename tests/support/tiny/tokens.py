@@ -71,7 +71,7 @@ def tokenizer_of(
     return tokenizer
 
 
-def chatml(*more: str, template: str = CHATML) -> PreTrainedTokenizerFast:
+def chatml(*more: str, template: str = CHATML, **names: str) -> PreTrainedTokenizerFast:
     """Return a tokenizer for ChatML: `<|endoftext|>` is 0, `<|im_start|>` 1, `<|im_end|>`, which ends a reply, 2."""
     return tokenizer_of(
         "<|endoftext|>",
@@ -81,4 +81,5 @@ def chatml(*more: str, template: str = CHATML) -> PreTrainedTokenizerFast:
         template=template,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
+        **names,
     )

@@ -15,7 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-_MODEL_FILES = {"config.json": "{}", "model.safetensors": "weights", ".cache/x": "hidden"}
+_MODEL_FILES = {
+    "config.json": '{"model_type": "llama"}',
+    "tokenizer.json": "{}",
+    "model.safetensors": "weights",
+    ".cache/x": "hidden",
+}
 
 
 def _run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -107,6 +112,7 @@ def test_the_archive_holds_code_model_and_configuration_only(mar: Path) -> None:
     assert {name for name in names if name.startswith("model/")} == {
         "model/config.json",
         "model/model.safetensors",
+        "model/tokenizer.json",
     }
     assert manifest["model"]["handler"] == "generation_handler.py"
     assert manifest["model"]["configFile"] == "model-config.yaml"

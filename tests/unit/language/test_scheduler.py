@@ -15,6 +15,15 @@ class Turn:
     """So many tokens to prefill."""
 
     num_to_prefill: int
+    blocks: tuple[
+        tuple[int, int], ...
+    ] = ()  # by the tokens to prefill at their beginning, and after them
+
+    def whole(self, count: int) -> int:
+        """Blocks are not cut."""
+        left = self.num_to_prefill - count
+        after = next((stop for start, stop in self.blocks if start > left > stop), left)
+        return self.num_to_prefill - after
 
 
 def run(scheduler: Scheduler[Turn]) -> list[tuple[Turn, int]]:
@@ -106,3 +115,12 @@ def test_nobody_starves(lengths: list[int], budget: int) -> None:
         added(scheduler, *lengths)
         run(scheduler)
     assert oldest.num_to_prefill == 0
+
+
+def test_blocks_are_not_cut() -> None:
+    """What can only be computed at once goes over the budget."""
+    scheduler = Scheduler[Turn](4)
+    turn = Turn(20, blocks=((16, 6),))
+    scheduler.add(turn)
+    assert run(scheduler) == [(turn, 14)]
+    assert run(scheduler) == [(turn, 6)]

@@ -9,10 +9,11 @@ import yaml
 
 from ts_stateful.config.check.access import check_access
 from ts_stateful.config.check.budgets import check_budgets, check_model
+from ts_stateful.config.check.checkpoint import check_checkpoint
 from ts_stateful.config.check.finding import Finding, error
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.check.places import check_places
-from ts_stateful.config.check.safety import check_safety, check_weights
+from ts_stateful.config.check.safety import check_safety
 from ts_stateful.config.check.states import check_states
 from ts_stateful.config.check.timing import check_timing
 from ts_stateful.config.schema import Config, ConfigError, load_config
@@ -59,7 +60,10 @@ def check_file(
         if config.state is None:
             folders = (path.parent / config.handler.model, Path(config.handler.model).expanduser())
             found = model_folder or next(filter(Path.is_dir, folders), None)
-            findings = [*(check_weights(found) if found is not None else ()), *findings]
+            if found is not None and found.is_dir():  # or a config.json alone
+                has_template = config.handler.chat_template is not None
+                findings = [*check_checkpoint(found, has_template=has_template), *findings]
+                findings.sort(key=lambda finding: finding.severity != "error")
         return findings
     except ConfigError as reason:
         return [error(str(path), str(reason), "see docs/configuration.md")]

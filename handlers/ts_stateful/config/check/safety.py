@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from ts_stateful.config.check.finding import Finding, error, warning
+from ts_stateful.config.check.finding import Finding, warning
 from ts_stateful.config.schema import HandlerConfig
-from ts_stateful.config.weights import pickled_weights, weights_cure
 
-__all__ = ["check_safety", "check_weights"]
+__all__ = ["check_safety"]
 
 
 def check_safety(handler: HandlerConfig) -> Iterator[Finding]:
@@ -45,14 +43,4 @@ def check_safety(handler: HandlerConfig) -> Iterator[Finding]:
             "handler.media.allowPrivateAddresses",
             "clients can make the server read from this machine and its network, cloud metadata included",
             "leave it out, or name the hosts in allowedHosts",
-        )
-
-
-def check_weights(folder: Path) -> Iterator[Finding]:
-    """Find weights that the server would refuse, where the model's folder is on this machine."""
-    if (pickle := pickled_weights(folder)) is not None:
-        yield error(
-            "handler.model",
-            f"{folder} has its weights in {pickle}, and only safetensors are read",
-            weights_cure(folder),
         )

@@ -48,6 +48,8 @@ _DEFAULTS: dict[str, dict[str, int]] = {
         "window": 32_768,
     },
 }
+# Layers with states of a fixed size, or none.
+_WITHOUT_KV = {"linear_attention", "conv", "mamba", "mamba2", "recurrent", "mlp", "moe"}
 # The positions of these models change beyond the original window.
 _GROWING_ROPE = {"dynamic", "longrope", "su"}
 
@@ -60,6 +62,7 @@ class ModelUnknown(ValueError):
 class TransformerSize:
     """The sizes of a model. `window` is in tokens; `image_tokens` are those of one image (0: no images; None: they vary).
 
+    `layers` are those with keys and values; recurrent states have a fixed size, and are not counted.
     `weights` counts numbers in the model's files, or is `estimated` from its dimensions.
     """
 
@@ -131,8 +134,7 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
     counted = _stored_bytes(file.parent) // DTYPE_BYTES[stored or "bfloat16"]
     heads = _heads(sizes)
     return TransformerSize(
-        # Some of the last layers may use the keys and values of earlier ones.
-        layers=max(1, sizes.known("layers") - (sizes.number("num_kv_shared_layers") or 0)),
+        layers=_num_attentive(sizes),
         kv_heads=heads.kv_heads,
         key_dim=heads.key_dim,
         value_dim=heads.value_dim,
@@ -155,6 +157,20 @@ def _heads(sizes: _Sizes) -> _Heads:
         "new_decoder_architecture"
     )
     return _Heads(heads, 1 if single else sizes.find("kv_heads") or heads, dim, dim)
+
+
+def _num_attentive(sizes: _Sizes) -> int:
+    """Return the number of layers that keep keys and values."""
+    attentive, period = sizes.text.get("attn_layer_indices"), sizes.number("attn_layer_period")
+    if isinstance(attentive, list):
+        return max(1, len(attentive))
+    if period is not None:
+        return max(1, sizes.known("layers") // period)
+    kinds = sizes.text.get("layer_types") or sizes.text.get("layers_block_type")
+    others = [kind for kind in kinds if kind in _WITHOUT_KV] if isinstance(kinds, list) else ()
+    # Some of the last layers may use the keys and values of earlier ones.
+    shared = sizes.number("num_kv_shared_layers") or 0
+    return max(1, sizes.known("layers") - len(others) - shared)
 
 
 def _text_weights(sizes: _Sizes, heads: _Heads) -> int:

@@ -5,12 +5,15 @@ A dialect translates a request into this package's own protocol, and the answer 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ts_stateful.frontend.dialects.dialect import Dialect
 from ts_stateful.frontend.dialects.djl import Djl
 from ts_stateful.frontend.dialects.llava import Llava
 from ts_stateful.frontend.dialects.openai import OpenAi
 from ts_stateful.frontend.dialects.own import Own
 from ts_stateful.frontend.dialects.responses.dialect import ResponsesApi
+from ts_stateful.frontend.dialects.served_model import ServedModelName
 from ts_stateful.frontend.dialects.sglang import Sglang
 from ts_stateful.frontend.parsing.body import RequestBody
 
@@ -20,13 +23,16 @@ __all__ = ["Dialects"]
 class Dialects:
     """All dialects of the model that a server has as `model_name`, in the order of their checks.
 
-    With `strict`, requests with fields that have no effect are refused.
+    OpenAI's clients find its `adapters` as models. With `strict`, requests with fields that have no effect are refused.
     """
 
-    def __init__(self, model_name: str = "model", *, strict: bool = False) -> None:
+    def __init__(
+        self, model_name: str = "model", adapters: Collection[str] = (), *, strict: bool = False
+    ) -> None:
         self._own = Own()
-        responses = ResponsesApi(model_name, strict=strict)
-        openai = OpenAi(model_name, strict=strict)
+        served = ServedModelName(model_name, adapters)
+        responses = ResponsesApi(served, strict=strict)
+        openai = OpenAi(served, strict=strict)
         self._others: tuple[Dialect, ...] = (responses, openai, Llava(), Sglang(), Djl())
 
     def of(self, body: RequestBody) -> Dialect:

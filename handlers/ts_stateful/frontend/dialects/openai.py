@@ -31,19 +31,14 @@ _MODELS = "v1/models"
 
 
 class OpenAi:
-    """The dialect of OpenAI's clients, for the model that TorchServe serves as `model_name`."""
+    """The dialect of OpenAI's clients, for the `served` model and its adapters."""
 
     responder = OpenAiResponder()
 
-    def __init__(self, model_name: str, *, strict: bool = False) -> None:
-        self._served = ServedModelName(model_name)
+    def __init__(self, served: ServedModelName, *, strict: bool = False) -> None:
+        self._served = served
         self._strict = strict
-        self._model = {
-            "id": model_name,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "torchserve-stateful",
-        }
+        self._created = int(time.time())
 
     def matches(self, body: RequestBody) -> bool:
         """See `Dialect`; the path decides, or else the body."""
@@ -56,10 +51,12 @@ class OpenAi:
         """See `Dialect`."""
         path = body.headers.path.strip("/")
         if path == _MODELS:
-            return self._direct({"object": "list", "data": [self._model]})
+            names = [self._served.name, *self._served.adapters]
+            return self._direct({"object": "list", "data": list(map(self._model, names))})
         if path.startswith(f"{_MODELS}/"):
-            self._served.check(path.removeprefix(f"{_MODELS}/"))
-            return self._direct(self._model)
+            name = path.removeprefix(f"{_MODELS}/")
+            self._served.check(name)
+            return self._direct(self._model(name))
         if path == _TEXT:
             return self._text(body)
         if path.startswith("v1/") and path != _CHAT:
@@ -70,16 +67,15 @@ class OpenAi:
 
     def _text(self, body: RequestBody) -> Translation:
         """Translate a request that stands alone, as there are no messages to compare with a session's."""
-        asked = read_text(
-            self._served.taken_from(body.document), self._served.name, strict=self._strict
-        )
+        document, model = self._served.taken_from(body.document)
+        asked = read_text(document, model, strict=self._strict)
         if body.headers.session_id() is not None:
             raise InvalidRequest(
                 "a text completion has no session; leave the session header out, or use chat completions",
                 field="session_id",
             )
         return Translation(
-            asked.prompt,
+            replace(asked.prompt, adapter=self._served.adapter(model)),
             TextResponder(asked),
             Unnamed.EPHEMERAL,
             ignored=asked.ignored,
@@ -87,20 +83,30 @@ class OpenAi:
         )
 
     def _chat(self, body: RequestBody) -> Translation:
-        document = self._served.taken_from(body.document)
+        document, model = self._served.taken_from(body.document)
         session_id = document.pop("session_id", None)
         if session_id is not None and not isinstance(session_id, str):
             raise InvalidRequest("expected `str`", field="session_id")
-        asked = read_chat(document, self._served.name, strict=self._strict)
+        asked = read_chat(document, model, strict=self._strict)
         responder = ChatResponder(asked)
         named = body.headers.names_session or session_id is not None
         return Translation(
-            replace(asked.prompt, session_id=session_id),
+            replace(asked.prompt, session_id=session_id, adapter=self._served.adapter(model)),
             responder,
             Unnamed.OPENS if named else Unnamed.EPHEMERAL,
             ignored=asked.ignored,
             choices=asked.choices,
         )
+
+    def _model(self, name: str) -> dict[str, object]:
+        parent = {} if self._served.adapter(name) is None else {"parent": self._served.name}
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "torchserve-stateful",
+            **parent,
+        }
 
     def _direct(self, document: dict[str, object]) -> Translation:
         return Translation(None, OwnResponder(), answer=line_of(document))

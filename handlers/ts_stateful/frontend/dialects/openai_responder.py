@@ -54,7 +54,7 @@ class OpenAiResponder(Translator):
 
     def _param(self, field: str | None) -> str | None:
         """Return the client's name of a field."""
-        return field
+        return "model" if field == "adapter" else field
 
 
 class _CompletionResponder(OpenAiResponder, ABC):
@@ -69,7 +69,7 @@ class _CompletionResponder(OpenAiResponder, ABC):
         self._answers: list[EngineAnswer] = []  # of choices that have ended
 
     def _param(self, field: str | None) -> str | None:
-        return self._asked.format_field if field == "response_format" else field
+        return self._asked.format_field if field == "response_format" else super()._param(field)
 
     def answer(self, answer: EngineAnswer) -> bytes:
         self.add_choice(answer)

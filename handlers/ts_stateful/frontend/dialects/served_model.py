@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from ts_stateful.protocol.errors import InvalidRequest, StatefulError
@@ -20,25 +21,32 @@ class _UnknownModel(StatefulError):
 
 
 class ServedModelName:
-    """The `name` of the model that a server has."""
+    """The `name` of the model that a server has, and those of its `adapters`, which clients see as models."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, adapters: Collection[str] = ()) -> None:
         self.name = name
+        self.adapters = adapters
 
-    def taken_from(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields beside the model, which may be missing: SageMaker's clients send an empty one.
+    def taken_from(self, document: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return the fields beside the model, and its name. It may be missing: SageMaker's clients send an empty one.
 
         Raises:
             StatefulError: it names another model.
         """
         rest = dict(document)
-        self.check(rest.pop("model", None) or self.name)
-        return rest
+        name = rest.pop("model", None) or self.name
+        self.check(name)
+        return rest, name
+
+    def adapter(self, name: str) -> str | None:
+        """Return the adapter that has this name; None for the model itself."""
+        return None if name == self.name else name
 
     def check(self, name: object) -> None:
         """Check the name of a model. Raises as `taken_from` does."""
         if not isinstance(name, str):
             raise InvalidRequest("expected `str`", field="model")
-        if name != self.name:
-            message = f"The model `{name[:64]}` does not exist; this is `{self.name}`"
+        if name != self.name and name not in self.adapters:
+            names = "`, `".join([self.name, *self.adapters])
+            message = f"The model `{name[:64]}` does not exist; this is `{names}`"
             raise _UnknownModel(message, field="model")

@@ -61,6 +61,7 @@ class Context:
         self.images: list[ImageInput] = []
         self.by_url: dict[str, ImageInput] = {}  # of these; never changed, but replaced
         self.kv = kv
+        self.adapter: str | None = None  # by which its states are computed; stays the same
         self.prefix: Prefix | None = None
         self.failed: tuple[int, StatefulError] | None = None  # the last turn that was rolled back
         self.adopted = False  # restored from the store, and not used since
@@ -93,7 +94,7 @@ class Context:
     def fork(self, turns: Sequence[Turn], kv: KVCache) -> Context:
         """Return a context as this one was after `turns`, its first ones; images are shared, `kv` is empty."""
         fork = Context(self.opening, kv)
-        fork.prefix = self.prefix
+        fork.prefix, fork.adapter = self.prefix, self.adapter
         fork.opening, fork.dialogue, fork.log, fork.images = self.after(turns)
         return fork
 

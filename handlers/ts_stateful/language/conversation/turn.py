@@ -9,6 +9,7 @@ from typing import Any
 
 from ts_stateful.language.conversation.context import Context, Past
 from ts_stateful.language.grammar.matcher import Matcher
+from ts_stateful.language.kv.spans import Block
 from ts_stateful.language.network.logprobs import Chosen
 from ts_stateful.language.network.row_penalties import NO_PENALTIES, RowPenalties
 from ts_stateful.language.network.sampler import SamplingRow
@@ -109,6 +110,7 @@ class Sequence:
     matcher: Matcher | None = None  # of the grammar that the reply follows
     max_new_tokens: int = 0
     image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image
+    blocks: list[Block] = field(default_factory=list)  # of the prompt, ascending
     # Of the prompt's ids, for models whose positions do not follow from the index.
     positions: Any = None
     restored_from: str | None = None
@@ -153,6 +155,14 @@ class Sequence:
     def all_images(self) -> list[ImageInput]:
         """The images of the history and, last, this turn's."""
         return self.base.images + self.images
+
+    def whole(self, count: int) -> int:
+        """See `Schedulable`. Recurrent states are kept before a prompt's last token, from which its reply may begin again."""
+        start = self.context.kv.length
+        end = start + count
+        if self.context.kv.recurrent is not None and start < self.num_prompt - 1:
+            end = min(end, self.num_prompt - 1)
+        return next((b.stop for b in self.blocks if b.start < end < b.stop), end) - start
 
     @property
     def num_to_prefill(self) -> int:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ts_stateful.language.kernels.cache_layers import AttentionLayer, RecurrentLayer
+from ts_stateful.language.kernels.rule import Masks, Reach, Rule
 from ts_stateful.language.kv.spans import Span, Table
+from ts_stateful.language.kv.to_device import to_device
 
-__all__ = ["FLAT", "Kernels", "Rule", "States", "StepCache", "unused_mask"]
+__all__ = ["FLAT", "Kernels", "States", "StepCache", "unused_mask"]
 
 FLAT = "ts_stateful"  # the name of the attention function
-_INVALID_LENGTH = 1_000_003
 
 
 class Kernels(Protocol):
@@ -39,6 +40,17 @@ class Kernels(Protocol):
         ...
 
 
+class AttentionRule(Protocol):
+    """A way of computing one session's attention from its states."""
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the attention of queries `(1, heads, tokens, dim)` as `(1, tokens, heads, value_dim)`.
+
+        `mask` is True where a token sees a key, `(tokens, keys)`; None is causal attention from the first key.
+        """
+        ...
+
+
 class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
     """The KV states of a step's sessions, as a model sees them; reused for every step.
 
@@ -46,12 +58,26 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
     sessions follow one another in one row `(1, tokens)`. Only attention treats sessions apart: it receives their states instead
     of tensors. So no session is padded, copied or moved, and a decode token and a chunk of a prompt take the same path.
     `kernels`, if set, compute it. Without `flat`, one span goes in, and the model gets tensors as from any cache of the
-    library.
+    library. `chunks` are the tokens of the chunks in which layers attend; stock code passes them in masks alone. `recurrent`
+    counts the recurrent states of each layer; a session with such states goes in alone.
     """
 
-    def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[_Layer(self, index) for index in range(num_layers)])
+    def __init__(
+        self,
+        num_layers: int,
+        chunks: Sequence[int | None] = (),
+        recurrent: Sequence[int] = (),
+    ) -> None:
+        counts = recurrent or [0] * num_layers
+        layers = [
+            RecurrentLayer(self, index, count) if count else AttentionLayer(self, index)
+            for index, count in enumerate(counts)
+        ]
+        super().__init__(layers=layers)
+        self._recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
+        self.chunks = list(chunks) or [None] * num_layers
         self.kernels: Kernels | None = None
+        self._num_seen: int | Tensor | None = None
         self.spans: Sequence[Span] = ()
         self.states: list[States] | None = None
 
@@ -59,25 +85,57 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
         """Make room for the tokens of a step."""
         for span in spans:
             span.kv.reserve(span.stop)
-        self.spans = spans
-        masks = _Masks(spans)
         table = Table.of(spans).on(spans[0].kv.device) if flat and self.kernels else None
-        layers = range(len(self.layers))
-        self.states = (
-            [States(i, spans, masks, self.kernels, table) for i in layers] if flat else None
-        )
+        self._begin(spans, table, flat)
+        if self._recurrent:
+            (span,) = spans
+            assert span.kv.recurrent is not None
+            before = span.kv.recurrent.after(span.start)
+            states = iter(before or ())
+            for layer in self._recurrent:
+                layer.load(list(itertools.islice(states, 2 * layer.number_of_states)))
+
+    def end(self, spans: Sequence[Span]) -> None:
+        """Set the lengths of a step's sessions, and their new recurrent states: the step succeeded."""
+        for span in spans:
+            span.kv.length = span.stop
+            if span.kv.recurrent is not None:
+                states = [state for layer in self._recurrent for state in layer.take()]
+                span.kv.recurrent.put(span.stop, states)
 
     def begin_rows(self, table: Table) -> None:
         """Begin a step of one token for each session, whose states only the table and kernels know."""
         assert self.kernels is not None
-        self.spans = ()
-        layers = range(len(self.layers))
-        self.states = [States(i, (), _Masks(()), self.kernels, table) for i in layers]
+        self._begin((), table, True)
+
+    def _begin(self, spans: Sequence[Span], table: Table | None, flat: bool) -> None:
+        self.spans, self._table, self._num_seen = spans, table, None
+        masks = Masks(spans)
+        self.states = (
+            [
+                States(layer, spans, masks, chunk, self.kernels, table)
+                for layer, chunk in enumerate(self.chunks)
+            ]
+            if flat
+            else None
+        )
 
     @property
-    def num_seen(self) -> int:
-        """Tokens before this step. With several sessions it is undefined, so its value makes any use fail visibly."""
-        return self.spans[0].start if self.states is None else _INVALID_LENGTH
+    def num_seen(self) -> int | Tensor:
+        """Tokens before this step; with `flat`, for each token its position less its index in the row."""
+        if self.states is None:
+            return self.spans[0].start
+        if self._num_seen is None:
+            self._num_seen = self._count_seen()
+        return self._num_seen
+
+    def _count_seen(self) -> Tensor:
+        if self._table is not None:
+            positions = self._table.positions
+        else:
+            places = [place for span in self.spans for place in range(span.start, span.stop)]
+            positions = to_device(places, self.spans[0].kv.device)
+        return positions - torch.arange(len(positions), device=positions.device)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -94,161 +152,105 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
         return keys[None, :, : span.stop], values[None, :, : span.stop]
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's cache, as far as stock code reads it to make a mask."""
-
-    is_sliding = False  # everything is kept; the mask hides what is outside of a window
-    is_croppable = False
-
-    def __init__(self, step: StepCache, index: int) -> None:
-        super().__init__()
-        self._step = step
-        self._index = index
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise NotImplementedError("the states of a session have their layout from the beginning")
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any]:
-        return self._step.update(key_states, value_states, self._index)
-
-    def get_seq_length(self) -> int:
-        return self._step.num_seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._step.num_seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-
 class States:
-    """The keys and values of one layer, of all sessions of a step; `kernels` find them by `table`."""
+    """The keys and values of one layer, of all sessions of a step; `kernels` find them by `table`.
+
+    A model passes the layer's window with every query, so `window` is None before the first. `for_kernels` is False if this
+    attention follows rules that no kernel implements.
+    """
 
     def __init__(
         self,
         layer: int,
         spans: Sequence[Span],
-        masks: _Masks,
+        masks: Masks,
+        chunk: int | None,
         kernels: Kernels | None = None,
         table: Table | None = None,
     ) -> None:
         self._layer = layer
         self._spans = spans
         self._masks = masks
+        self._chunk = chunk
         self._kernels = kernels
         self._table = table
-        self.window: int | None = None  # that the model passed
+        self.window: int | None = None
+        self.for_kernels = chunk is None
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Store the new tokens' keys and values, `(heads, tokens, dim)`."""
         if self._kernels and self._table:
             self._kernels.write(keys, values, self._table, self._layer)
             return
-        counts = [span.num_tokens for span in self._spans]
         targets: list[Tensor] = []
-        for kv, start, count in self._spans:
+        for kv, start, count, _ in self._spans:
             targets.append(kv.keys[self._layer].narrow(1, start, count))
             targets.append(kv.values[self._layer].narrow(1, start, count))
-        new = zip(keys.split(counts, dim=1), values.split(counts, dim=1), strict=True)
+        new = zip(keys.split(self.counts, dim=1), values.split(self.counts, dim=1), strict=True)
         torch._foreach_copy_(targets, [part for pair in new for part in pair])
 
     def attend(self, query: Tensor, rule: Rule, window: int | None) -> Tensor:
         """Return the attention of the new tokens' queries `(1, heads, tokens, dim)` as `(1, tokens, heads, value_dim)`.
 
-        A token sees its own session's tokens up to itself, only the last `window` of them if there is a window.
+        A token sees its own session's tokens up to itself, only the last `window` of them if there is a window, and those
+        of its block.
         """
         self.window = window
         if self._kernels and self._table:
+            assert self.for_kernels
             output = self._kernels.attend(query[0], self._table, self._layer, rule, window)
-            ends = itertools.accumulate(span.num_tokens for span in self._spans)
-            for index, (span, end) in enumerate(zip(self._spans, ends, strict=True)):
-                if span.num_tokens > 1:
-                    part = slice(end - span.num_tokens, end)
-                    output[part] = self._attend(index, query[:, :, part], rule, window)[0]
+            ends = itertools.accumulate(self.counts)
+            for index, (count, end) in enumerate(zip(self.counts, ends, strict=True)):
+                if count > 1:
+                    part = slice(end - count, end)
+                    output[part] = self.attend_span(index, query[:, :, part], rule, window)[0]
             return output[None]
-        queries = query.split([span.num_tokens for span in self._spans], dim=2)
-        outputs = [self._attend(index, part, rule, window) for index, part in enumerate(queries)]
+        queries = query.split(self.counts, dim=2)
+        outputs = [
+            self.attend_span(index, part, rule, window) for index, part in enumerate(queries)
+        ]
         return torch.cat(outputs, dim=1)
 
-    def _attend(self, index: int, query: Tensor, rule: Rule, window: int | None) -> Tensor:
-        """Compute it for span `index` alone."""
-        span = self._spans[index]
-        first = max(0, span.start + 1 - window) if window else 0
-        keys = span.kv.keys[self._layer][None, :, first : span.stop]
-        values = span.kv.values[self._layer][None, :, first : span.stop]
-        mask = self._masks.of(index, first, window) if span.num_tokens > 1 else None
-        return rule.attend(query, keys, values, mask)
-
-
-class Rule(NamedTuple):
-    """A layer's own arguments of the library's attention interface."""
-
-    scale: float | None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the attention of one session's new tokens, causal without a mask; `(1, tokens, heads, value_dim)`."""
-        if self.softcap is not None or self.sinks is not None:
-            return self._attend_plainly(query, keys, values, mask).transpose(1, 2)
-        _, heads, num_tokens, dim = query.shape
-        if mask is None and num_tokens > 1:
-            return scaled_dot_product_attention(
-                query, keys, values, is_causal=True, scale=self.scale, enable_gqa=True
-            ).transpose(1, 2)
-        # Heads that share keys become tokens: no key is read twice. Some GPU backends take no mask together with shared keys.
-        groups = query.reshape(1, keys.shape[1], -1, dim)
-        mask = None if mask is None else mask.repeat(heads // keys.shape[1], 1)
-        output = scaled_dot_product_attention(groups, keys, values, mask, scale=self.scale)
-        return output.reshape(1, heads, num_tokens, -1).transpose(1, 2)
-
-    def _attend_plainly(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Tensor:
-        """Compute the same step by step, as the library's eager attention does."""
-        _, heads, num_tokens, dim = query.shape
-        scale = dim**-0.5 if self.scale is None else self.scale
-        groups = query.reshape(1, keys.shape[1], -1, num_tokens, dim)
-        scores = groups @ keys.unsqueeze(2).transpose(-1, -2) * scale
-        if self.softcap is not None:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        if mask is None and num_tokens > 1:
-            mask = scores.new_ones(num_tokens, num_tokens, dtype=torch.bool).tril()
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
-        if self.sinks is not None:
-            sinks = self.sinks.view(1, keys.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
-            scores = torch.cat([scores, sinks], dim=-1)
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-        output = weights[..., : keys.shape[2]] @ values.unsqueeze(2)
-        return output.reshape(1, heads, num_tokens, -1)
+        """Attend where stock code calls torch's function itself, as Falcon does; a step of many sessions has no mask."""
+        if function is not scaled_dot_product_attention:
+            raise NotImplementedError(f"{function.__name__} of the states of many sessions")
+        query, key, _ = args
+        output: Tensor = key.attend(query, Rule((kwargs or {}).get("scale")), None)
+        return output.transpose(1, 2).contiguous()
 
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of keys as far as sessions agree: one row."""
+        return 1, -1, -1, -1
 
-class _Masks:
-    """The keys that each token of a chunk may see, made once a step for all layers."""
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of new tokens of the sessions."""
+        return [span.num_tokens for span in self._spans]
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = spans
-        self._made: dict[tuple[int, int | None], Tensor | None] = {}
+    @property
+    def lengths(self) -> list[int]:
+        """The numbers of all tokens of the sessions, after the step."""
+        return [span.stop for span in self._spans]
 
-    def of(self, index: int, first: int, window: int | None) -> Tensor | None:
-        """Return `(num_tokens, stop - first)`, True where a token of span `index` sees a key; None for plain causal."""
-        key = index, window
-        if key not in self._made:
-            self._made[key] = self._make(self._spans[index], first, window)
-        return self._made[key]
-
-    def _make(self, span: Span, first: int, window: int | None) -> Tensor | None:
-        if span.start == first == 0 and (not window or span.num_tokens <= window):
-            return None  # causal attention from the beginning needs no mask
-        device = span.kv.device
-        queries = torch.arange(span.start, span.stop, device=device).unsqueeze(1)
-        keys = torch.arange(first, span.stop, device=device)
-        mask = keys <= queries
-        return mask & (keys > queries - window) if window else mask
+    def attend_span(
+        self, index: int, query: Tensor, rule: AttentionRule, window: int | None
+    ) -> Tensor:
+        """Return the same for session `index` alone."""
+        span, reach = self._spans[index], Reach(window, self._chunk)
+        seen = slice(reach.first(span.start), span.stop)
+        keys = span.kv.keys[self._layer][None, :, seen]
+        values = span.kv.values[self._layer][None, :, seen]
+        mask = self._masks.of(index, reach) if span.num_tokens > 1 else None
+        return rule.attend(query, keys, values, mask)
 
 
 def unused_mask(device: torch.device) -> Tensor:
@@ -269,7 +271,7 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Implement the library's attention interface; ordinary tensors go to the library's own function."""
-    if isinstance(key, States):
+    if not isinstance(key, Tensor):  # the states of many sessions
         return key.attend(query, Rule(scaling, softcap, s_aux), sliding_window), None
     output: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, softcap=softcap, **kwargs

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.language.kv.memory import Memory
+from ts_stateful.language.kv.recurrent import KEPT, Recurrent
 
 __all__ = ["KVCache", "KVLayout", "LayerShape", "Snapshot"]
 
@@ -29,10 +30,16 @@ class LayerShape(NamedTuple):
 
 @dataclass(frozen=True)
 class KVLayout:
-    """The states that a model keeps for a token."""
+    """The states that a model keeps for a token.
+
+    `recurrent` counts the recurrent states of every layer, which together take `recurrent_bytes`. It is empty if there are
+    none. A layer without keys and values has the shape `(0, 0, 0)`.
+    """
 
     layers: tuple[LayerShape, ...]
     dtype: torch.dtype
+    recurrent: tuple[int, ...] = ()
+    recurrent_bytes: int = 0
 
     @cached_property
     def token_elements(self) -> int:
@@ -43,6 +50,10 @@ class KVLayout:
     def token_bytes(self) -> int:
         """Bytes that one token takes in all layers."""
         return self.token_elements * self.dtype.itemsize
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Return the most bytes that a session of so many tokens takes."""
+        return num_tokens * self.token_bytes + (2 + KEPT) * self.recurrent_bytes
 
 
 class Snapshot:
@@ -87,6 +98,7 @@ class KVCache:
     `keys[i]` and `values[i]` are `(heads, capacity, dim)`. They stay at `addresses[i]` until the cache grows or moves, so a
     batched step reads and writes many sessions in place. Before a forward pass call `reserve`. Write after `length`, and set
     `length` when the pass succeeded. Sliding-window layers keep all tokens too, so a session can be cut back to any length.
+    With recurrent layers it goes back to a length for which `recurrent` has states, the next shorter one.
     """
 
     device: torch.device
@@ -103,13 +115,19 @@ class KVCache:
         self._layout = layout
         self.token_bytes = layout.token_bytes
         self.length = 0
+        self.recurrent = Recurrent() if layout.recurrent else None
         self._snapshot: Snapshot | None = None
         self._replace(0, device)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of memory in use: up to the highest token written, or the whole capacity where that is allocated."""
-        return (self._written if self._memory.lazy else self.capacity) * self.token_bytes
+        written = self._written if self._memory.lazy else self.capacity
+        return written * self.token_bytes + (self.recurrent.num_bytes if self.recurrent else 0)
+
+    def most_bytes(self, num_tokens: int) -> int:
+        """Return the most bytes that it takes with so many tokens."""
+        return self._layout.num_bytes(num_tokens)
 
     def reserve(self, length: int) -> None:
         """Make room for `length` tokens; valid ones stay.
@@ -126,8 +144,10 @@ class KVCache:
         self._written = max(self._written, length)
 
     def truncate(self, length: int) -> None:
-        """Forget every token after `length`."""
+        """Forget every token after `length`, and with recurrent layers some before it."""
         self.length = min(self.length, length)
+        if self.recurrent is not None:
+            self.length = self.recurrent.cut(self.length)
         self._cut_snapshot(self.length)
         if not self._memory.lazy or self._written - self.length < _DISCARD:
             return
@@ -145,11 +165,15 @@ class KVCache:
         queue keeps the order. All other readers take a `snapshot`, which waits.
         """
         pin = device.type == "cpu" and torch.cuda.is_available()
+        recurrent = self.recurrent.on(device) if self.recurrent is not None else None
         self._replace(_rounded(self.length), device, pin)
+        self.recurrent = recurrent
 
     def clear(self, device: torch.device) -> None:
         """Forget everything and release the memory; later tokens are written on `device`."""
         self.length = 0
+        if self.recurrent is not None:
+            self.recurrent = Recurrent()
         self._replace(0, device)
 
     def snapshot(self) -> Snapshot:
@@ -163,9 +187,12 @@ class KVCache:
         self._cut_snapshot(0)
 
     def copy(self, length: int) -> KVCache:
-        """Return an independent cache of the first `length` tokens, on the same device."""
+        """Return an independent cache of the first `length` tokens, on the same device; of fewer as in `truncate`."""
         assert length <= self.length
         copy = KVCache(self._layout, self.device)
+        if self.recurrent is not None:
+            copy.recurrent = self.recurrent.copy(length)
+            length = copy.recurrent.length
         copy.reserve(length)
         copy.length = length
         _copy(self.states, copy.states, length)

@@ -34,7 +34,7 @@ class Prefix:
 
     def learn(self, kv: KVCache, make_room: Callable[[int], bool]) -> None:
         """Copy a session's states, if none are held yet and `make_room` has the bytes for them on the device."""
-        num_bytes = self.length * kv.token_bytes
+        num_bytes = kv.most_bytes(self.length)
         if self._kv is None and kv.length >= self.length and make_room(num_bytes):
             self._kv = self._copied(kv)
 
@@ -44,7 +44,8 @@ class Prefix:
 
     def _copied(self, kv: KVCache) -> KVCache | None:
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):  # it is computed then
-            return kv.copy(self.length)
+            copy = kv.copy(self.length)
+            return copy if copy.length == self.length else None
         return None
 
 
@@ -55,11 +56,12 @@ def prefix_length(opening: Sequence[int], image_token: int | None) -> int:
     return length if length >= _MIN_TOKENS else 0
 
 
-def prefix_key(ids: Sequence[int], tenant: object = None) -> str:
+def prefix_key(ids: Sequence[int], owner: object = None) -> str:
     """Return a name of a prefix from its ids.
 
-    Tenants get different names, because the time of an opening would reveal another tenant's prompt.
+    Tenants get different names, because the time of an opening would reveal another tenant's prompt. So do adapters, which
+    compute other states.
     """
     digest = hashlib.sha256(array("q", ids).tobytes())
-    digest.update(b"" if tenant is None else repr(tenant).encode())
+    digest.update(b"" if owner is None else repr(owner).encode())
     return f"prefix {digest.hexdigest()}"

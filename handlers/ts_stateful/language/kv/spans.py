@@ -13,15 +13,32 @@ from torch import Tensor
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.to_device import to_device
 
-__all__ = ["Rows", "Span", "Table"]
+__all__ = ["Block", "Rows", "Span", "Table", "beginning_of"]
+
+
+class Block(NamedTuple):
+    """Tokens `start` to `stop` of a session, an image's, that see one another and are computed in one step.
+
+    With `only_windowed` they do so in layers with a window, and see only backwards in the others.
+    """
+
+    start: int
+    stop: int
+    only_windowed: bool
+
+
+def beginning_of(blocks: Sequence[Block], position: int) -> int:
+    """Return the beginning of the block that has this token and the one before it, or else the position."""
+    return next((b.start for b in blocks if b.start < position < b.stop), position)
 
 
 class Span(NamedTuple):
-    """New tokens of one session in a step: `num_tokens` of them after the first `start`."""
+    """New tokens of one session in a step: `num_tokens` of them after the first `start`. `blocks` are those among them."""
 
     kv: KVCache
     start: int
     num_tokens: int
+    blocks: Sequence[Block] = ()
 
     @property
     def stop(self) -> int:
@@ -79,6 +96,11 @@ class Table:
         addresses = torch.stack([span.kv.addresses for span in spans], dim=-1)
         buffer = torch.cat([torch.tensor(numbers), addresses.flatten()])
         return cls(buffer, sum(counts), len(rows), len(spans))
+
+    @property
+    def positions(self) -> Tensor:
+        """The new tokens' positions in their sessions, `(num_tokens,)`."""
+        return self.buffer[self.num_tokens : 2 * self.num_tokens]
 
     def on(self, device: torch.device) -> Table:
         """Copy the table to a device, without waiting for the copy."""

@@ -11,17 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
-from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kernels.attention import FLAT, Kernels, StepCache, unused_mask
 from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs, RowInputs
+from ts_stateful.language.kernels.latent import keep_latents
+from ts_stateful.language.kernels.own_attention import exchange_methods
 from ts_stateful.language.kernels.verify import verify_steps
-from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.language.kv.cache import KVCache, KVLayout
 from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.network.adapters import Adapters
+from ts_stateful.language.network.layer_kinds import (
+    layer_chunks,
+    layer_kinds,
+    layer_windows,
+    short_chunks,
+)
 
-__all__ = ["Forward", "find_layout"]
+__all__ = ["Forward"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +37,8 @@ _COUNTS = (4, 1), (2, 2), (1, 1)
 # The same for kernels, which read many tokens at once.
 _KERNEL_COUNTS = (70, 1), (2, 2), (9, 1), (1, 1)
 _FEW_TOKENS = 256  # the shortcut's most
+_FLAT_KINDS = {"full_attention", "sliding_attention", "chunked_attention", "dummy"}
+_SHORT_CHUNK = 3  # tokens: the samples reach beyond it
 # Of the largest logit.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
@@ -43,16 +52,22 @@ class Forward:
     def __init__(self, network: PreTrainedModel, layout: KVLayout) -> None:
         self.layout = layout
         self._network = network
-        self._cache = StepCache(len(layout.layers))
+        chunks = layer_chunks(self._text_config)
+        self._cache = StepCache(len(layout.layers), chunks, layout.recurrent)
         accepts = inspect.signature(network.forward).parameters
+        self._cache_name = "past_key_values" if "past_key_values" in accepts else "cache_params"
         self._keeps_logits = "logits_to_keep" in accepts
         self._takes_positions = "position_ids" in accepts  # models with ALiBi do not
         self.rope_index = getattr(network.base_model, "get_rope_index", None)
         self._mask = unused_mask(network.device)
+        self.adapters = Adapters(network, {})
         self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for steps of few tokens
         self.windows: list[int | None] = []  # of the layers' attention, as the model passed them
+        self.for_kernels = False  # if kernels implement the layers' attention
         self.stock_attention = self._text_config._attn_implementation
         self.flat = False
+        # True if stock code reads recurrent states for single tokens alone, as Mamba 1 does.
+        self.token_by_token = False
         self.flat = self._enable_flat()
 
     @torch.inference_mode()
@@ -62,16 +77,19 @@ class Forward:
         spans: Sequence[Span],
         positions: Tensor | None,
         keep: list[int],
+        adapters: Sequence[str | None] = (),
         **inputs: Any,
     ) -> Tensor:
         """Return logits `(len(keep), vocabulary)` after the tokens `keep` of `ids`; `ids` are those of `spans` in order.
 
-        `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE; None counts them from the spans. The spans' states are
-        written, and are valid if nothing is raised.
+        `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE; None counts them from the spans. `adapters` are the
+        names of the spans' adapters, if any has one. The spans' states are written, and are valid if nothing is raised.
         """
         positions = self._text_positions(spans) if positions is None else positions
+        if self.token_by_token and spans[0].start and len(ids) > 1:
+            return self._one_by_one(ids, spans[0], positions, adapters)[keep]
         logits = None
-        if self._shortcut and not inputs and len(ids) <= _FEW_TOKENS:
+        if self._shortcut and not (inputs or any(adapters)) and len(ids) <= _FEW_TOKENS:
             for span in spans:
                 span.kv.reserve(span.stop)
             some = keep if len(keep) < len(ids) else None
@@ -82,14 +100,31 @@ class Forward:
             self._cache.begin(spans, flat=self.flat)
             if self._keeps_logits:
                 inputs["logits_to_keep"] = to_device(keep, device)
-            logits = self._call(
-                to_device(ids, device)[None], to_device(positions, device), **inputs
-            )
-        for span in spans:
-            span.kv.length = span.stop
+            counts = [span.num_tokens for span in spans] if any(adapters) else []
+            with self.adapters.applied(adapters, counts):
+                logits = self._call(
+                    to_device(ids, device)[None], to_device(positions, device), **inputs
+                )
+        self._cache.end(spans)
         if whole and len(keep) < len(ids):
             return logits[to_device(keep, logits.device)]
         return logits
+
+    def _one_by_one(
+        self, ids: list[int], span: Span, positions: Tensor, adapters: Sequence[str | None]
+    ) -> Tensor:
+        """Return the logits after each token of a span."""
+        steps = [
+            self(
+                [token],
+                [Span(span.kv, span.start + i, 1)],
+                positions[..., i : i + 1],
+                [0],
+                adapters,
+            )
+            for i, token in enumerate(ids)
+        ]
+        return torch.cat(steps)
 
     def _call(self, ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
         """Return the logits of tokens `(1, n)` whose spans or table the cache has."""
@@ -98,7 +133,11 @@ class Forward:
         if self.flat:
             inputs["attention_mask"] = self._mask
         output = self._network(
-            input_ids=ids, past_key_values=self._cache, use_cache=True, return_dict=True, **inputs
+            input_ids=ids,
+            use_cache=True,
+            return_dict=True,
+            **inputs,
+            **{self._cache_name: self._cache},
         )
         logits: Tensor = output.logits[0]
         return logits
@@ -106,7 +145,7 @@ class Forward:
     @torch.inference_mode()
     def use_kernels(self, kernels: Kernels) -> str:
         """Use kernels from now on if the model's logits agree; else return the reason."""
-        assert self.flat
+        assert self.for_kernels
         expected, _ = self._sample(_KERNEL_COUNTS)
         self._cache.kernels = kernels
         try:
@@ -183,10 +222,14 @@ class Forward:
     def _enable_flat(self) -> bool:
         """Give the model the attention of many sessions; return True if its logits stay the same."""
         config, before = self._text_config, self.stock_attention
-        kinds = set(get_layer_types_and_kwargs(config)[0])
-        if before not in ("sdpa", "eager") or not kinds <= {"full_attention", "sliding_attention"}:
-            reason = f"its attention is {before}, its layers are {', '.join(sorted(kinds))}"
+        kinds = sorted(layer_kinds(config) - _FLAT_KINDS)
+        if before not in ("sdpa", "eager"):
+            reason = f"its attention is {before}, not sdpa or eager"
+        elif kinds:
+            reason = f"its layers of {', '.join(kinds)} take one session at a time"
         else:
+            keep_latents(self._network)
+            exchange_methods(self._network)
             reason = self._difference()
         if reason:
             config._attn_implementation = before
@@ -195,24 +238,39 @@ class Forward:
 
     def _difference(self) -> str:
         config = self._text_config
-        _, layer_kwargs = get_layer_types_and_kwargs(config)
-        expected = torch.cat([self._sample([counts])[0] for counts in _COUNTS])
-        config._attn_implementation = FLAT
+        with short_chunks(config, self._cache, _SHORT_CHUNK):
+            expected = torch.cat([self._sample([counts])[0] for counts in _COUNTS])
+            found = self._sample_flat(FLAT)
+            if found is None:  # Falcon never asks the library, and calls torch itself
+                found = self._sample_flat(self.stock_attention)
+        if found is None:
+            return (
+                f"{type(self._network).__name__} computes its attention by code of its own, "
+                "which takes one session at a time"
+            )
+        layers = self._cache.states or ()
+        self.windows = [states.window for states in layers]
+        self.for_kernels = all(states.for_kernels for states in layers)
+        # The samples are too short to reach the end of a window, so every layer that has one must pass it.
+        windows = layer_windows(config)
+        if self.windows != windows:
+            return (
+                f"its attention receives windows {self.windows}, not its configuration's {windows}"
+            )
+        apart = self._apart(found, expected)
+        return apart and f"in one pass for all {apart}"
+
+    def _sample_flat(self, attention: str) -> Tensor | None:
+        """Return the samples' logits by one pass for all, with this attention; None if the model cannot compute it."""
+        self._text_config._attn_implementation = attention
         self.flat = True
         try:
-            found, _ = self._sample(_COUNTS)
-            self.windows = [states.window for states in self._cache.states or ()]
+            return self._sample(_COUNTS)[0]
         except Exception as error:  # stock code that was not made for it may raise anything
-            return f"{type(error).__name__}: {error}"
+            logger.debug("one pass for all sessions failed", exc_info=error)
+            return None
         finally:
             self.flat = False
-        # The samples are too short to reach the end of a window, so every layer that has one must pass it.
-        expected_windows = [kwargs.get("sliding_window") for kwargs in layer_kwargs]
-        if self.windows != expected_windows:
-            return (
-                f"its layers use windows {self.windows}, its configuration has {expected_windows}"
-            )
-        return self._apart(found, expected)
 
     def _apart(self, found: Tensor, expected: Tensor) -> str:
         largest, apart = float(expected.abs().max()), float((found - expected).abs().max())
@@ -236,25 +294,3 @@ class Forward:
             ends = itertools.accumulate(span.num_tokens for span in spans)
             logits = self(ids, spans, None, [end - 1 for end in ends])
         return logits.float(), caches
-
-
-@torch.inference_mode()
-def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
-    """Return the shape of a token's states in every layer, as the model writes them.
-
-    Raises:
-        ConfigError: not every layer keeps keys and values.
-    """
-    cache = DynamicCache()
-    token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
-    network(input_ids=token, past_key_values=cache, use_cache=True)
-    layers = cache.layers
-    if not layers or not all(isinstance(layer.keys, Tensor) for layer in layers):
-        raise ConfigError(
-            f"{name}: not every layer keeps keys and values, so sessions cannot be kept"
-        )
-    shapes = [
-        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
-        for layer in layers
-    ]
-    return KVLayout(tuple(shapes), layers[0].keys.dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,11 @@ from typing import Any
 
 import torch
 from transformers import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from ts_stateful.config.schema import ConfigError, HandlerConfig
-from ts_stateful.config.weights import HOW_TO_CONVERT, pickled_weights, weights_cure
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import find_fused
@@ -31,21 +23,22 @@ from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack
 from ts_stateful.language.kernels.gpu.cuda_graphs import CudaCapturer
 from ts_stateful.language.kernels.select import find_kernels
 from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.spans import Span
+from ts_stateful.language.network.adapters import Adapters, load_adapter
+from ts_stateful.language.network.checkpoint import read_checkpoint
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.model_support import (
-    check_config,
     check_network,
     find_window,
     verified_forward,
 )
 from ts_stateful.language.network.penalties import Penalties
-from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
 from ts_stateful.language.text.chat_template import ChatText
 from ts_stateful.language.text.reply_parser import find_template
 from ts_stateful.language.text.token_bytes import TokenBytes
 from ts_stateful.language.vision.encoder import Vision
 
-__all__ = ["Model", "accelerate", "build_model", "load_model", "resolve_model"]
+__all__ = ["Model", "accelerate", "build_model", "load_model", "resolve_model", "use_adapters"]
 
 logger = logging.getLogger(__name__)
 _MEND = "mend handler.responseTemplate, or response_template in tokenizer_config.json"
@@ -66,6 +59,7 @@ class Model:
     token_bytes: TokenBytes
     forward: Forward
     fingerprint: Mapping[str, str]  # see `fingerprint`
+    quantization: str | None = None  # the method of its checkpoint
 
     @property
     def num_parameters(self) -> int:
@@ -76,6 +70,15 @@ class Model:
     def vocab_size(self) -> int:
         """The number of logits of a token."""
         return int(self.network.config.get_text_config(decoder=True).vocab_size)
+
+    @property
+    def adapters(self) -> Adapters:
+        """The adapters that sessions can choose."""
+        return self.forward.adapters
+
+    def fingerprint_with(self, adapter: str | None) -> dict[str, str]:
+        """Return the fingerprint of sessions with this adapter; an adapter that is not here adds nothing."""
+        return {**self.fingerprint, **self.adapters.fingerprint(adapter)}
 
     @property
     def device(self) -> torch.device:
@@ -102,51 +105,34 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
         ConfigError: the model cannot be found or loaded, has pickled weights, or would not be served exactly.
     """
     name = resolve_model(settings.model, model_dir)
-    options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
-    try:
-        config = AutoConfig.from_pretrained(name, **options)
-        has_vision = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        check_config(config, name)
-        auto = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
-        dtype = choose_dtype(
-            settings.dtype,
-            device,
-            config.get_text_config(decoder=True).dtype or config.dtype,
-            bfloat16=has_bfloat16(torch.cpu.get_capabilities()),
-        )
-        network = _load_weights(auto, name, dtype=dtype, **options)
-        owner_type = AutoProcessor if has_vision else AutoTokenizer
-        owner = owner_type.from_pretrained(name, **options)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ConfigError(f"cannot load handler.model {settings.model!r}: {error}") from error
+    network, owner, quantization = read_checkpoint(name, settings, model_dir, device)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # where kernels are launched and graphs captured
     network.to(device).eval()
-    if settings.response_template is not None:
-        getattr(owner, "tokenizer", owner).response_template = dict(settings.response_template)
-    model = build_model(Path(name).name, network, owner, settings.context_length)
+    model = build_model(Path(name).name, network, owner, settings.context_length, quantization)
+    use_adapters(
+        model,
+        {name: model_dir / Path(path).expanduser() for name, path in settings.adapters.items()},
+    )
     accelerate(model, settings)
     return model
 
 
-def _load_weights(auto: Any, name: str, **options: Any) -> PreTrainedModel:
-    """Load safetensors. A pickle can run code, and a pull request on the hub is not the revision that was configured."""
-    folder = Path(name)
-    if (pickle := pickled_weights(folder)) is not None:
-        raise ConfigError(
-            f"handler.model: {folder} has its weights in {pickle}, and only safetensors are read; {weights_cure(folder)}"
-        )
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-    try:
-        network: PreTrainedModel = auto.from_pretrained(name, use_safetensors=True, **options)
-    except OSError as error:
-        if folder.is_dir():
-            raise
-        raise ConfigError(
-            f"cannot load the weights of handler.model {name!r} from the hub: {error} Only safetensors are read;"
-            f" {HOW_TO_CONVERT}"
-        ) from error
-    return network
+def use_adapters(model: Model, folders: Mapping[str, Path]) -> None:
+    """Load adapters by name from folders, and try each of them.
+
+    Raises:
+        ConfigError: one cannot be used with the model.
+    """
+    network, forward = model.network, model.forward
+    loaded = {name: load_adapter(network, name, path) for name, path in folders.items()}
+    forward.adapters = Adapters(network, loaded)
+    for name, adapter in loaded.items():
+        try:
+            forward([1, 2, 3], [Span(model.new_kv(), 0, 3)], None, [2], [name])
+        except Exception as error:  # stock code may call its layers in any way
+            raise ConfigError(f"handler.adapters: {name}: it cannot be used: {error}") from error
+        logger.info("adapter %s changes %d layers", name, len(adapter.changes))
 
 
 def accelerate(model: Model, settings: HandlerConfig) -> None:
@@ -182,6 +168,9 @@ def _fuse(model: Model) -> None:
 
 
 def _use_kernels(model: Model) -> bool:
+    if not model.forward.for_kernels:
+        logger.info("torch's operators compute the attention: kernels do not implement its rules")
+        return False
     num_heads = model.network.config.get_text_config(decoder=True).num_attention_heads
     kernels = find_kernels(model.forward.layout, num_heads, model.device)
     if kernels is None:
@@ -195,9 +184,13 @@ def _use_kernels(model: Model) -> bool:
 
 
 def build_model(
-    name: str, network: PreTrainedModel, owner: Any, context_length: int | None = None
+    name: str,
+    network: PreTrainedModel,
+    owner: Any,
+    context_length: int | None = None,
+    quantization: str | None = None,
 ) -> Model:
-    """Combine a loaded network with its processor or tokenizer (`owner`).
+    """Combine a loaded network with its processor or tokenizer (`owner`); `quantization` is the method of its checkpoint.
 
     Raises:
         ConfigError: the model would not be served exactly.
@@ -208,14 +201,8 @@ def build_model(
     has_vision = owner is not tokenizer
     check_network(network, name, has_vision=has_vision)
     vision = Vision(network, owner) if has_vision else None
-    forward = verified_forward(network, name)
-    image_token = vision.image_token if vision else None
-    try:
-        text = ChatText(tokenizer, owner, image_token, find_template(owner, tokenizer, network))
-    except ValueError as error:
-        raise ConfigError(
-            f"{name}: the response template cannot be used: {error}; {_MEND}"
-        ) from None
+    forward = verified_forward(network, name, quantised=quantization is not None)
+    text = _chat_text(name, network, tokenizer, owner, vision.image_token if vision else None)
     eos = network.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
     eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
@@ -233,4 +220,23 @@ def build_model(
         token_bytes=TokenBytes(tokenizer.backend_tokenizer),
         forward=forward,
         fingerprint=fingerprint(network, tokenizer, owner),
+        quantization=quantization,
     )
+
+
+def _chat_text(
+    name: str,
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    owner: Any,
+    image_token: str | None,
+) -> ChatText:
+    try:
+        text = ChatText(tokenizer, owner, image_token, find_template(owner, tokenizer, network))
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}: the response template cannot be used: {error}; {_MEND}"
+        ) from None
+    if not text.has_template:
+        logger.warning("%s has no chat template; set handler.chatTemplate for chats", name)
+    return text

@@ -57,6 +57,7 @@ class OpenedEntry(Struct, frozen=True, tag="opened", tag_field="kind", omit_defa
     origin: str = ""
     writer: str = ""
     has_text: bool = True  # see `without_text`
+    adapter: str | None = None  # its name; its digest is in `fingerprint`
 
 
 class TurnEntry(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults=True):

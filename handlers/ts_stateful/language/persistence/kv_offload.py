@@ -224,4 +224,4 @@ def _transcript(session: _Session, owner: tuple[str, str] | None = None) -> Tran
     """Return the transcript of a session, or that of the `owner` from which it was forked."""
     context = session.state
     session_id, origin = owner or (session.session_id, session.origin)
-    return Transcript(session_id, origin, list(context.log), list(context.images))
+    return Transcript(session_id, origin, list(context.log), list(context.images), context.adapter)

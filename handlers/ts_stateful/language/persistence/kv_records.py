@@ -40,12 +40,13 @@ _PIECE_TOKENS = 16, 1024  # at least and at most
 
 
 class Transcript(NamedTuple):
-    """The token ids of a session (`log`), the images among them, and the request that opened it (`origin`)."""
+    """The token ids of a session (`log`), the images among them, the request that opened it (`origin`), and its adapter."""
 
     session_id: str
     origin: str
     log: Sequence[int]
     images: Sequence[ImageInput]
+    adapter: str | None = None
 
 
 class ReadKV(NamedTuple):
@@ -76,7 +77,9 @@ class StoredKV:
         own = {**model.fingerprint, "kv": [[*shape] for shape in layout.layers]}
         self._fingerprint = json.dumps(own, sort_keys=True).encode()
         least, most = _PIECE_TOKENS
-        self._grain = max(least, min(most, _PIECE_BYTES // layout.token_bytes // least * least))
+        self._grain = max(
+            least, min(most, _PIECE_BYTES // max(1, layout.token_bytes) // least * least)
+        )
 
     def write(self, transcript: Transcript, snapshot: Snapshot, ttl_s: float) -> int:
         """Write the states of a snapshot that are missing; return the number of tokens whose states the store then has.
@@ -165,6 +168,8 @@ class StoredKV:
 
     def _meaning(self, transcript: Transcript, stop: int) -> str:
         digest = hashlib.sha256(transcript.origin.encode() + b"\0" + self._fingerprint)
+        for part in self._model.adapters.fingerprint(transcript.adapter).values():
+            digest.update(part.encode())
         ids = transcript.log[:stop]
         digest.update(array("q", ids).tobytes())
         # A generated image token counts as one image more here; at worst, a piece is not found.

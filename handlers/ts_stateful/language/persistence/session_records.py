@@ -143,7 +143,7 @@ class SessionRecords:
     ) -> Session[Context]:
         opened, turns = history(entries)
         context = Context(_opening(opened), self._model.new_kv())
-        context.adopted = True
+        context.adopted, context.adapter = True, opened.adapter
         now, engine_time = self.clock.monotonic(), self.clock.monotonic_of
         session = Session(
             session_id=session_id,
@@ -168,7 +168,7 @@ class SessionRecords:
 
     def _check_usable(self, opened: OpenedEntry, turns: Sequence[TurnEntry]) -> None:
         """Raise `SessionNotFound` if only another engine can go on with the session."""
-        check_fingerprint(opened, self._model.fingerprint)
+        check_fingerprint(opened, self._model.fingerprint_with(opened.adapter))
         if not (opened.has_text and all(turn.has_text for turn in turns)):
             raise SessionNotFound(
                 "the texts of the session are not in the store, only in the engine that held it: open it again",
@@ -181,7 +181,7 @@ class SessionRecords:
     def _opened(self, session: Session[Context]) -> OpenedEntry:
         opening = session.state.opening
         return OpenedEntry(
-            fingerprint=dict(self._model.fingerprint),
+            fingerprint=self._model.fingerprint_with(session.state.adapter),
             created_at=self.clock.unix_of(session.opened_at),
             expires_at=self.clock.unix_of(session.expires_at),
             metadata=dict(session.metadata),
@@ -189,6 +189,7 @@ class SessionRecords:
             messages=opening.messages,
             origin=session.origin,
             writer=self._writer,
+            adapter=session.state.adapter,
         )
 
     def _turn(self, turn: Turn) -> TurnEntry:

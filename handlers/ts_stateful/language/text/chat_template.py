@@ -11,9 +11,10 @@ import jinja2
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
+from ts_stateful.language.text.call_fields import call_fields
 from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
 from ts_stateful.language.text.reply_parser import ReplyTemplate, functions_of, parse_reply
-from ts_stateful.protocol.chat import Said, Tool, ToolCall
+from ts_stateful.protocol.chat import Said, Tool
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.sessions.session import Delta, Message
@@ -28,8 +29,8 @@ class ChatText:
     """The text side of one model; generated ids are kept verbatim.
 
     `owner` is the processor or tokenizer whose chat template is used. `image_token` is the placeholder of an image in rendered
-    text, None for a text model. After tokenization it becomes the ids of its expansion (576 times `<image>` for LLaVA), which
-    processors do before it. Control tokens that a text spells out are marked, so that they are tokenized as text.
+    text, None for a text model. As in processors, it becomes its expansion before the text is tokenized (576 times `<image>`
+    for LLaVA). Control tokens that a text spells out are marked, so that they are tokenized as text.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ChatText:
         self.reply_template = reply_template
         self._tokenizer = tokenizer
         self._owner = owner
-        self._has_template = getattr(owner, "chat_template", None) is not None
+        self.has_template = getattr(owner, "chat_template", None) is not None
         self._image_token = image_token
         self._image_token_id = (
             None if image_token is None else tokenizer.convert_tokens_to_ids(image_token)
@@ -53,6 +54,21 @@ class ChatText:
             tokens.remove(unknown)
         controls = sorted((t for t in tokens if not t.isspace()), key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
+        self._takes_parts = image_token is not None or self._hides_texts()
+        # Only a marked one has a mark before it.
+        (mark,) = mark_control_tokens("x", re.compile("x"))[:1]
+        self._placeholder = re.compile(f"(?<!{mark}){re.escape(image_token or '')}")
+
+    def _hides_texts(self) -> bool:
+        """Return True if the template shows messages of parts alone; templates of text models expect one text."""
+        if not self.has_template:
+            return False
+        try:
+            return _CUT not in self._owner.apply_chat_template(
+                [{"role": "user", "content": _CUT}], tokenize=False
+            )
+        except jinja2.TemplateError:
+            return False
 
     def begin(self, system: str | None, num_images: int) -> Delta:
         """Return the opening of a session without its ids, as known before its images are loaded."""
@@ -74,7 +90,7 @@ class ChatText:
         """Return a message of a client's conversation."""
         role, parts = said.role, said.parts
         num_images = parts.count(None)
-        if self._image_token is None:  # templates of text models expect one text
+        if not self._takes_parts:
             parts = ("\n".join(part for part in parts if part is not None),)
         marked = tuple(part and mark_control_tokens(part, self._controls) for part in parts)
         text = "".join(part for part in marked if part is not None)
@@ -84,7 +100,7 @@ class ChatText:
             text,
             num_images,
             () if marked == usual else marked,
-            _fields(said.tool_calls, said.tool_call_id),
+            call_fields(said.tool_calls, said.tool_call_id),
             said.reasoning,
         )
 
@@ -114,7 +130,7 @@ class ChatText:
         piece = parse_reply(self.reply_template, parsing, origin, text)
         message = self._message("assistant", piece.text)
         return message._replace(
-            fields=_fields(piece.tool_calls), reasoning=piece.reasoning, generated=text
+            fields=call_fields(piece.tool_calls), reasoning=piece.reasoning, generated=text
         )
 
     def opening(self, dialogue: Dialogue, expansions: Sequence[Sequence[int]]) -> list[int]:
@@ -125,7 +141,7 @@ class ChatText:
         """
         message = Message("user", _CUT, dialogue.opening_images)
         head, cut, _ = self._render([*dialogue.messages, message]).partition(_CUT)
-        return self._splice(self._encode_whole(head), expansions) if cut and head else []
+        return self._encode_whole(self._expand(head, expansions)) if cut and head else []
 
     def extend(
         self,
@@ -152,11 +168,12 @@ class ChatText:
         rendered = self._render(said, tools, opens_reply=opens_reply)
         added = appended(dialogue, rendered)
         if added is not None:
-            new = self._encode_after(dialogue.rendered + dialogue.reply, added)
             num_new = dialogue.unread_images + _num_images(messages)
             fresh = expansions[len(expansions) - num_new :]
-            return Extension(len(log), self._splice(new, fresh), rendered)
-        whole = self._splice(self._encode_whole(rendered), expansions)
+            text = self._expand(added, fresh)
+            new = self._encode_after(dialogue.rendered + dialogue.reply, text)
+            return Extension(len(log), new, rendered)
+        whole = self._encode_whole(self._expand(rendered, expansions))
         keep = common_prefix(log, whole)
         return Extension(keep, whole[keep:], rendered)
 
@@ -182,7 +199,7 @@ class ChatText:
     def _render(
         self, messages: list[Message], tools: Sequence[Tool] = (), *, opens_reply: bool = True
     ) -> str:
-        if not self._has_template:
+        if not self.has_template:
             # Without a template the texts are concatenated.
             image = self._image_token or ""
             return "".join(image if part is None else part for m in messages for part in m.layout)
@@ -212,8 +229,8 @@ class ChatText:
         return made
 
     def _content(self, message: Message) -> str | list[dict[str, str]]:
-        """Return parts for a vision-language model, and for a text model, or a reply that only calls tools, a text."""
-        if self._image_token is None or not (message.text or message.num_images):
+        """Return parts or a text, as the template expects it. A reply that only calls tools is a text."""
+        if not self._takes_parts or not (message.text or message.num_images):
             return message.text
         return [
             {"type": "image"} if part is None else {"type": "text", "text": part}
@@ -225,7 +242,7 @@ class ChatText:
         # As processors do, add special tokens (BOS) unless the template wrote them. A tokenizer's own template gets none.
         bos = self._tokenizer.bos_token
         written = self._image_token is None or (bos is not None and rendered.startswith(bos))
-        prefix = [] if self._has_template and written else self._tokenizer("").input_ids
+        prefix = [] if self.has_template and written else self._tokenizer("").input_ids
         return [*prefix, *self._encode(rendered)]
 
     def _encode_after(self, before: str, text: str) -> list[int]:
@@ -247,17 +264,21 @@ class ChatText:
             ) from None
         return ids
 
-    def _splice(self, ids: list[int], expansions: Sequence[Sequence[int]]) -> list[int]:
+    def _expand(self, rendered: str, expansions: Sequence[Sequence[int]]) -> str:
+        """Replace placeholders of images by their expansions, as far as there are any."""
         if not expansions:
-            return ids
-        remaining = iter(expansions)
-        spliced: list[int] = []
-        for token_id in ids:
-            if token_id == self._image_token_id:
-                spliced += next(remaining, [token_id])
-            else:
-                spliced.append(token_id)
-        return spliced
+            return rendered
+        texts = iter(expansions)
+        decode = self._tokenizer.decode
+
+        def expanded(placeholder: re.Match[str]) -> str:
+            ids = next(texts, None)
+            text = (
+                placeholder[0] if ids is None else decode(ids, clean_up_tokenization_spaces=False)
+            )
+            return str(text)
+
+        return self._placeholder.sub(expanded, rendered)
 
 
 def _is_made_from_text(tokenizer: PreTrainedTokenizerFast, token: str) -> bool:
@@ -268,31 +289,6 @@ def _is_made_from_text(tokenizer: PreTrainedTokenizerFast, token: str) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _fields(calls: Sequence[ToolCall], call_id: str | None = None) -> str:
-    """Return what templates get of calls, arguments as an object if they are one."""
-    made: dict[str, Any] = {}
-    if calls:
-        made["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for call in calls
-        ]
-    if call_id is not None:
-        made["tool_call_id"] = call_id
-    return json.dumps(made, ensure_ascii=False) if made else ""
-
-
-def _arguments(text: str) -> object:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return document if isinstance(document, dict) else text
 
 
 def _num_images(messages: Sequence[Message]) -> int:

@@ -249,8 +249,8 @@ def _ends(session: _Session) -> list[bytes]:
 
 
 def _digests(session: _Session, messages: Iterable[Message]) -> Iterator[bytes]:
-    """Yield a digest of the messages up to each one; those of another tenant differ."""
-    digest = hashlib.sha256(repr(session.tenant).encode())
+    """Yield a digest of the messages up to each one; those of another tenant or adapter differ."""
+    digest = hashlib.sha256(repr((session.tenant, session.state.adapter)).encode())
     for message in messages:
         digest.update(repr(message.identity).encode())
         yield digest.digest()

@@ -20,5 +20,5 @@ def lend_kv(source: Session[Context], fork: Context, table: SessionTable[Context
     if running and running[0].past is not None:  # the same ids may stand for other images
         length = min(length, running[0].keep)
     on_device = source.state.residency is Residency.DEVICE
-    if on_device and table.make_room(length * kv.token_bytes, spared=source):
+    if on_device and table.make_room(kv.most_bytes(length), spared=source):
         source.state.lend_kv(fork, length)

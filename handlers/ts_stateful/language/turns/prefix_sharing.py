@@ -46,7 +46,9 @@ class PrefixSharing:
         if context.kv.length or not 0 < length <= kept:
             return 0
         if context.prefix is None:
-            key = prefix_key(opening[:length], sequence.session.tenant)
+            tenant, adapter = sequence.session.tenant, context.adapter
+            owner = (tenant, adapter) if adapter else tenant
+            key = prefix_key(opening[:length], owner)
             made = self._shared.get(key, lambda: Prefix(key, length))
             assert isinstance(made, Prefix)
             context.prefix = made

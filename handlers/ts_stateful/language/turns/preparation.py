@@ -9,6 +9,7 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import branch, same_states
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.kv.spans import beginning_of
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
@@ -52,6 +53,9 @@ class Preparation:
         _check_window(sequence, self._model.context_tokens)
         if isinstance(sequence.command, Prompt):
             sequence.penalties = self._model.penalties.row(sequence.command, sequence.num_prompt)
+        if self._model.vision is not None and sequence.all_images:
+            sequence.image_mask = self._model.vision.mask(sequence.ids, sequence.all_images)
+            sequence.blocks = self._model.vision.blocks(sequence.image_mask)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
         lent = (self._implicit.lend(sequence), self.prefixes.lend(sequence), _lend_prompt(sequence))
@@ -61,9 +65,14 @@ class Preparation:
             token = vision.image_token_id if vision else None
             known = same_states(context, sequence.ids, sequence.all_images, token)
         # The last id is always computed: its logits choose the first token.
-        sequence.keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
+        keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
+        sequence.keep = beginning_of(sequence.blocks, keep)
         context.cut(sequence.keep)
         sequence.cached = context.kv.length
+        if (
+            context.kv.recurrent is not None
+        ):  # the session goes back to here if the turn fails or is written again
+            context.kv.recurrent.keep(context.kv.length)
 
     def _extend(self, sequence: Sequence) -> Extension:
         """Return the session's log with this turn's prompt."""
@@ -126,7 +135,7 @@ class Preparation:
         """Reserve the memory that the turn may need, or the turns in progress would exceed the budget together."""
         context = sequence.context
         num_tokens = sequence.num_prompt + sequence.max_new_tokens
-        needed = num_tokens * context.kv.token_bytes
+        needed = context.kv.most_bytes(num_tokens)
         unseen = self._model.vision.unseen(sequence.all_images) if self._model.vision else {}
         missing = max(0, needed - context.device_bytes) + sum(unseen.values())
         if not self._table.make_room(missing):
@@ -213,6 +222,11 @@ def _check_window(sequence: Sequence, window: int) -> None:
 def check_command(command: Open | Prompt, model: Model) -> None:
     """Refuse token ids that the model lacks, and a text that cannot fit before a tokenizer spends time on it."""
     window = model.context_tokens
+    if command.adapter is not None and command.adapter not in model.adapters.names:
+        known = ", ".join(model.adapters.names) or "none"
+        raise InvalidRequest(
+            f"there is no adapter {command.adapter!r}; this server has {known}", field="adapter"
+        )
     if isinstance(command, Prompt):
         field, num_chars = "prompt", command.num_chars
         _check_ids(command.stop_token_ids, "stop_token_ids", model.vocab_size)

@@ -16,7 +16,7 @@ __all__ = ["forked", "info", "with_model"]
 
 
 def with_model(hello: HelloAnswer, core: EngineCore[Context], model: Model) -> HelloAnswer:
-    """Add the limits of a language model to an answer."""
+    """Add what a language model has to an answer."""
     media = core.config.handler.media
     limits = structs.replace(
         hello.limits,
@@ -25,7 +25,13 @@ def with_model(hello: HelloAnswer, core: EngineCore[Context], model: Model) -> H
         image_bytes=media.max_bytes,
         image_pixels=media.max_pixels,
     )
-    return structs.replace(hello, limits=limits)
+    return structs.replace(
+        hello,
+        limits=limits,
+        chat_template=model.text.has_template,
+        adapters=model.adapters.names,
+        quantization=model.quantization,
+    )
 
 
 def info(session: Session[Context], clock: Clock, *, saved: bool | None) -> SessionInfo:
@@ -39,6 +45,7 @@ def info(session: Session[Context], clock: Clock, *, saved: bool | None) -> Sess
         images=len(context.images),
         device_bytes=context.device_bytes + context.image_bytes,
         saved=saved,
+        adapter=context.adapter,
     )
 
 

@@ -142,9 +142,11 @@ class LanguageRequests:
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
         opening = self._model.text.begin(asked.system, num_images)
+        context = Context(opening, self._model.new_kv())
+        context.adapter = command.adapter
         session = self._table.open(
             command.session_id,
-            Context(opening, self._model.new_kv()),
+            context,
             ttl_s=asked.ttl_s,
             metadata=dict(asked.metadata),
             origin=message.request_id,
@@ -168,6 +170,14 @@ class LanguageRequests:
             return
         self._check_images(command.images, message.attachments)
         check_command(command, self._model)
+        if command.adapter not in (None, session.state.adapter):
+            has = session.state.adapter
+            raise InvalidRequest(
+                f"the session has the adapter {has}, which stays"
+                if has
+                else "the session has no adapter",
+                field="adapter",
+            )
         if isinstance(command, Respond):
             session = self._responses.session_for(message, session, command)
         waiting = sum(work.status is not Status.RUNNING for work in session.work)

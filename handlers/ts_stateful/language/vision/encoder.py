@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import enum
 import inspect
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,9 +19,21 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.fingerprint import weights_digest
+from ts_stateful.language.kv.spans import Block
 from ts_stateful.media.digest import content_digest
 
-__all__ = ["ImageInput", "Vision"]
+__all__ = ["ImageInput", "LookAhead", "Vision"]
+
+_IMAGES = re.compile(b"\1{2,}")
+
+
+class LookAhead(enum.Enum):
+    """The layers in which the tokens of an image see one another."""
+
+    NONE = "none"
+    WINDOWED = "windowed"
+    ALL = "all"
+
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 
@@ -73,6 +87,7 @@ class Vision:
         self._token_bytes: int = width * network.dtype.itemsize
         self._pooled_as_list = True
         self._output_type: Any = BaseModelOutputWithPooling
+        self.look_ahead = LookAhead.NONE
         self.num_encoded = 0  # runs of the vision tower
 
     def unseen(self, images: Sequence[ImageInput]) -> dict[ImageInput, int]:
@@ -110,6 +125,19 @@ class Vision:
             tensors=tensors,
         )
 
+    def process(self, text: str, images: Sequence[PIL.Image.Image]) -> dict[str, Any]:
+        """Return what the stock processor makes of a rendered chat and its images, as it is meant to be used."""
+        bos = self._processor.tokenizer.bos_token
+        has_bos = bos is not None and text.startswith(bos)
+        return dict(
+            self._processor(
+                text=[text],
+                images=[list(images)],
+                return_tensors="pt",
+                add_special_tokens=not has_bos,
+            )
+        )
+
     def encode(self, image: ImageInput) -> None:
         """Run the vision tower: replace `tensors` by `features`. After an error the image is unchanged."""
         device, dtype = self._network.device, self._network.dtype
@@ -136,15 +164,26 @@ class Vision:
         mask = bytearray(len(ids))
         at = 0
         for image in images:
-            span = len(image.ids)
-            while at <= len(ids) - span and (
-                ids[at] != image.ids[0] or ids[at : at + span] != image.ids
-            ):
+            marks = self._core(image.ids)
+            span = len(marks)
+            while at <= len(ids) - span and (ids[at] != marks[0] or ids[at : at + span] != marks):
                 at += 1
             for index in range(at, min(at + span, len(ids))):
                 mask[index] = ids[index] == self.image_token_id
             at += span
         return mask
+
+    def _core(self, ids: list[int]) -> list[int]:
+        """Return the ids of an image without those before and after it, which may be tokenized otherwise beside a text."""
+        first, last = ids.index(self.image_token_id), ids[::-1].index(self.image_token_id)
+        return ids[first : len(ids) - last]
+
+    def blocks(self, mask: bytearray) -> list[Block]:
+        """Return the runs of image tokens that see one another; none if the model's see only backwards."""
+        if self.look_ahead is LookAhead.NONE:
+            return []
+        only_windowed = self.look_ahead is LookAhead.WINDOWED
+        return [Block(*match.span(), only_windowed) for match in _IMAGES.finditer(mask)]
 
     def features(self, images: Sequence[ImageInput], start: int, stop: int) -> list[Tensor]:
         """Return the embeddings of image tokens `start` to `stop`, counted over `images`.

@@ -5,6 +5,7 @@ Rules about capacity are in test_capacity.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,9 @@ def test_pickled_weights_are_found_before_the_server_starts(tmp_path: Path, name
     """In the folder that `handler.model` names, beside the file or anywhere, or in one that is given."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"")
-    (tmp_path / "model" / "config.json").write_text('{"vision_config": {}}')
+    config = {"model_type": "llava", "vision_config": {}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model" / "tokenizer.json").touch()
     path = tmp_path / "model-config.yaml"
     model = "model" if named == "in the configuration" else "owner/name"
     path.write_text(

@@ -22,12 +22,21 @@ from ts_stateful.config.sizes import (
 )
 from ts_stateful.protocol.declarations import Datatype, State
 
-# Without one model with a key that its family does not have, and one for which older transformers keep more.
-_KNOWN = {
-    name: build
-    for name, build in {**MODELS, **MORE_MODELS}.items()
-    if name not in ("opt", "deepseek_v3")
+# Without one model with a key that its family does not have, one for which older transformers keep more, those whose layers
+# differ in their heads or have two attentions each, and those whose configuration lacks the sizes of attention.
+_UNKNOWN = {
+    "opt",
+    "deepseek_v3",
+    "gemma4",
+    "gemma4_vision",
+    "longcat_flash",
+    "falcon_mamba",
+    "kimi_linear",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
 }
+_KNOWN = {name: build for name, build in {**MODELS, **MORE_MODELS}.items() if name not in _UNKNOWN}
 _LLAMA_31_8B: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 4096,

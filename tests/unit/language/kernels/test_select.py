@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.table_kernels import TableKernels
-from ts_stateful.language.kernels.attention import Rule
+from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.select import find_kernels, verify_kernels
 from ts_stateful.language.kv.cache import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Table

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.support.tiny.calling import calling
 from tests.support.tiny.small import save
-from tests.support.tiny.text import llama
+from tests.support.tiny.text import gpt2, llama
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.language.network.load import load_model
+from ts_stateful.language.text.dialogue import Dialogue
+from ts_stateful.protocol.chat import Said
+from ts_stateful.sessions.session import Delta
 
 CPU = torch.device("cpu")
 
@@ -81,3 +84,37 @@ def test_a_response_template_of_the_configuration(tmp_path: Path) -> None:
         settings = HandlerConfig(model=str(folder), response_template=wrong)
         with pytest.raises(ConfigError, match=r"handler\.responseTemplate"):
             load_model(settings, folder, CPU)
+
+
+def test_a_chat_template_of_the_configuration(tmp_path: Path) -> None:
+    """A text, or a file of the archive. A missing or malformed one is refused, with the key and the line."""
+    folder = save(gpt2(), tmp_path / "model")
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
+    assert not load_model(HandlerConfig(model=str(folder)), tmp_path, CPU).text.has_template
+    for template in ("chat.jinja", "{{ messages[-1].content }}!"):
+        settings = HandlerConfig(model=str(folder), chat_template=template)
+        text = load_model(settings, tmp_path, CPU).text
+        extension = text.extend(
+            Dialogue(Delta()), [], [text.chat_message(Said("user", ("Hi",)))], []
+        )
+        assert extension.rendered == "Hi!"
+    for wrong, reason in (("other.jinja", "--files"), ("a\n{% if %}", "line 2")):
+        settings = HandlerConfig(model=str(folder), chat_template=wrong)
+        with pytest.raises(ConfigError, match=rf"handler\.chatTemplate: .*{reason}"):
+            load_model(settings, tmp_path, CPU)
+
+
+def test_weights_that_are_missing_are_never_made_up(tmp_path: Path) -> None:
+    """The library would serve random ones in their place. Damaged ones are refused in one line, too."""
+    folder = save(llama(), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    settings = HandlerConfig(model=str(folder))
+    with pytest.raises(ConfigError, match=r"lacks 1 weights of LlamaForCausalLM, lm_head\.weight"):
+        load_model(settings, folder, CPU)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="its weights are damaged") as refused:
+        load_model(settings, folder, CPU)
+    assert "\n" not in str(refused.value)

@@ -41,14 +41,14 @@ _PATHS = ("v1/responses", "v1/conversations")
 
 
 class ResponsesApi:
-    """The dialect of clients of the ResponsesApi API, for the model that is served as `model_name`."""
+    """The dialect of clients of the Responses API, for the `served` model and its adapters."""
 
     responder = OpenAiResponder()
 
     def __init__(
-        self, model_name: str, *, strict: bool = False, clock: Clock = SYSTEM_CLOCK
+        self, served: ServedModelName, *, strict: bool = False, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self._model = ServedModelName(model_name)
+        self._served = served
         self._strict = strict
         self._clock = clock
 
@@ -101,7 +101,7 @@ class ResponsesApi:
         return _known(recall, StreamResponder(None, missing, starting_after=after))
 
     def _create(self, body: RequestBody) -> Translation:
-        document = self._model.taken_from(body.document)
+        document, model = self._served.taken_from(body.document)
         framed = body.headers.is_http
         if not framed:
             document = {**document, "stream": True}
@@ -114,7 +114,7 @@ class ResponsesApi:
                 "Conversation", str(document.get("conversation")), field="conversation"
             )
         try:
-            asked = read_create(document, self._model.name, self._clock, strict=self._strict)
+            asked = read_create(document, model, self._clock, strict=self._strict)
         except SessionNotFound:
             return _direct(missing)
         _check_new(body, asked.request.session_id)
@@ -124,7 +124,8 @@ class ResponsesApi:
             responder = StreamResponder(asked.note, continued, asked.image_fields, framed=framed)
         else:
             responder = CreatedResponder(asked.note, continued, asked.image_fields)
-        request, unnamed = asked.request, Unnamed.OPENS
+        request = structs.replace(asked.request, adapter=self._served.adapter(model))
+        unnamed = Unnamed.OPENS
         if not asked.stores and framed:
             unnamed = Unnamed.EPHEMERAL
         elif not asked.stores:  # it lives as long as the WebSocket, which closes its session

@@ -31,6 +31,7 @@ _PARAMS = {
     "system": "instructions",
     "images": "input",
     "response_format": "text.format",
+    "adapter": "model",
 }
 _MISSING = ("session_not_found", "session_expired", "session_closed", "turn_gap")
 _decode = msgspec.json.Decoder(TurnDocument).decode

@@ -8,8 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kernels.attention import Rule
 from ts_stateful.language.kernels.cpu.library import LANES, AttentionFacts, StepFacts, num_splits
+from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.kv.spans import Table
 

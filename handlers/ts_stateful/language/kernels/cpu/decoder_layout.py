@@ -93,6 +93,8 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
     for module in decoder.modules:
         _demand("forward" not in vars(module), module, "has its own forward")
         _demand(not module.training, module, "is in training")
+        kinds = {type(parameter) for parameter in module._parameters.values()}
+        _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
     return decoder
 
 

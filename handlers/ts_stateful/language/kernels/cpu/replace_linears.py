@@ -11,17 +11,19 @@ from torch import nn
 __all__ = ["child_modules", "replace_linears"]
 
 _SMALLEST: Final = 1 << 16  # weight elements; for fewer a call takes longer than reading them
+_READ: Final = {"kv_b_proj"}  # layers whose weights `latent` reads as they are
 
 
 @torch.no_grad()
 def replace_linears(network: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
     """Replace linear layers by what `make` returns for them, None for nothing, in place; return their number.
 
-    Subclasses of `nn.Linear`, layers with hooks and small ones stay. A layer that several modules share stays shared.
+    Subclasses of `nn.Linear`, layers with hooks, small ones and those that expand latents stay. A layer that several
+    modules share stays shared.
     """
     made: dict[nn.Module, nn.Module | None] = {}
     for parent, name, child in child_modules(network):
-        if _is_worthwhile(child):
+        if name not in _READ and _is_worthwhile(child):
             if child not in made:
                 made[child] = make(child)
             other = made[child]
@@ -41,6 +43,7 @@ def child_modules(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Modul
 def _is_worthwhile(module: nn.Module) -> TypeGuard[nn.Linear]:
     return (
         type(module) is nn.Linear
+        and type(module.weight) is nn.Parameter  # not a quantised one
         and not (module._forward_hooks or module._forward_pre_hooks)
         and module.weight.numel() >= _SMALLEST
     )

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ts_stateful.language.kernels.attention import Rule
 from ts_stateful.language.kernels.gpu.triton_code import attend_kernel, join_kernel, write_kernel
+from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.kv.spans import Table
 

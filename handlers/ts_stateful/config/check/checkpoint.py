@@ -1,0 +1,152 @@
+"""Rules for the folder of a language model: what would stop it from loading, or make it answer badly."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ts_stateful.config.check.finding import Finding, error, warning
+from ts_stateful.config.weights import pickled_weights, weights_cure
+
+__all__ = ["check_checkpoint"]
+
+_KEY = "handler.model"
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_TEMPLATE_OWNERS = ("tokenizer_config.json", "processor_config.json")
+_INDEX = "model.safetensors.index.json"
+
+
+def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Finding]:
+    """Find defects of a model's folder; `has_template` if the configuration has a chat template.
+
+    The names of architectures are checked where `transformers` is installed.
+    """
+    try:
+        config = _read(folder / "config.json")
+    except (OSError, ValueError) as reason:
+        yield error(_KEY, f"{folder}/config.json cannot be read: {reason}", "download it again")
+        return
+    yield from _check_architecture(config, folder)
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        yield error(
+            _KEY,
+            f"{folder} has no tokenizer (tokenizer.json)",
+            "copy the tokenizer's files from the model's repository, or write them there with"
+            " `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
+        )
+    yield from _check_weights(folder)
+    if not has_template and not _has_template(folder):
+        yield warning(
+            _KEY,
+            f"{folder} has no chat template, so messages are joined without marks of who speaks",
+            "set handler.chatTemplate, or ignore this for a model that only completes texts",
+        )
+
+
+def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Finding]:
+    try:
+        library: Any = import_module("transformers")  # absent on machines that only pack
+    except ImportError:
+        return
+    auto, kind = library.models.auto, config.get("model_type")
+    kinds = auto.configuration_auto.CONFIG_MAPPING_NAMES
+    texts = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    images = auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    served = {name for name in (texts.get(kind), images.get(kind)) if name}
+    if "auto_map" in config:
+        return  # code of its own
+    if kind not in kinds:
+        yield error(
+            _KEY,
+            f"{folder}/config.json has the model_type {kind!r}, which transformers {library.__version__} does not have",
+            f"{_nearest(str(kind), kinds)}correct it, or install a newer transformers",
+        )
+    elif not served:
+        yield error(
+            _KEY,
+            f"{folder} is a {kind} model, neither a language model nor a vision-language model",
+            "docs/models.md has the families that are served",
+        )
+    else:
+        yield from _check_class(next(iter(config.get("architectures") or ()), ""), served, library)
+
+
+def _check_class(name: str, served: Collection[str], library: Any) -> Iterator[Finding]:
+    # The head of a base model may be tied to its embeddings; else it fails when it is loaded.
+    if not name or name in served or name.endswith("Model"):
+        return
+    classes = " or ".join(sorted(served))
+    if hasattr(library, name):
+        yield error(
+            _KEY,
+            f"it has the weights of {name}, which does not generate text",
+            f"choose a checkpoint of {classes}",
+        )
+    else:
+        yield warning(
+            _KEY,
+            f"config.json names the architecture {name}, which transformers {library.__version__} does not have",
+            f"{_nearest(name, served)}the model is loaded as {classes}",
+        )
+
+
+def _check_weights(folder: Path) -> Iterator[Finding]:
+    if (pickle := pickled_weights(folder)) is not None:
+        yield error(
+            _KEY,
+            f"{folder} has its weights in {pickle}, and only safetensors are read",
+            weights_cure(folder),
+        )
+        return
+    names = {path.name for path in folder.glob("*.safetensors")}
+    expected: Collection[str] = {"*.safetensors"} if not names else ()
+    if (folder / _INDEX).is_file():
+        try:
+            expected = set(_read(folder / _INDEX)["weight_map"].values()) - names
+        except (OSError, ValueError, KeyError, AttributeError) as reason:
+            yield error(_KEY, f"{folder}/{_INDEX} cannot be read: {reason}", "download it again")
+            return
+    if expected:
+        missing = ", ".join(sorted(expected)[:3])
+        yield error(
+            _KEY,
+            f"{folder} lacks weights: {missing}",
+            "download them; `git lfs pull` does after a clone",
+        )
+
+
+def _has_template(folder: Path) -> bool:
+    if any((folder / name).is_file() for name in _TEMPLATES):
+        return True
+    for name in _TEMPLATE_OWNERS:
+        try:
+            if _read(folder / name).get("chat_template"):
+                return True
+        except (OSError, ValueError):
+            pass
+    return False
+
+
+def _read(path: Path) -> dict[str, Any]:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise ValueError("it is no object")
+    return document
+
+
+def _nearest(name: str, names: Collection[str]) -> str:
+    found = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {found[0]}? " if found else ""

@@ -1,0 +1,142 @@
+"""Checkpoints: the weights, tokenizer and processor of a folder or hub id."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+
+from ts_stateful.config.check import check_checkpoint
+from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.config.weights import HOW_TO_CONVERT
+from ts_stateful.language.network.model_support import check_config
+from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
+from ts_stateful.language.vision.processor import load_processor, load_tokenizer
+
+__all__ = ["read_checkpoint"]
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint(NamedTuple):
+    """A network with its processor, or the tokenizer where it serves text alone, and the method by which it is quantised."""
+
+    network: PreTrainedModel
+    owner: Any
+    quantization: str | None
+
+
+def read_checkpoint(
+    name: str, settings: HandlerConfig, model_dir: Path, device: torch.device
+) -> Checkpoint:
+    """Read the network, on the CPU, and what belongs to it.
+
+    `name` is a folder or hub id; a chat template's file is in `model_dir`.
+
+    Raises:
+        ConfigError: something is missing, damaged or refused.
+    """
+    if Path(name).is_dir():
+        _check(Path(name), has_template=settings.chat_template is not None)
+    options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+        check_config(config, name)
+        sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        dtype = choose_dtype(
+            settings.dtype,
+            device,
+            config.get_text_config(decoder=True).dtype or config.dtype,
+            bfloat16=has_bfloat16(torch.cpu.get_capabilities()),
+        )
+        network = _read_weights(name, sees=sees, dtype=dtype, **options)
+        if sees and settings.vision:
+            owner = load_processor(name, config.model_type, **options)
+        else:
+            owner = load_tokenizer(name, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ConfigError(
+            f"cannot load handler.model {settings.model!r}: {_first_paragraph(error)}"
+        ) from error
+    if settings.chat_template is not None:
+        _set_template(owner, settings.chat_template, model_dir)
+    if settings.response_template is not None:
+        getattr(owner, "tokenizer", owner).response_template = dict(settings.response_template)
+    return Checkpoint(network, owner, _quantization(config))
+
+
+def _quantization(config: Any) -> str | None:
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    method = settings["quant_method"] if isinstance(settings, dict) else settings.quant_method
+    return str(getattr(method, "value", method))
+
+
+def _check(folder: Path, *, has_template: bool) -> None:
+    for finding in check_checkpoint(folder, has_template=has_template):
+        if finding.severity == "error":
+            raise ConfigError(f"{finding.key}: {finding.message}; {finding.cure}")
+        logger.warning("%s: %s; %s", finding.key, finding.message, finding.cure)
+
+
+def _read_weights(name: str, *, sees: bool, **options: Any) -> PreTrainedModel:
+    """Read safetensors. A pickle can run code, and a pull request on the hub is not the revision that was configured."""
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
+    auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    try:
+        network, found = auto.from_pretrained(
+            name, use_safetensors=True, output_loading_info=True, **options
+        )
+    except OSError as error:
+        if Path(name).is_dir():
+            raise
+        raise ConfigError(
+            f"cannot load the weights of handler.model {name!r} from the hub: {error} Only safetensors are read;"
+            f" {HOW_TO_CONVERT}"
+        ) from error
+    except (SafetensorError, RuntimeError) as error:
+        raise ConfigError(
+            f"its weights are damaged, or are not those of its config.json: {_first_paragraph(error)}"
+        ) from error
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"it lacks {len(missing)} weights of {type(network).__name__}, {missing[0]} for instance; choose a checkpoint that"
+            " generates text"
+        )
+    return network
+
+
+def _set_template(owner: Any, template: str, model_dir: Path) -> None:
+    """Give an owner the template of the configuration, a text or the name of a file."""
+    if template.endswith(".jinja"):
+        try:
+            template = (model_dir / template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"handler.chatTemplate: {error}; pack the file with `./archive.sh --files FOLDER`"
+            ) from None
+    owner.chat_template = template
+    try:
+        owner.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"handler.chatTemplate: line {error.lineno}: {error.message}") from None
+    except jinja2.TemplateError:
+        pass  # it may want other messages
+
+
+def _first_paragraph(error: BaseException) -> str:
+    """Return the beginning of a message, in one line; the library explains at length, and lists its classes."""
+    return " ".join(str(error).split("\n\n")[0].split())[:600]

@@ -1,0 +1,63 @@
+"""The states that a model keeps for a token."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.language.kv.cache import KVLayout, LayerShape
+from ts_stateful.language.network.layer_kinds import RECURRENT, layer_kinds
+
+__all__ = ["find_layout"]
+
+
+@torch.inference_mode()
+def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
+    """Return the shape of a token's states in every layer, as the model writes them, and its recurrent states.
+
+    Raises:
+        ConfigError: not every layer keeps keys and values, or recurrent states.
+    """
+    if layer_kinds(network.config.get_text_config(decoder=True)) & RECURRENT:
+        return _recurrent_layout(network, name)
+    cache = DynamicCache()
+    token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
+    network(input_ids=token, past_key_values=cache, use_cache=True)
+    layers = cache.layers
+    if not layers or not all(isinstance(layer.keys, Tensor) for layer in layers):
+        raise ConfigError(
+            f"{name}: not every layer keeps keys and values, so sessions cannot be kept"
+        )
+    shapes = [
+        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
+        for layer in layers
+    ]
+    return KVLayout(tuple(shapes), layers[0].keys.dtype)
+
+
+def _recurrent_layout(network: PreTrainedModel, name: str) -> KVLayout:
+    config = network.config.get_text_config(decoder=True)
+    cache = DynamicCache(config=config)
+    token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
+    takes = inspect.signature(network.forward).parameters
+    cache_name = "past_key_values" if "past_key_values" in takes else "cache_params"
+    network(input_ids=token, use_cache=True, **{cache_name: cache})
+    shapes, counts, num_bytes, dtype = [], [], 0, network.dtype
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if isinstance(keys, Tensor) and isinstance(values, Tensor):
+            shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
+            dtype = keys.dtype
+        else:
+            shapes.append(LayerShape(0, 0, 0))
+        counts.append(getattr(layer, "number_of_states", 0))
+        for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
+            num_bytes += sum(state.nbytes for state in states.values() if state is not None)
+    if not num_bytes:
+        raise ConfigError(f"{name}: its recurrent states are not in the library's cache")
+    return KVLayout(tuple(shapes), dtype, tuple(counts), num_bytes)

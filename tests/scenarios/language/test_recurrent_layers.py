@@ -1,0 +1,110 @@
+"""Sessions of models with recurrent states: they go back to the ends of turns, and compute little again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.harness import Harness, reference_reply
+from tests.support.tiny import MODELS
+from ts_stateful.language.network.forward import Forward
+from ts_stateful.protocol.requests import Fork, Prompt, Rewind
+
+NEW_TOKENS = 12
+NAMES = ("mamba2", "qwen3_next")
+
+
+@pytest.fixture(params=NAMES)
+def harness(request: pytest.FixtureRequest) -> Harness:
+    """A session of three turns."""
+    harness = Harness(MODELS[request.param]())
+    harness.open("s")
+    for question in ("What color is the circle?", "And the square?", "Which one is yellow?"):
+        prompt(harness, "s", question)
+    return harness
+
+
+def prompt(harness: Harness, session_id: str, text: str) -> int:
+    """Run an exact turn; return its cached tokens."""
+    answer = harness.prompt(session_id, text, max_new_tokens=NEW_TOKENS)
+    reference_reply(harness.model, harness, session_id, NEW_TOKENS)
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def length(harness: Harness, session_id: str) -> int:
+    """The tokens of a session."""
+    return len(harness.engine.table.get(session_id).state.log)
+
+
+def length_before(harness: Harness) -> int:
+    """The tokens before the last turn."""
+    session = harness.engine.table.get("s")
+    return session.turns[-1].delta.keep
+
+
+def test_a_rewind_goes_back_to_the_end_of_a_turn(harness: Harness) -> None:
+    """All but its last token is there."""
+    harness.ask(Rewind(session_id="s", to_turn=2))
+    assert prompt(harness, "s", "Again?") == length_before(harness) - 1
+
+
+def test_a_fork_of_an_earlier_turn_has_its_states(harness: Harness) -> None:
+    """And the source goes on from its own."""
+    whole = length(harness, "s")
+    harness.ask(Fork(session_id="s", new_session_id="f", at_turn=2))
+    before = length(harness, "f")
+    assert prompt(harness, "f", "Again?") == before - 1
+    assert prompt(harness, "s", "Go on.") == whole - 1
+
+
+def test_their_bytes_are_counted(harness: Harness) -> None:
+    """Those of the last states and of those that are kept; an eviction frees them all."""
+    context = harness.engine.table.get("s").state
+    layout = harness.model.forward.layout
+    assert context.kv.recurrent is not None
+    tokens = context.kv.num_bytes - context.kv.recurrent.num_bytes
+    assert context.kv.recurrent.num_bytes >= 2 * layout.recurrent_bytes
+    assert tokens == context.kv.length * layout.token_bytes
+    harness.engine.table.evict_idle()
+    assert context.device_bytes == 0
+    assert prompt(harness, "s", "Once more?") == 0
+
+
+def test_a_prompt_that_is_sent_again_computes_its_last_token_alone(harness: Harness) -> None:
+    """The states before the reply are kept."""
+    first = harness.prompt("s", "Again?", max_new_tokens=NEW_TOKENS)
+    harness.ask(Rewind(session_id="s", to_turn=3))
+    prompt(harness, "s", "Again?")
+    last = harness.engine.table.get("s").turns[-1]
+    assert first["text"] == last.text
+
+
+def test_a_step_that_fails_after_some_of_its_sessions_changes_none(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each session has a pass of its own; those before the failure were computed already."""
+    harness.open("other")
+    prompt(harness, "other", "What color is the circle?")
+    forward = harness.model.forward
+    failed: list[int] = []
+
+    def exhausted(self: Forward, ids: Any, spans: Any, *args: Any, **inputs: Any) -> Any:
+        is_other = spans[0].kv is harness.engine.table.get("other").state.kv
+        if is_other and len(ids) == 1 and not failed:
+            failed.append(spans[0].start)
+            raise torch.OutOfMemoryError
+        return call(forward, ids, spans, *args, **inputs)
+
+    call = Forward.__call__
+    monkeypatch.setattr(Forward, "__call__", exhausted)
+    requests = [
+        harness.submit(Prompt(session_id=name, prompt="Go on.", max_new_tokens=NEW_TOKENS))
+        for name in ("s", "other")
+    ]
+    harness.run()
+    assert len(failed) == 1
+    assert all("error" not in harness.last(request) for request in requests)
+    for name in ("s", "other"):
+        reference_reply(harness.model, harness, name, NEW_TOKENS)

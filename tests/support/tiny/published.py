@@ -1,0 +1,58 @@
+"""Small models in the layout in which the hub publishes them, loaded as a user's are."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.language.network.load import Model, load_model
+from ts_stateful.language.trial import verify_images
+
+__all__ = ["Checkpoint", "loaded", "write"]
+
+_Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint's folder is made of; `files` are the JSON files of its processor."""
+
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    files: Mapping[str, _Json]
+
+
+def write(checkpoint: Checkpoint, folder: Path) -> Path:
+    """Write a checkpoint as on the hub: weights in safetensors, a tokenizer with its template, and the processor's files."""
+    checkpoint.network.save_pretrained(folder)
+    checkpoint.tokenizer.save_pretrained(folder)
+    for name, content in checkpoint.files.items():
+        (folder / name).write_text(json.dumps(content, indent=2))
+    return folder
+
+
+@cache
+def _written(build: Callable[[], Checkpoint]) -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix=f"{build.__name__}-")
+    write(build(), Path(folder.name))
+    return folder
+
+
+def loaded(build: Callable[[], Checkpoint]) -> Model:
+    """Load a checkpoint, which is made once in a process, with nothing accelerated."""
+    folder = Path(_written(build).name)
+    settings = HandlerConfig(
+        model=str(folder), pack_linears=False, fused_layers=False, attention_kernels=False
+    )
+    model = load_model(settings, folder, torch.device("cpu"))
+    verify_images(model)
+    return model

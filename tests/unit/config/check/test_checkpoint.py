@@ -1,0 +1,127 @@
+"""Defects of a model's folder are found when it is packed, with the cure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ts_stateful.config.check import check_checkpoint
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+FILES = ("tokenizer.json", "model.safetensors", "chat_template.jinja")
+
+
+def write(folder: Path, config: object, *files: str) -> Path:
+    """A folder with this configuration and empty files."""
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in files:
+        (folder / name).touch()
+    return folder
+
+
+def test_a_whole_folder_passes(tmp_path: Path) -> None:
+    """Also one whose template is among the tokenizer's settings."""
+    assert not list(check_checkpoint(write(tmp_path, LLAMA, *FILES)))
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert not list(check_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "severity", "message", "cure"),
+    [
+        ({"model_type": "lama"}, "error", "model_type 'lama'", "did you mean llama?"),
+        ({"model_type": None}, "error", "model_type None", "correct it"),
+        ({"model_type": "clip"}, "error", "is a clip model, neither", "docs/models.md"),
+        (
+            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+            "error",
+            "weights of BertForMaskedLM",
+            "BertLMHeadModel",
+        ),
+        (
+            {"architectures": ["LlamaForCausalML"]},
+            "warning",
+            "architecture LlamaForCausalML",
+            "did you mean LlamaForCausalLM?",
+        ),
+    ],
+)
+def test_a_wrong_architecture(
+    change: dict[str, Any], severity: str, message: str, cure: str, tmp_path: Path
+) -> None:
+    """A typo, an encoder, a model without text."""
+    [finding] = check_checkpoint(write(tmp_path, {**LLAMA, **change}, *FILES))
+    assert finding.severity == severity
+    assert finding.key == "handler.model"
+    assert message in finding.message
+    assert cure in finding.cure
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**LLAMA, "architectures": ["LlamaModel"]},
+        {**LLAMA, "architectures": []},
+        {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}},
+    ],
+    ids=["base model", "unnamed", "code of its own"],
+)
+def test_what_only_loading_shows_passes(config: dict[str, Any], tmp_path: Path) -> None:
+    """A head may be tied, and foreign code may do anything."""
+    assert not list(check_checkpoint(write(tmp_path, config, *FILES)))
+
+
+@pytest.mark.parametrize(
+    ("missing", "severity", "message"),
+    [
+        ("tokenizer.json", "error", "no tokenizer"),
+        ("model.safetensors", "error", "lacks weights: *.safetensors"),
+        ("chat_template.jinja", "warning", "no chat template"),
+    ],
+)
+def test_a_missing_file(missing: str, severity: str, message: str, tmp_path: Path) -> None:
+    """Each by itself."""
+    write(tmp_path, LLAMA, *(name for name in FILES if name != missing))
+    [finding] = check_checkpoint(tmp_path)
+    assert finding.severity == severity
+    assert message in finding.message
+
+
+def test_a_template_of_the_configuration_is_enough(tmp_path: Path) -> None:
+    """`handler.chatTemplate`."""
+    write(tmp_path, LLAMA, "tokenizer.json", "model.safetensors")
+    assert not list(check_checkpoint(tmp_path, has_template=True))
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    """By the index of the weights; a broken one is reported, too."""
+    write(tmp_path, LLAMA, "tokenizer.json", "chat_template.jinja", "a.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    [finding] = check_checkpoint(tmp_path)
+    assert finding.message.endswith("lacks weights: b.safetensors")
+    for broken in ("{", "[]", "{}"):
+        index.write_text(broken)
+        [finding] = check_checkpoint(tmp_path)
+        assert "cannot be read" in finding.message
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_broken_configuration(text: str, tmp_path: Path) -> None:
+    """One finding, and no traceback."""
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    [finding] = check_checkpoint(tmp_path)
+    assert "cannot be read" in finding.message
+
+
+def test_without_transformers_names_are_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that only packs or calls."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert not list(check_checkpoint(write(tmp_path, {"model_type": "lama"}, *FILES)))

@@ -1,0 +1,109 @@
+"""Which models compute all sessions in one pass, verified when they are loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.support.harness import Harness, reference_reply
+from tests.support.tiny import MORE_MODELS
+from tests.support.tiny.more_text import gemma3n, llama4
+from tests.support.tiny.own_attention import gpt_neo
+from tests.support.tiny.small import SMALL
+from tests.support.tiny.text import WINDOW
+from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.language.network.forward import Forward
+from ts_stateful.language.network.layer_kinds import layer_chunks, layer_windows
+from ts_stateful.language.network.layout import find_layout
+from ts_stateful.language.network.load import accelerate
+
+OWN_CODE = "computes its attention by code of its own, which takes one session at a time"
+LINEAR = (
+    "bamba",
+    "falcon_mamba",
+    "granite_hybrid",
+    "jamba",
+    "kimi_linear",
+    "mamba",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5",
+    "qwen3_5_vision",
+)
+REASONS = {
+    "bloom": f"BloomForCausalLM {OWN_CODE}",
+    "falcon_alibi": f"FalconForCausalLM {OWN_CODE}",
+    "mpt": f"MptForCausalLM {OWN_CODE}",
+    "falcon_h1": "its layers of hybrid take one session at a time",
+    "lfm2": "its layers of conv take one session at a time",
+    "lfm2_moe": "its layers of conv take one session at a time",
+    **dict.fromkeys(LINEAR, "its layers of linear_attention take one session at a time"),
+    "qwen2_moe": "its attention receives windows [None, None], not its configuration's [12, None]",
+}
+
+
+@pytest.mark.parametrize("name", sorted(MORE_MODELS))
+def test_all_but_a_few_are_computed_in_one_pass(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names the reason for the others."""
+    model = MORE_MODELS[name]()
+    assert model.forward.flat is (name not in REASONS)
+    assert REASONS.get(name, "") in caplog.text
+    assert ("every session gets its own forward pass" in caplog.text) is (name in REASONS)
+
+
+def test_the_rules_of_layers_come_from_the_configuration() -> None:
+    """Chunks, windows, and layers that read the states of earlier ones and keep none."""
+    chunked, sharing, local = llama4(), gemma3n(), gpt_neo()
+    assert layer_chunks(chunked.network.config) == [WINDOW, None, WINDOW, None]
+    assert layer_windows(chunked.network.config) == [None] * 4
+    assert layer_windows(sharing.network.config) == [WINDOW, None]
+    assert len(sharing.forward.layout.layers) == 2
+    assert layer_windows(local.network.config) == [None, WINDOW, None, WINDOW]
+    assert layer_chunks(LlamaConfig(**SMALL)) == []
+
+
+def test_chunks_are_verified_beyond_their_end() -> None:
+    """A model that attends in other chunks than its configuration says gets a pass for each session."""
+    network: Any = llama4().network
+    network.set_attn_implementation("sdpa")  # as it was loaded
+    stock = network.model.forward
+
+    def unchunked(*args: Any, **kwargs: Any) -> Any:
+        chunk, network.config.attention_chunk_size = network.config.attention_chunk_size, 1000
+        try:
+            return stock(*args, **kwargs)
+        finally:
+            network.config.attention_chunk_size = chunk
+
+    network.model.forward = unchunked
+    forward = Forward(network, find_layout(network, "llama4"))
+    assert not forward.flat
+    assert network.config.attention_chunk_size == WINDOW
+
+
+@pytest.mark.parametrize("make", [gemma3n, gpt_neo, llama4])
+def test_replies_with_kernels_are_those_of_stock_code(make: Any) -> None:
+    """Kernels follow shared layers and own windows, and leave chunks to torch."""
+    model = make()
+    accelerate(model, HandlerConfig())
+    harness = Harness(model)
+    for index in range(3):
+        harness.open(f"s{index}")
+    for index in range(3):
+        harness.prompt(f"s{index}", "What is it? " * (1 + 3 * index), max_new_tokens=WINDOW)
+        reference_reply(model, harness, f"s{index}", WINDOW)
+
+
+def test_positions_can_be_counted_from_the_cache() -> None:
+    """Stock code that adds the tokens before a step to a range finds every session's own positions."""
+    network = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    forward = Forward(network, find_layout(network, "llama"))
+    forward._sample(((4, 1), (2, 2)))
+    seen = forward._cache.get_seq_length()
+    assert isinstance(seen, torch.Tensor)
+    assert (torch.arange(3) + seen).tolist() == [4, 2, 3]

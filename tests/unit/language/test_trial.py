@@ -1,0 +1,67 @@
+"""Images are tried when a model is loaded: what would differ from the stock model is refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.tiny import MODELS, MORE_MODELS, looking_ahead, unserved
+from tests.support.tiny.published import Checkpoint, write
+from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.language.network.load import load_model
+from ts_stateful.language.trial import verify_images
+from ts_stateful.language.vision.encoder import LookAhead
+
+CPU = torch.device("cpu")
+LOOK_AHEAD = {"gemma3_vision": LookAhead.ALL, "gemma4_vision": LookAhead.WINDOWED}
+SEEING = [
+    *LOOK_AHEAD,
+    "glm4v",
+    "idefics3",
+    "internvl",
+    "llava",
+    "mistral3",
+    "pixtral",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_vl",
+    "smolvlm",
+]
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_served_models_pass(name: str) -> None:
+    """Small and large pictures, adjacent ones, and text right after one; the trial finds what looks ahead."""
+    model = {**MODELS, **MORE_MODELS}[name]()
+    assert model.vision is not None
+    model.vision.look_ahead = LookAhead.NONE
+    verify_images(model)
+    assert model.vision.look_ahead is LOOK_AHEAD.get(name, LookAhead.NONE)
+    assert model.vision.num_encoded == 0
+    assert model.network.config.get_text_config(decoder=True)._attn_implementation == "ts_stateful"
+
+
+def test_a_text_model_passes() -> None:
+    """There is nothing to try."""
+    verify_images(MODELS["llama"]())
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (unserved.idefics2, "other tokens around an image"),
+        (unserved.ovis2, "cannot be computed"),
+        (unserved.fuyu, "cannot be computed"),
+        (looking_ahead.paligemma, "its attention is bidirectional"),
+    ],
+    ids=["idefics2", "ovis2", "fuyu", "paligemma"],
+)
+def test_others_are_refused(build: Callable[[], Checkpoint], reason: str, tmp_path: Path) -> None:
+    """With one sentence, and no traceback."""
+    folder = write(build(), tmp_path / build.__name__)
+    with pytest.raises(ConfigError, match=reason) as refused:
+        verify_images(load_model(HandlerConfig(model=str(folder)), folder, CPU))
+    assert len(str(refused.value)) < 600
