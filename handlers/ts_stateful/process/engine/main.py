@@ -206,9 +206,18 @@ def _engine_module(config: Config) -> str:
 
 
 def _set_threads(count: int, num_parameters: int) -> None:
-    """Set the threads of a forward pass: for a small model, a second one costs more than it saves."""
+    """Set the threads of a forward pass: for a small model, a second one costs more than it saves.
+
+    Passes are computed by the calling thread. Each other thread, of those that start later, computes alone: with a second team
+    of threads, there are more of them than cores, and then OpenMP lets them sleep between any two parts of a pass, which took
+    twice as long.
+    """
+    torch.get_num_threads()  # from here on, this thread keeps its own number
     if count or num_parameters < _SMALL_MODEL:
         torch.set_num_threads(count or 1)
+    others = threading.Thread(target=torch.set_num_threads, args=(1,))
+    others.start()
+    others.join()
 
 
 def preload(spec_path: Path) -> None:
