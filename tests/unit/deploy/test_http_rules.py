@@ -74,12 +74,24 @@ def proxy(
 
 @pytest.fixture(scope="module")
 def asgi_proxy(
-    binary: str, node: RawNode, tmp_path_factory: pytest.TempPathFactory
+    binary: str, node: RawNode, impatient: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
     """Start HAProxy for nodes without TorchServe."""
     log = tmp_path_factory.mktemp("proxy") / "log"
-    with haproxy(binary, [Ports(http=node.port)] * 2, log) as proxy:
+    with haproxy(binary, [Ports(http=node.port)] * 2, log, impatient) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="module")
+def patient_port(
+    binary: str, node: RawNode, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[int]:
+    """Start HAProxy with its own limits of time, and return its port."""
+    log = tmp_path_factory.mktemp("proxy") / "log"
+    with haproxy(binary, [Ports(http=node.port)] * 2, log, TS_UPLOADS=str(UPLOADS)) as proxy:
+        port = urlsplit(proxy.http_url).port
+        assert port is not None
+        yield port
 
 
 @pytest.fixture
@@ -220,27 +232,29 @@ def test_half_a_request_ends(port: int, node: RawNode, half: bytes) -> None:
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100000\r\n\r\n", CHUNKED + b"\r\nffff\r\n"])
-def test_one_address_cannot_take_all_places(port: int, node: RawNode, framing: bytes) -> None:
+def test_one_address_cannot_take_all_places(
+    patient_port: int, node: RawNode, framing: bytes
+) -> None:
     """Large bodies that never end get 429 beyond `TS_UPLOADS`; small requests go on, and places come back."""
     half = HEAD + framing + b"x" * 50_000
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(connection(port)) for _ in range(UPLOADS)]
+        slow = [stack.enter_context(connection(patient_port)) for _ in range(UPLOADS)]
         for upload in slow:
             upload.sendall(half)
         refused = b""
         while (
             b" 429 " not in refused
         ):  # the slow ones arrive in any order, and one more is too many
-            with connection(port) as upload:
+            with connection(patient_port) as upload:
                 upload.sendall(half)
                 upload.settimeout(1)
                 with contextlib.suppress(TimeoutError):
                     refused = upload.recv(1000)
         assert b"retry-after: 1\r\n" in refused
         small = HEAD + b"Content-Length: 5\r\n" + CLOSE + b"\r\nhello"
-        assert status(exchange(port, small)) == 200
+        assert status(exchange(patient_port, small)) == 200
     whole = HEAD + b"Content-Length: 100000\r\n" + CLOSE + b"\r\n" + b"x" * 100_000
-    while status(exchange(port, whole)) == 429:
+    while status(exchange(patient_port, whole)) == 429:
         pass  # HAProxy has still to see that the slow ones have left
     assert len(node.requests[-1].body) == 100_000
 
