@@ -98,6 +98,8 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """Compute the attention of all sessions' decode steps at once: Triton on a GPU, compiled C++ on a CPU."""
     cuda_graphs: bool = True
     """On a GPU with these kernels, replay decode steps as CUDA graphs where that is faster."""
+    speculation: bool = True
+    """Guess the tokens of replies that repeat their history, several in a pass; replies stay the same. On a CPU only."""
     stream_interval_sec: Annotated[float, Meta(ge=0, le=10)] = 0.04
     """Seconds between two pieces of a stream. The first piece leaves at once. 0: every token by itself."""
     stateful_sessions: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from traceback import clear_frames
 
 import torch
@@ -18,11 +19,14 @@ from ts_stateful.language.network.memory import is_out_of_memory
 from ts_stateful.language.network.sampler import sample
 from ts_stateful.language.runner import Logits, Runner
 from ts_stateful.language.scheduler import Chunk
+from ts_stateful.language.speculation import Drafter
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory, StatefulError
 
 __all__ = ["Decoding"]
+
+_Row = tuple[Sequence, int]  # a turn, and the row of logits that chooses its next token
 
 
 class Decoding:
@@ -30,6 +34,9 @@ class Decoding:
 
     def __init__(self, core: EngineCore[Context], model: Model, turns: Turns) -> None:
         self.runner = Runner(model)
+        self.drafter = Drafter(
+            core.config.handler.speculation and model.forward.device.type == "cpu"
+        )
         self.num_tokens = 0  # generated
         self._core = core
         self._model = model
@@ -37,28 +44,35 @@ class Decoding:
 
     def step(self) -> None:
         """Run the scheduler's next step."""
-        logits = self._forward(self._turns.scheduler.schedule())
-        prompts = []
-        for index, sequence in enumerate(logits.sequences):
+        logits = self._forward(self.drafter.extend(self._turns.scheduler.schedule()))
+        row, rows = 0, []
+        for sequence in logits.sequences:
+            rows.append((sequence, row))
+            row += 1 + len(sequence.draft)
+        for place in itertools.count():  # in the drafts
+            rows = self._round(logits.rows, rows, place)
+            if not rows:
+                return
+
+    def _round(self, logits: Tensor, rows: list[_Row], place: int) -> list[_Row]:
+        """Give each turn its next token; return those, with their next rows, whose drafts have it at this place."""
+        due = []
+        for sequence, row in rows:
             if not sequence.generates:
                 self._turns.finish(sequence, "stop")
             elif self._may_go_on(sequence):
-                prompts.append((index, sequence))
-        if not prompts:
-            return
-        for _, sequence in prompts:
-            self._turns.release(sequence)
-        rows = logits.rows
-        if len(prompts) < len(logits.sequences):
-            rows = rows[to_device([index for index, _ in prompts], rows.device)]
-        choices = self._choose(rows, [sequence for _, sequence in prompts])
-        for (_, sequence), chosen in zip(prompts, choices, strict=True):
-            try:
-                self._take(sequence, chosen)
-            except StatefulError as error:
-                self._turns.fail(sequence, error)
-            except Exception as error:  # a tokenizer may raise anything; the other rows go on
-                self._turns.fail(sequence, defect(error, "taking a token"))
+                self._turns.release(sequence)
+                due.append((sequence, row))
+        if not due:
+            return []
+        if len(due) < len(logits):
+            logits = logits[to_device([row for _, row in due], logits.device)]
+        choices = self._choose(logits, [sequence for sequence, _ in due])
+        return [
+            (sequence, row + 1)
+            for (sequence, row), chosen in zip(due, choices, strict=True)
+            if self._take(sequence, chosen, place)
+        ]
 
     def _may_go_on(self, sequence: Sequence) -> bool:
         """Find the tokens that a turn's grammar allows next; roll the turn back and return False if that fails."""
@@ -123,8 +137,24 @@ class Decoding:
             torch.cuda.empty_cache()
         return table.device_bytes < before
 
-    def _take(self, sequence: Sequence, chosen: Chosen) -> None:
+    def _take(self, sequence: Sequence, chosen: Chosen, place: int) -> bool:
+        """Add a token to a reply; return True if the reply goes on, and its draft has the token at this place."""
         assert sequence.status is Status.RUNNING
+        try:
+            self._add(sequence, chosen)
+        except StatefulError as error:
+            self._turns.fail(sequence, error)
+        except Exception as error:  # a tokenizer may raise anything; the other rows go on
+            self._turns.fail(sequence, defect(error, "taking a token"))
+        foreseen = chosen.token in sequence.draft[place : place + 1]
+        goes_on = foreseen and sequence.status is Status.RUNNING
+        if goes_on:
+            sequence.context.kv.length += 1
+        else:
+            self.drafter.learn(sequence, place + foreseen)
+        return goes_on
+
+    def _add(self, sequence: Sequence, chosen: Chosen) -> None:
         self.num_tokens += 1
         self._core.quotas.spend(sequence.session.owner, 1)
         if sequence.first_token_at is None:

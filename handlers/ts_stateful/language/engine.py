@@ -119,6 +119,8 @@ class LanguageKind:
         return Stats(
             turns_in_progress=len(self.turns.waiters),
             tokens_generated=self.decoding.num_tokens,
+            tokens_drafted=self.decoding.drafter.num_drafted,
+            tokens_accepted=self.decoding.drafter.num_accepted,
             images_encoded=vision.num_encoded if vision else 0,
             shared_hits=self._core.shared.num_found,
             shared_bytes=self._core.shared.num_bytes,

@@ -19,7 +19,7 @@ __all__ = ["Logits", "Runner"]
 
 
 class Logits(NamedTuple):
-    """Logits after the last known token of some sequences: `rows` is `(sequences, vocabulary)`."""
+    """Logits `(tokens, vocabulary)` after the last known token of some sequences, and after each of its draft."""
 
     sequences: list[Sequence]
     rows: Tensor
@@ -41,7 +41,13 @@ class _Segment(NamedTuple):
 
     @property
     def ids(self) -> list[int]:
-        return self.sequence.ids[self.start : self.stop]
+        known = self.sequence.ids[self.start : self.stop]
+        return known + self.sequence.draft if self.stop > len(self.sequence.ids) else known
+
+    @property
+    def due(self) -> range:
+        """Its tokens, counted from its first one, after which logits are wanted."""
+        return range(max(0, len(self.sequence.ids) - 1 - self.start), self.stop - self.start)
 
     @property
     def span(self) -> Span:
@@ -55,10 +61,11 @@ class _Segment(NamedTuple):
             recurrent.begin()
 
     def end(self) -> None:
-        """Keep the states from which the reply may begin again."""
-        recurrent = self.sequence.context.kv.recurrent
-        if recurrent is not None and self.stop == self.sequence.num_prompt - 1:
-            recurrent.keep(self.stop)
+        """Keep the states from which the reply may begin again; those of a draft are valid when it is accepted."""
+        kv = self.sequence.context.kv
+        if kv.recurrent is not None and self.stop == self.sequence.num_prompt - 1:
+            kv.recurrent.keep(self.stop)
+        kv.length = min(kv.length, len(self.sequence.ids))
 
     @property
     def has_image(self) -> bool:
@@ -135,17 +142,21 @@ class Runner:
 
     def _pass(self, segments: list[_Segment]) -> Logits:
         spans = [segment.span for segment in segments]
-        ends = [end - 1 for end in itertools.accumulate(span.num_tokens for span in spans)]
-        due = [i for i, segment in enumerate(segments) if segment.stop == len(segment.sequence.ids)]
+        ends = list(itertools.accumulate(span.num_tokens for span in spans))
+        due = [
+            end - span.num_tokens + token
+            for segment, span, end in zip(segments, spans, ends, strict=True)
+            for token in segment.due
+        ]
         rows = self._forward(
             [token for segment in segments for token in segment.ids],
             spans,
             self._positions(segments),
-            [ends[i] for i in due] or ends[-1:],  # a model needs at least one
+            due or [ends[-1] - 1],  # a model needs at least one
             [segment.sequence.context.adapter for segment in segments],
             **self._encoded(segments),
         )
-        return Logits([segments[i].sequence for i in due], rows[: len(due)])
+        return Logits([segment.sequence for segment in segments if segment.due], rows[: len(due)])
 
     def _encoded(self, segments: Items[_Segment]) -> dict[str, Any]:
         """Return the image embeddings of these tokens, if any stand for images."""

@@ -10,6 +10,7 @@ __all__ = ["Stats"]
 class Stats(Struct, frozen=True):
     """Current sessions, turns and bytes by tier; tokens, images and steps since the engine's start.
 
+    - `tokens_drafted`: guessed tokens of replies; `tokens_accepted`: those that were right.
     - `store_failures`: failed writes to the store.
     - `spilled_bytes`: bytes of KV states in the store; `spill_reads`: sessions whose states were read back;
       `spill_failures`: failed reads and writes of states.
@@ -30,6 +31,8 @@ class Stats(Struct, frozen=True):
     host_bytes: int = 0
     tokens_generated: int = 0
     images_encoded: int = 0
+    tokens_drafted: int = 0
+    tokens_accepted: int = 0
     shared_hits: int = 0
     shared_bytes: int = 0
     steps_done: int = 0

@@ -34,6 +34,8 @@ _COUNTERS = frozenset(
         "store_calls",
         "store_failures",
         "store_seconds",
+        "tokens_accepted",
+        "tokens_drafted",
         "tokens_generated",
     }
 )

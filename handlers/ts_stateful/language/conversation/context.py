@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from ts_stateful.language.conversation.drafts import Drafts
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.text.dialogue import Dialogue, common_prefix
@@ -63,6 +64,7 @@ class Context:
         self.kv = kv
         self.adapter: str | None = None  # by which its states are computed; stays the same
         self.prefix: Prefix | None = None
+        self.drafts = Drafts()
         self.failed: tuple[int, StatefulError] | None = None  # the last turn that was rolled back
         self.adopted = False  # restored from the store, and not used since
         self.log_position = LogPosition()  # in the store, if there is one

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ts_stateful.language.conversation.context import Context, Past
+from ts_stateful.language.conversation.drafts import TokenHistory
 from ts_stateful.language.grammar.matcher import Matcher
 from ts_stateful.language.kv.spans import Block
 from ts_stateful.language.network.logprobs import Chosen
@@ -96,6 +97,8 @@ class Sequence:
     led: list[Sequence] = field(default_factory=list)  # the turns that wait for this one's prompt
     # From when it runs:
     ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
+    draft: list[int] = field(default_factory=list)  # ids that may follow, computed in this step
+    history: TokenHistory = field(default_factory=TokenHistory)  # of `ids`, for drafts
     num_prompt: int = 0  # ids before the reply
     num_given: int = 0  # ids that were known when it began: the prompt's, and `replay`
     keep: int = 0  # ids of the session's log that stay as they are
