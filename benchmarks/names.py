@@ -37,9 +37,13 @@ __all__ = [
     "STEP_MEDIAN",
     "STEP_P99",
     "STREAMS",
+    "TEXT_ASGI",
     "TEXT_HTTP",
     "TTFT",
     "TURNS",
+    "VLLM",
+    "VLLM_DECODE",
+    "VLLM_TTFT",
     "floor_name",
 ]
 
@@ -52,7 +56,9 @@ ASYNC_HTTP: Final = "http, async"
 ASYNC_GRPC: Final = "grpc, async"
 RECOMPUTE: Final = "recompute"
 TEXT_HTTP: Final = "http, text model"
+TEXT_ASGI: Final = "http, text model, without TorchServe"
 LLAMA: Final = "llama.cpp"
+VLLM: Final = "vLLM"
 ENGINE: Final = "engine alone"
 BARE: Final = "bare forward"
 STREAMS: Final = "grpc, sequence profile"
@@ -75,6 +81,8 @@ PAUSE: Final = "pause"
 FORMS: Final = "step, with forms"
 LLAMA_TTFT: Final = "llama ttft"
 LLAMA_DECODE: Final = "llama decode"
+VLLM_TTFT: Final = "vllm ttft"
+VLLM_DECODE: Final = "vllm decode"
 STEPS: Final = "steps"
 STEP_MEDIAN: Final = "step, median"
 STEP_P99: Final = "step, 99th percentile"

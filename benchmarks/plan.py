@@ -64,9 +64,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     step_rounds: int = 5
     steps_s: float = 50.0
 
-    llama_widths: tuple[int, ...] = (1, 8, 16)
-    llama_rounds: int = 4
-    llama_s: float = 100.0
+    beside_widths: tuple[int, ...] = (1, 8, 16, 32)
+    beside_rounds: int = 4
+    beside_s: float = 160.0
 
     at_least: int = 2
 
@@ -90,6 +90,6 @@ QUICK: Final = Plan(
     step_s=0.3,
     step_warm_s=0.5,
     step_rounds=1,
-    llama_rounds=1,
+    beside_rounds=1,
     at_least=1,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,9 +30,13 @@ from benchmarks.names import (
     RECOMPUTE,
     STEPS,
     STREAMS,
+    TEXT_ASGI,
     TEXT_HTTP,
     TTFT,
     TURNS,
+    VLLM,
+    VLLM_DECODE,
+    VLLM_TTFT,
     floor_name,
 )
 from benchmarks.ratios import floor_of
@@ -49,11 +54,13 @@ _LOOKS: Final[dict[str, dict[str, Any]]] = {
     ASYNC_GRPC: {"color": "#3ddbd9", "marker": "s", "markerfacecolor": "white", "label": "gRPC, async profile"},
     RECOMPUTE: {"color": "#da1e28", "marker": "^", "label": "recompute every turn"},
     TEXT_HTTP: {"color": "#0f62fe", "marker": "o", "label": "HTTP, text model"},
+    TEXT_ASGI: {"color": "#009d9a", "marker": "s", "label": "HTTP without TorchServe, text model"},
     BARE: {"color": "#6b7280", "linestyle": "--", "marker": "", "label": "floor: bare batched forward"},
     ENGINE: {"color": "#8a3ffc", "marker": "o", "label": "engine alone"},
     STREAMS: {"color": "#009d9a", "marker": "s", "label": "through TorchServe (gRPC, sequence profile)"},
     PUBLISHED: {"color": "#da1e28", "marker": "^", "label": "published pattern through TorchServe"},
     LLAMA: {"color": "#f1620e", "marker": "D", "label": "llama.cpp, f32"},
+    VLLM: {"color": "#8a3ffc", "marker": "D", "label": "vLLM, f32"},
 }  # fmt: skip
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": 10,
@@ -86,7 +93,8 @@ def draw(samples: Samples, folder: Path, caption: str) -> list[Path]:
             ("decode", DECODE, _decode),
             ("memory", MEMORY, _memory),
             ("steps", STEPS, _steps),
-            ("llama", LLAMA_DECODE, _llama),
+            ("llama", LLAMA_DECODE, partial(_beside, LLAMA, LLAMA_TTFT, LLAMA_DECODE)),
+            ("vllm", VLLM_DECODE, partial(_beside, VLLM, VLLM_TTFT, VLLM_DECODE)),
         ):
             if any(sample.measure == needs for sample in samples.all):
                 drawn.append(_saved(samples, folder / f"{name}.png", plot, caption))
@@ -160,16 +168,16 @@ def _steps(samples: Samples, figure: Figure) -> None:
     axes.set_ylim(low, high * 4)  # room for the legend
 
 
-def _llama(samples: Samples, figure: Figure) -> None:
+def _beside(other: str, ttft: str, decode: str, samples: Samples, figure: Figure) -> None:
     left, right = figure.subplots(1, 2)
     left.set_title("Time to first token")
-    _lines(left, samples, LLAMA_TTFT, (TEXT_HTTP, LLAMA))
-    _history_axis(left, samples, LLAMA_TTFT)
+    _lines(left, samples, ttft, (TEXT_ASGI, TEXT_HTTP, other))
+    _history_axis(left, samples, ttft)
     left.set_ylabel("milliseconds")
     left.set_ylim(bottom=0)
     left.legend(loc="upper left", fontsize=9)
     right.set_title("Decode throughput")
-    _lines(right, samples, LLAMA_DECODE, (TEXT_HTTP, LLAMA))
+    _lines(right, samples, decode, (TEXT_ASGI, TEXT_HTTP, other))
     _stream_axis(right)
 
 

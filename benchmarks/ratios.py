@@ -35,9 +35,13 @@ from benchmarks.names import (
     REPEATED_OPEN,
     STEPS,
     STREAMS,
+    TEXT_ASGI,
     TEXT_HTTP,
     TTFT,
     TURNS,
+    VLLM,
+    VLLM_DECODE,
+    VLLM_TTFT,
     floor_name,
 )
 from benchmarks.samples import Samples, slope
@@ -291,22 +295,32 @@ RATIOS: Sequence[Ratio] = (
     ),
     *(
         Ratio(
-            f"ttft_{history}_over_llama",
+            f"{prefix}ttft_{history}_over_{name}",
             "at most",
-            1,
-            f"text model: time to first token after {history:,} tokens, over llama.cpp's (below 1: ahead)",
-            _between(LLAMA_TTFT, history, TEXT_HTTP, LLAMA),
+            target,
+            f"text model{through}: time to first token after {history:,} tokens, over {other}'s (below 1: ahead)",
+            _between(measure, history, system, other),
+        )
+        for name, other, measure in (("llama", LLAMA, LLAMA_TTFT), ("vllm", VLLM, VLLM_TTFT))
+        for prefix, through, system, target in (
+            ("", "", TEXT_ASGI, 0.75),
+            ("torchserve_", " through TorchServe", TEXT_HTTP, 1.0),
         )
         for history in (300, 800, 1600, 3200)
     ),
     *(
         Ratio(
-            f"decode_{width}_over_llama",
+            f"{prefix}decode_{width}_over_{name}",
             "at least",
-            1,
-            f"text model: throughput of {width} streams, over llama.cpp's (above 1: ahead)",
-            _between(LLAMA_DECODE, width, TEXT_HTTP, LLAMA),
+            target,
+            f"text model{through}: throughput of {width} streams, over {other}'s (above 1: ahead)",
+            _between(measure, width, system, other),
         )
-        for width in (1, 8, 16)
+        for name, other, measure in (("llama", LLAMA, LLAMA_DECODE), ("vllm", VLLM, VLLM_DECODE))
+        for prefix, through, system, target in (
+            ("", "", TEXT_ASGI, 1.25),
+            ("torchserve_", " through TorchServe", TEXT_HTTP, 1.0),
+        )
+        for width in (1, 8, 16, 32)
     ),
 )

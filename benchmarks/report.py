@@ -29,6 +29,8 @@ from benchmarks.names import (
     STEPS,
     TTFT,
     TURNS,
+    VLLM_DECODE,
+    VLLM_TTFT,
 )
 from benchmarks.plan import Plan
 from benchmarks.ratios import RATIOS, ratios_of
@@ -63,6 +65,8 @@ _TITLES = {
     OPEN_STEP: "Recurrent model: what a step costs the engine, 8 sequences active, by open sequences",
     LLAMA_TTFT: "Text model: time to first token, by tokens of history",
     LLAMA_DECODE: "Text model: decode throughput, by concurrent streams",
+    VLLM_TTFT: "Text model beside vLLM: time to first token, by tokens of history",
+    VLLM_DECODE: "Text model beside vLLM: decode throughput, by concurrent streams",
 }
 
 

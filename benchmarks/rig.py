@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from benchmarks.clients.conversation import Client
 from benchmarks.clients.llama import LlamaClient
 from benchmarks.clients.recompute import RecomputeClient
 from benchmarks.clients.stateful import GrpcClient, HttpClient
+from benchmarks.clients.vllm import VllmClient
 from benchmarks.clients.whole_list import WholeListClient
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.floor import Floor
@@ -29,7 +31,9 @@ from benchmarks.names import (
     IMPLICIT,
     LLAMA,
     RECOMPUTE,
+    TEXT_ASGI,
     TEXT_HTTP,
+    VLLM,
 )
 from benchmarks.own_process import OwnProcess
 from benchmarks.plan import Plan
@@ -37,12 +41,13 @@ from benchmarks.progress import Progress
 from benchmarks.recurrent import build as build_recurrent
 from benchmarks.samples import Samples
 from benchmarks.servers import asgi_server, recompute_server, stateful_server
+from benchmarks.vllm_server import VllmServer
 from ts_stateful.serving.server import LocalServer
 
 __all__ = ["Rig"]
 
 _CHAT, _CHAT_ASYNC, _TEXT, _RECOMPUTE = "chat", "chat-async", "text", "recompute"
-_CHAT_ASGI = "chat-asgi"
+_CHAT_ASGI, _TEXT_ASGI = "chat-asgi", "text-asgi"
 _SERVER_OF = {
     HTTP: _CHAT,
     GRPC: _CHAT,
@@ -51,18 +56,25 @@ _SERVER_OF = {
     ASYNC_HTTP: _CHAT_ASYNC,
     ASYNC_GRPC: _CHAT_ASYNC,
     TEXT_HTTP: _TEXT,
+    TEXT_ASGI: _TEXT_ASGI,
     RECOMPUTE: _RECOMPUTE,
 }
 
 
 class Rig:
-    """A context manager: leaving it stops everything. `folder` takes the model, the archives and the logs.
+    """A context manager: leaving it stops everything. `folder` takes the model, the archives and the logs, and `others` has the
+    programs of other servers by their names.
 
     Each server is started when a stage first needs it.
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, threads: int, progress: Progress, llama: Path | None
+        self,
+        plan: Plan,
+        folder: Path,
+        threads: int,
+        progress: Progress,
+        others: Mapping[str, Path],
     ) -> None:
         self.plan = plan
         self.folder = folder
@@ -70,7 +82,7 @@ class Rig:
         self.progress = progress
         self.inputs = Inputs()
         self.samples = Samples()
-        self._llama = llama
+        self._others = others
         self._stack = contextlib.ExitStack()
         self._servers: dict[str, LocalServer] = {}
 
@@ -114,12 +126,19 @@ class Rig:
 
     def start_llama(self, *options: str) -> LlamaServer:
         """Return another llama.cpp server, with options, not started yet."""
-        assert self._llama is not None
         model = self.folder / "text.gguf"
         if not model.exists():
             export(self.models[1], model)
         log = self.folder / "llama-server.log"
-        return LlamaServer(self._llama, model, log, threads=self.threads, options=options)
+        return LlamaServer(self._others[LLAMA], model, log, threads=self.threads, options=options)
+
+    @cached_property
+    def vllm_server(self) -> VllmServer:
+        """vLLM's server for the text part, with default options."""
+        self.progress.say("      starting vLLM")
+        log = self.folder / "vllm.log"
+        server = VllmServer(self._others[VLLM], self.models[1], log, threads=self.threads)
+        return self._stack.enter_context(server)
 
     def server_of(self, system: str) -> LocalServer:
         """Return the running server of a system."""
@@ -139,12 +158,14 @@ class Rig:
     def _client(self, system: str) -> Client:
         if system == LLAMA:
             return LlamaClient(self.llama_server)
+        if system == VLLM:
+            return VllmClient(self.vllm_server)
         server = self.server_of(system)
         if system == RECOMPUTE:
             return RecomputeClient(server)
         if system == IMPLICIT:
             return WholeListClient(server)
-        if system in (HTTP, ASGI, ASYNC_HTTP, TEXT_HTTP):
+        if system in (HTTP, ASGI, ASYNC_HTTP, TEXT_ASGI, TEXT_HTTP):
             return HttpClient(server)
         return GrpcClient(server, "continuous" if system == GRPC else "async")
 
@@ -152,8 +173,9 @@ class Rig:
         llava, text = self.models
         if name == _RECOMPUTE:
             return recompute_server(llava, threads=self.threads, folder=self.folder)
-        if name == _CHAT_ASGI:
-            return asgi_server(name, llava, threads=self.threads, folder=self.folder)
+        if name in (_CHAT_ASGI, _TEXT_ASGI):
+            model = llava if name == _CHAT_ASGI else text
+            return asgi_server(name, model, threads=self.threads, folder=self.folder)
         return stateful_server(
             name,
             "async" if name == _CHAT_ASYNC else "continuous",

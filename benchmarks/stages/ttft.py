@@ -16,8 +16,10 @@ from benchmarks.names import (
     IMPLICIT,
     LLAMA,
     RECOMPUTE,
+    TEXT_ASGI,
     TEXT_HTTP,
     TTFT,
+    VLLM,
     floor_name,
 )
 from benchmarks.plan import PROMPT_TOKENS
@@ -94,7 +96,7 @@ def _begun(rig: Rig, client: Client, system: str, history: int) -> Conversation:
     """Begin a conversation whose mean length at all its prompts will be `history`."""
     num_asks = -(-rig.plan.asks // _every(system))
     growth = (PROMPT_TOKENS + _NEW_TOKENS) * (num_asks - 1)
-    image = None if system in (TEXT_HTTP, LLAMA) else rig.inputs.picture()
+    image = None if system in (TEXT_ASGI, TEXT_HTTP, LLAMA, VLLM) else rig.inputs.picture()
     return Conversation.of_length(client, rig.inputs, history - growth // 2, image)
 
 

@@ -166,9 +166,15 @@ def _one_of_each() -> Samples:
         made += [Sample("steps", system, width, rate, "steps/s") for width in (1, 8, 32, 128)]
     for number, cost in ((8, 20.0), (128, 20.0), (1000, 22.0)):
         made.append(Sample("step, by open sequences", "engine alone", number, cost, "us"))
-    for system, factor in (("http, text model", 1.0), ("llama.cpp", 2.0)):
-        made += [Sample("llama ttft", system, x, factor, "ms") for x in (300, 800, 1600, 3200)]
-        made += [Sample("llama decode", system, x, factor, "tokens/s") for x in (1, 8, 16)]
+    fronts = {"http, text model, without TorchServe": 1.0, "http, text model": 1.5}
+    for name, other in (("llama", "llama.cpp"), ("vllm", "vLLM")):
+        for system, factor in {**fronts, other: 2.0}.items():
+            made += [
+                Sample(f"{name} ttft", system, x, factor, "ms") for x in (300, 800, 1600, 3200)
+            ]
+            made += [
+                Sample(f"{name} decode", system, x, factor, "tokens/s") for x in (1, 8, 16, 32)
+            ]
     return Samples(made)
 
 
@@ -193,6 +199,8 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["steps_128_frontend_share"] == 0.75
     assert ratios["step_cost_1000_open_over_128"] == pytest.approx(1.1)
     assert ratios["ttft_1600_over_llama"] == ratios["decode_16_over_llama"] == 0.5
+    assert ratios["torchserve_ttft_300_over_llama"] == 0.75
+    assert ratios["torchserve_decode_32_over_vllm"] == 0.75
 
 
 def test_what_was_not_measured_has_no_ratio() -> None:

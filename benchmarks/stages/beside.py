@@ -1,0 +1,65 @@
+"""A comparison with another server: time to first token and throughput of the text part on the same weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from benchmarks.clients.conversation import Client, Conversation
+from benchmarks.crowd import Crowd
+from benchmarks.names import TEXT_ASGI, TEXT_HTTP
+from benchmarks.plan import PROMPT_TOKENS
+from benchmarks.rig import Rig
+from benchmarks.samples import interleave
+from benchmarks.stages.decode import stream_trial
+from benchmarks.stages.ttft import run_systems
+
+__all__ = ["compare_replies", "run_beside"]
+
+_SAME_WORDS = 8  # random weights give the same word by chance once in thousands of tokens
+
+
+def run_beside(rig: Rig, other: str, ttft: str, decode: str) -> None:
+    """Sample both measures, of both fronts and another system."""
+    plan = rig.plan
+    systems = (TEXT_ASGI, TEXT_HTTP, other)
+    run_systems(rig, ttft, systems, (), plan.batches, plan.beside_s / 2)
+    trials = []
+    for system in systems:
+        crowd = Crowd(rig, system, max(plan.beside_widths))
+        trials += [stream_trial(rig, decode, system, crowd, width) for width in plan.beside_widths]
+    rig.progress.expect(plan.beside_rounds * len(trials))
+    interleave(
+        trials,
+        rig.samples,
+        rig.progress,
+        rounds=plan.beside_rounds,
+        at_least=plan.at_least,
+        until=time.monotonic() + plan.beside_s / 2,
+    )
+
+
+def compare_replies(rig: Rig, other: Client, name: str) -> None:
+    """Check that another system computes the same, without which a comparison is worthless.
+
+    Greedy replies must be the same, at least up to a token where rounding decides.
+
+    Raises:
+        RuntimeError: the replies differ.
+    """
+    inputs, plan = rig.inputs, rig.plan
+    prompts = [inputs.prompt(plan.decode_history), inputs.prompt(PROMPT_TOKENS)]
+    systems = (rig.connect(TEXT_HTTP), other)
+    ours, theirs = (_replies(client, prompts, plan.decode_tokens) for client in systems)
+    for our, their in zip(ours, theirs, strict=True):
+        if our.split()[:_SAME_WORDS] != their.split()[:_SAME_WORDS]:
+            raise RuntimeError(f"{name}'s replies are not those of the same model")
+        if our != their:
+            return  # from here on, the histories differ
+
+
+def _replies(client: Client, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[str]:
+    conversation = Conversation(client)
+    replies = [" ".join(conversation.ask(p, num_tokens).text.split()) for p in prompts]
+    conversation.close()
+    return replies

@@ -1,0 +1,21 @@
+"""The comparison with vLLM's server for CPUs."""
+
+from __future__ import annotations
+
+from benchmarks.names import VLLM, VLLM_DECODE, VLLM_TTFT
+from benchmarks.rig import Rig
+from benchmarks.stages.beside import compare_replies, run_beside
+
+__all__ = ["TITLE", "run"]
+
+TITLE = "beside vLLM"
+
+
+def run(rig: Rig) -> None:
+    """Sample `vllm ttft` and `vllm decode`.
+
+    Raises:
+        RuntimeError: vLLM computes another model.
+    """
+    compare_replies(rig, rig.connect(VLLM), VLLM)
+    run_beside(rig, VLLM, VLLM_TTFT, VLLM_DECODE)
