@@ -144,10 +144,11 @@ def read(call: GrpcCall, inbox: Inbox) -> None:
     """Put the messages of a call into `inbox`, and its end."""
     try:
         for response in call.responses:
-            if response.status.code:
-                inbox.put(_refusal_of(response))
-            elif response.prediction:  # an empty one keeps the stream alive
+            # A document describes an error better than the status beside it. A message with neither keeps the stream alive.
+            if response.prediction:
                 inbox.put(bytes(response.prediction))
+            elif response.status.code:
+                inbox.put(_refusal_of(response))
     except grpc.RpcError as error:
         inbox.put(error_of(error, call.num_bytes))
     else:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import queue
+
 import grpc
 import pytest
+from google.rpc.status_pb2 import Status
 
 from ts_stateful.client import ServerRefused, ServerUnreachable
 from ts_stateful.client.errors import is_retryable
-from ts_stateful.client.transports.rpc_calls import RequestBuilder, error_of
+from ts_stateful.client.transports.rpc_calls import (
+    GrpcCall,
+    Inbox,
+    RequestBuilder,
+    error_of,
+    read,
+)
 from ts_stateful.client.transports.transport import TransportOptions
+from ts_stateful.pb.inference_pb2 import PredictionResponse
 from ts_stateful.protocol.requests import Hello
 
 
@@ -61,3 +71,16 @@ def test_a_token_goes_in_the_message_too() -> None:
     }
     assert builder.metadata(None) == (("authorization", "Bearer x"), ("x-other", "y"))
     assert set(RequestBuilder(TransportOptions()).request(Hello()).input) == {"data"}
+
+
+def test_the_document_of_an_error_counts_more_than_its_status() -> None:
+    """A server without TorchServe sends both in one message. TorchServe's own refusal has no document."""
+    document = b'{"error": {"code": "session_not_found", "status": 404}}'
+    status = Status(code=5, message="no such session")
+    responses = [PredictionResponse(prediction=document, status=status)]
+    responses += [PredictionResponse(), PredictionResponse(status=status)]
+    inbox: Inbox = queue.SimpleQueue()
+    read(GrpcCall(responses), inbox)
+    assert inbox.get() == document
+    assert isinstance(inbox.get(), ServerRefused)
+    assert inbox.get() is None
