@@ -22,6 +22,7 @@ __all__ = ["BodyReader", "Disconnected"]
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MAX_HELD = 8
+_SMALL_BYTES = 65_536  # such a body is never refused for the bytes of others
 
 
 class Disconnected(Exception):
@@ -31,12 +32,14 @@ class Disconnected(Exception):
 class BodyReader:
     """Reader of bodies of up to `max_bytes`, of which something comes within every `idle_s`.
 
-    All bodies that are being read have `_MAX_HELD` times as many bytes at most.
+    All bodies that are being read have `_MAX_HELD` times as many bytes at most, beside those of up to `small_bytes` each: large
+    bodies that arrive slowly keep no prompt out.
     """
 
-    def __init__(self, max_bytes: int, idle_s: float) -> None:
+    def __init__(self, max_bytes: int, idle_s: float, small_bytes: int = _SMALL_BYTES) -> None:
         self._max_bytes = max_bytes
         self._idle_s = idle_s
+        self._small = small_bytes
         self._held = 0
 
     async def parts(self, scope: Scope, receive: Receive, max_parts: int) -> dict[str, Any]:
@@ -47,7 +50,7 @@ class BodyReader:
             StatefulError: the body is too large or too slow, or is no form although its type says so.
         """
         headers = Headers(scope=scope)
-        parts: dict[str, Any] = dict(_pairs(scope["query_string"], max_parts))
+        parts: dict[str, Any] = _by_name(_pairs(scope["query_string"], max_parts), max_parts)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_bytes:
@@ -56,7 +59,7 @@ class BodyReader:
             return parts | await self._form(headers, receive, max_parts)
         body = b"".join([chunk async for chunk in self._chunks(receive)])
         if kind == _FORM:
-            return parts | dict(_pairs(body, max_parts))
+            return parts | _by_name(_pairs(body, max_parts), max_parts)
         if body:
             parts["body"] = body
         return parts
@@ -74,11 +77,12 @@ class BodyReader:
             form = await parser.parse()
         except MultiPartException as error:
             raise InvalidRequest(f"not a form: {error.message}", field="body") from None
-        parts: dict[str, Any] = {}
-        for name, value in form.multi_items():
-            parts[name] = await value.read() if isinstance(value, UploadFile) else value
+        pairs = [
+            (name, await value.read() if isinstance(value, UploadFile) else value)
+            for name, value in form.multi_items()
+        ]
         await form.close()
-        return parts
+        return _by_name(pairs, max_parts)
 
     async def _chunks(self, receive: Receive) -> AsyncGenerator[bytes, None]:
         size = 0
@@ -88,7 +92,7 @@ class BodyReader:
                 self._held += len(chunk)
                 if size > self._max_bytes:
                     raise self._too_large()
-                if self._held > max(size, _MAX_HELD * self._max_bytes):
+                if size > self._small and self._held > max(size, _MAX_HELD * self._max_bytes):
                     raise ServerBusy(
                         "too many large requests are being received; try again later",
                         retry_after_s=1.0,
@@ -116,6 +120,11 @@ class BodyReader:
             f"the request has more than {self._max_bytes} bytes (--max-body-bytes); send an image in parts, by `upload`",
             field="body",
         )
+
+
+def _by_name(pairs: list[tuple[str, Any]], max_parts: int) -> dict[str, Any]:
+    """Return parts by name. Of too many, return one more than `max_parts`: those of the same name would count as one."""
+    return dict(pairs) if len(pairs) <= max_parts else {str(n): "" for n in range(max_parts + 1)}
 
 
 def _pairs(text: bytes, max_parts: int) -> list[tuple[str, str]]:

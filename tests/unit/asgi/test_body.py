@@ -66,6 +66,15 @@ def test_a_form_has_its_parts() -> None:
     assert read(Client(b"data=%7B%7D"), urlencoded) == {"data": "{}"}
 
 
+def test_parts_of_the_same_name_are_counted() -> None:
+    """Their number is for the limits, which refuse it."""
+    kind = (b"content-type", b"multipart/form-data; boundary=x")
+    part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
+    assert read(Client(part * 4 + b"--x--\r\n"), kind) == {"a": "1"}
+    assert len(read(Client(part * 5 + b"--x--\r\n"), kind)) == 5
+    assert len(read(Client(b""), query=b"a=1&a=2&a=3&a=4&a=5")) == 5
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "problem"),
     [
@@ -100,7 +109,7 @@ def test_a_body_that_stops_is_given_up() -> None:
 
 def test_bodies_together_are_bounded() -> None:
     """One that is alone may have all of its bytes."""
-    reader = BodyReader(max_bytes=1000, idle_s=60.0)
+    reader = BodyReader(max_bytes=1000, idle_s=60.0, small_bytes=100)
     scope = {"type": "http", "headers": [], "query_string": b""}
 
     async def play() -> list[object]:
@@ -111,6 +120,8 @@ def test_bodies_together_are_bounded() -> None:
             for _ in range(10)
         ]
         done, waiting = await asyncio.wait(slow, timeout=0.1)
+        small = await reader.parts(scope, Client(b"y" * 100).receive, max_parts=4)
+        assert small == {"body": b"y" * 100}
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
