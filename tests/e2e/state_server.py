@@ -150,6 +150,7 @@ class AsgiStateModels:
 
     def __init__(self, folder: Path, names: Sequence[str] = _ASGI) -> None:
         models = StateModels(folder)
+        self.gate, self.held = models.gate, models.held
         log = log_path("state-asgi")
         log.unlink(missing_ok=True)
         self.server = AsgiServer(
@@ -167,4 +168,5 @@ class AsgiStateModels:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.gate.unlink(missing_ok=True)
         self.server.stop()

@@ -214,8 +214,8 @@ class StreamLine(_GrpcLine):
 
 
 def parsed(response: PredictionResponse) -> Document:
-    """The document of an answer."""
-    assert not response.status.code, response.status
+    """The document of an answer; TorchServe's own refusals have none."""
+    assert response.prediction, response.status
     document: Document = json.loads(response.prediction)
     return document
 

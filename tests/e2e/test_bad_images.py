@@ -37,6 +37,32 @@ def animated() -> bytes:
     return encoded(first, "GIF", save_all=True, append_images=[blank] * 5)
 
 
+def cmyk() -> bytes:
+    """The scene in the colors of printers."""
+    with PIL.Image.open(SCENE) as scene:
+        return encoded(scene.convert("CMYK"), "JPEG", quality=95)
+
+
+def page() -> bytes:
+    """A picture that is a web page as well."""
+    return SCENE.read_bytes() + b"<html><script>alert(1)</script></html>"
+
+
+def profiled() -> bytes:
+    """The scene with a color profile and a note of megabytes each, of which nothing is true."""
+    with PIL.Image.open(SCENE) as scene:
+        junk = bytes(2_000_000)
+        return encoded(scene.convert("RGB"), "PNG", icc_profile=junk, exif=b"Exif\0\0" + junk)
+
+
+def frames(kind: str, number: int) -> bytes:
+    """The scene, and other frames."""
+    with PIL.Image.open(SCENE) as scene:
+        first = scene.convert("RGB")
+    more = [PIL.Image.new("RGB", first.size, (n % 256, n // 256, 0)) for n in range(number)]
+    return encoded(first, kind, save_all=True, append_images=more)
+
+
 @pytest.mark.parametrize(
     ("data", "status", "code"),
     [
@@ -45,6 +71,8 @@ def animated() -> bytes:
         pytest.param(SCENE.read_bytes()[:300], 400, "media_invalid", id="truncated"),
         pytest.param(b"<svg xmlns='http://www.w3.org/2000/svg'/>", 400, "media_invalid", id="svg"),
         pytest.param(bomb(), 413, "media_too_large", id="bomb"),
+        pytest.param(frames("TIFF", 20), 400, "media_invalid", id="pages"),
+        pytest.param(profiled(), 400, "media_invalid", id="profile"),
     ],
 )
 def test_what_is_no_image_is_refused(speaker: Speaker, data: bytes, status: int, code: str) -> None:
@@ -56,6 +84,7 @@ def test_what_is_no_image_is_refused(speaker: Speaker, data: bytes, status: int,
     assert error_of(response.json()) == (code, status)
     assert response.json()["error"]["field"] == "files[0]"
     assert "session_id" not in response.json()
+    assert not {"PIL", "Pillow", "cannot identify", "Traceback"} & set(response.text.split())
 
 
 @pytest.mark.parametrize("text", ["", "!!!!", "QUJD=", "data:image/png;base64,AAAA", "Zm9v"])
@@ -74,6 +103,7 @@ def test_base64_that_is_no_image_is_refused(speaker: Speaker, text: str) -> None
         pytest.param(lambda: picture("L"), id="grayscale"),
         pytest.param(lambda: picture("LA"), id="grayscale with alpha"),
         pytest.param(lambda: picture("1"), id="bilevel"),
+        pytest.param(lambda: picture("RGB", (1, 10_000)), id="1x10000"),
         pytest.param(lambda: picture("I;16"), id="16 bit"),
     ],
 )
@@ -100,10 +130,17 @@ def test_other_modes_show_the_same_picture(speaker: Speaker, make: Callable[[], 
 
 
 @pytest.mark.parametrize(
-    "data", [pytest.param(rotated(), id="exif"), pytest.param(animated(), id="animated")]
+    "data",
+    [
+        pytest.param(rotated(), id="exif"),
+        pytest.param(animated(), id="animated"),
+        pytest.param(frames("GIF", 2000), id="frames"),
+        pytest.param(page(), id="polyglot"),
+        pytest.param(cmyk(), id="cmyk"),
+    ],
 )
 def test_photographs_and_animations_are_seen_rightly(speaker: Speaker, data: bytes) -> None:
-    """Turned upright by their EXIF note; of an animation the first frame."""
+    """Turned upright by their EXIF note; of several frames the first. Whatever else is in a file does nothing."""
     form = {"data": (None, '{"type": "open"}', "application/json"), "file": ("x", data)}
     session = speaker.post(files=form).json()["session_id"]
     assert speaker.ask({"prompt": "What color is the circle?"}, session=session)["text"] == "red"
@@ -122,7 +159,16 @@ def test_photographs_and_animations_are_seen_rightly(speaker: Speaker, data: byt
         "https://[fd00:ec2::254]/x.png",
         "https://2130706433/x.png",
         "https://0x7f.1/x.png",
+        "https://0177.0.0.1/x.png",
+        "https://0.0.0.0/x.png",
+        "https://10.1.2.3/x.png",
+        "https://100.64.0.1/x.png",
+        "https://[2002:7f00:1::]/x.png",
+        "https://[64:ff9b::7f00:1]/x.png",
+        "https://127.0.0.1./x.png",
+        "https://\uff11\uff12\uff17.0.0.1/x.png",
         "https://localhost/x.png",
+        "https://example.com\\@127.0.0.1/x.png",
         "https://user:password@example.com/x.png",
         "http://example.com/x.png",
         "file:///etc/passwd",

@@ -30,15 +30,20 @@ def holds_nothing(speaker: Speaker) -> bool:
     return speaker.figure("StatefulDeviceBytes") == speaker.figure("StatefulSharedBytes")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+@pytest.fixture(
+    scope="module", params=[Profile.CONTINUOUS, Profile.ASGI], ids=lambda one: one.value
+)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalServer]:
     """A server of its own, since its processes are killed here: 16 sessions, three seconds to come back."""
+    profile: Profile = request.param
     with profile_server(
-        Profile.CONTINUOUS,
+        profile,
         tmp_path_factory.mktemp("failures"),
-        name="failures",
+        name=f"failures-{profile.value}",
         endless=True,
-        handler={"reattachSec": 3, "onFull": "refuse"},
+        handler={"reattachSec": 3, "onFull": "refuse", "heartbeatSec": 15},
         maxNumSequence=16,
     ) as server:
         yield server
@@ -130,6 +135,17 @@ def test_a_killed_engine_is_replaced_within_seconds(speaker: Speaker) -> None:
     assert answer["timing"]["restored_from"] == "store"
     for name in (session, before):
         speaker.ask({"type": "close"}, session=name)
+
+
+def test_a_hung_engine_is_replaced(speaker: Speaker) -> None:
+    """Whoever asks meanwhile gets an answer, and sessions go on."""
+    session, engine = speaker.open(), speaker.engine_pid()
+    os.kill(engine, signal.SIGSTOP)
+    answer = speaker.ask({"prompt": "What color is the circle?"}, session=session)
+    assert answer["text"] == "red"
+    assert answer["timing"]["restored_from"] == "store"
+    assert speaker.engine_pid() != engine
+    speaker.ask({"type": "close"}, session=session)
 
 
 def test_a_killed_worker_is_back_with_its_sessions(server: LocalServer, speaker: Speaker) -> None:

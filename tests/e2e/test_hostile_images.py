@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import os
 import signal
 import socket
@@ -21,7 +22,9 @@ import pytest
 
 from tests.e2e.server import profile_server
 from tests.e2e.speak import SCENE, Speaker, error_of, eventually
+from tests.support.hostile import SVG
 from tests.support.pictures import encoded, png_base64
+from tests.support.web import Site, answer, endless, raw, redirect
 from ts_stateful.process.names import name_of
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
@@ -63,31 +66,60 @@ class BlackHole:
                 self._held.append(self._listener.accept()[0])
 
 
+@pytest.fixture(
+    scope="module", params=[Profile.CONTINUOUS, Profile.ASGI], ids=lambda one: one.value
+)
+def profile(request: pytest.FixtureRequest) -> Profile:
+    """Both fronts in turn."""
+    chosen: Profile = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def black_hole() -> Iterator[BlackHole]:
-    """The server that URLs lead to."""
+def black_hole(profile: Profile) -> Iterator[BlackHole]:
+    """The server that URLs lead to; one for each front, since a test closes it."""
     black_hole = BlackHole()
     yield black_hole
     black_hole.close()
 
 
 @pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """A web server whose answers lie."""
+    site = Site()
+    head = b"HTTP/1.1 200 OK\r\n"
+    site.routes |= {
+        "/endless": endless(b"\r\n", bytes(100_000)),
+        "/short": raw(head + b"Content-Length: 1000\r\n\r\nx"),
+        "/long": raw(head + b"Content-Length: 99999999999\r\n\r\nx"),
+        "/gzip": answer(gzip.compress(bytes(100_000_000)), Content_Encoding="gzip"),
+        "/away": redirect("http://169.254.169.254:22/"),
+        "/file": redirect("file:///etc/passwd"),
+        "/svg": answer(SVG, Content_Type="image/png"),
+    }
+    yield site
+    site.stop()
+
+
+@pytest.fixture(scope="module")
 def server(
-    black_hole: BlackHole, tmp_path_factory: pytest.TempPathFactory
+    profile: Profile,
+    black_hole: BlackHole,
+    site: Site,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[LocalServer]:
     """A server that may fetch from this machine, and waits for longer than a test takes."""
     media: dict[str, Any] = {
         "allowedSchemes": ["http", "data"],
         "allowPrivateAddresses": True,
-        "allowedPorts": [black_hole.port],
+        "allowedPorts": [black_hole.port, site.server_port],
         "timeoutSec": 1000,
         "decodeTimeoutSec": 100,
     }
     folder = tmp_path_factory.mktemp("images")
     handler = {"media": media}
-    with profile_server(
-        Profile.CONTINUOUS, folder, name="hostile_images", handler=handler
-    ) as server:
+    name = f"hostile-images-{profile.value}"
+    with profile_server(profile, folder, name=name, handler=handler) as server:
         yield server
 
 
@@ -161,6 +193,35 @@ def test_images_from_nowhere_delay_no_inline_image(
         finally:
             black_hole.close()
         assert {error_of(answer.result().json()) for answer in answers} == {("media_invalid", 400)}
+
+
+@pytest.mark.parametrize(
+    ("path", "codes"),
+    [
+        ("/endless", {"media_too_large"}),
+        ("/short", {"media_invalid"}),
+        ("/long", {"media_too_large"}),
+        ("/gzip", {"media_too_large", "media_invalid"}),
+        ("/away", {"media_forbidden", "media_invalid"}),
+        ("/file", {"media_forbidden", "media_invalid"}),
+        ("/svg", {"media_invalid"}),
+    ],
+)
+def test_servers_of_images_that_lie_are_cut_off(
+    speaker: Speaker, site: Site, path: str, codes: set[str]
+) -> None:
+    """While their answer comes."""
+    response = speaker.post({"type": "open", "images": [{"url": site.url + path}]})
+    assert response.json()["error"]["code"] in codes
+    assert response.json()["error"]["field"] == "images[0].url"
+
+
+def test_too_many_images_are_refused_before_they_are_fetched(speaker: Speaker, site: Site) -> None:
+    """The number is known without them."""
+    before = len(site.paths)
+    refused = speaker.post({"type": "open", "images": [{"url": f"{site.url}/svg"}] * 9})
+    assert error_of(refused.json()) == ("invalid_request", 400)
+    assert len(site.paths) == before
 
 
 def test_only_allowed_ports_are_fetched_from(speaker: Speaker) -> None:

@@ -51,9 +51,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder.as_uri()
 
 
+@pytest.fixture(
+    scope="module", params=[Profile.CONTINUOUS, Profile.ASGI], ids=lambda one: one.value
+)
+def profile(request: pytest.FixtureRequest) -> Profile:
+    """Both fronts in turn."""
+    chosen: Profile = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
 def server(
-    tmp_path_factory: pytest.TempPathFactory, issuer: Issuer, store: str
+    profile: Profile, tmp_path_factory: pytest.TempPathFactory, issuer: Issuer, store: str
 ) -> Iterator[LocalServer]:
     """A server that reads the issuer's keys from a URL."""
     site = Site()
@@ -61,7 +70,7 @@ def server(
     auth = {**_JWT, "jwks": f"{site.url}/keys"}
     handler = {"auth": auth, "audit": "json", "store": {"url": store}}
     folder = tmp_path_factory.mktemp("jwt")
-    with profile_server(Profile.CONTINUOUS, folder, name="jwt", handler=handler) as server:
+    with profile_server(profile, folder, name=f"jwt-{profile.value}", handler=handler) as server:
         yield server
     site.stop()
 
@@ -146,7 +155,7 @@ def test_tokens_reach_the_model_over_grpc_in_every_profile(
 
 
 def test_what_is_refused_is_refused_alike(
-    server: LocalServer, issuer: Issuer, speak: Speak
+    server: LocalServer, issuer: Issuer, speak: Speak, profile: Profile
 ) -> None:
     """Another's id and an unknown one have the same bytes; without a token there is only `hello`."""
     speaker = speak(server)
@@ -168,7 +177,7 @@ def test_what_is_refused_is_refused_alike(
         refused = speaker.post({"prompt": "x"}, headers=headers)
         assert error_of(refused.json()) == ("unauthenticated", 401)
         assert refused.headers["WWW-Authenticate"] == "Bearer"
-    assert speaker.ask({"type": "hello"})["profile"] == "continuous"
+    assert speaker.ask({"type": "hello"})["profile"] == profile.value
     claims = {**open_, "metadata": {"tenant": "bob"}}
     claimed = speaker.post(claims, headers=tokens["alice"])
     assert claimed.json()["error"]["field"] == "metadata.tenant"
@@ -271,23 +280,27 @@ def test_a_session_goes_on_at_another_server_for_its_principal(
             assert own.prompt(_QUESTION).result() == "red"
 
 
-def test_the_audit_log_names_principals_and_no_ids(server: LocalServer, issuer: Issuer) -> None:
-    """In TorchServe's log, one JSON object after the prefix of each line."""
+def test_the_audit_log_names_principals_and_no_ids(
+    server: LocalServer, issuer: Issuer, profile: Profile
+) -> None:
+    """In the server's log, one JSON object after the prefix of each line."""
+    path = log_path(f"jwt-{profile.value}")
     name = "audited-session"
     with connected(server.http_url, issuer.token("carol")) as carol:
         carol.open(session_id=name, system="a secret").close()
 
     def lines() -> list[Any]:
-        log = log_path("jwt").read_text()
-        found = [line[line.index("{") :] for line in log.splitlines() if '"verb": ' in line]
+        found = [
+            line[line.index("{") :] for line in path.read_text().splitlines() if '"verb": ' in line
+        ]
         return [each for each in map(json.loads, found) if each["principal"] == "carol"]
 
     eventually(lambda: len(lines()) == 2)
     opened, closed = lines()
     assert (opened["verb"], closed["verb"]) == ("open", "close")
     assert opened["session"] == closed["session"]
-    assert name not in log_path("jwt").read_text()
-    assert "a secret" not in log_path("jwt").read_text()
+    assert name not in path.read_text()
+    assert "a secret" not in path.read_text()
 
 
 def test_a_proxys_header_names_the_principal(behind_proxy: LocalServer, speak: Speak) -> None:

@@ -36,17 +36,22 @@ def issuer() -> Issuer:
     return Issuer()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[LocalServer]:
+@pytest.fixture(
+    scope="module", params=[Profile.CONTINUOUS, Profile.ASGI], ids=lambda one: one.value
+)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, issuer: Issuer
+) -> Iterator[LocalServer]:
     """A server with few places, for principals with quotas."""
+    profile: Profile = request.param
     folder = tmp_path_factory.mktemp("quotas")
     (folder / "keys.json").write_bytes(issuer.key_set)
     auth = {"mode": "jwt", "issuer": ISSUER, "audience": AUDIENCE}
     handler = {"auth": {**auth, "jwks": str(folder / "keys.json")}, "quotas": _QUOTAS}
     with profile_server(
-        Profile.CONTINUOUS,
+        profile,
         folder,
-        name="quotas",
+        name=f"quotas-{profile.value}",
         endless=True,
         handler=handler,
         maxNumSequence=_PLACES,
@@ -156,7 +161,8 @@ def test_turns_in_flight_are_refused_alike_over_http_and_grpc(
     with dave.speaker.http.stream(
         "POST", dave.speaker.url, json=document, headers=headers
     ) as stream:
-        next(stream.iter_lines())
+        events = stream.iter_lines()  # whose end would close the connection
+        next(events)
         refused = dave.post({"prompt": "x"}, other)
         assert exceeded(refused.json(), "turnsInFlight")
         assert refused.headers["Retry-After"] == "1"
@@ -183,7 +189,8 @@ def test_bytes_in_flight_are_refused_before_they_are_read(caller: Callable[[str]
     with erin.speaker.http.stream(
         "POST", erin.speaker.url, json=document, headers=headers
     ) as stream:
-        next(stream.iter_lines())
+        events = stream.iter_lines()  # whose end would close the connection
+        next(events)
         refused = erin.post({"type": "info", "x": "y" * 1000}, session)
         assert exceeded(refused.json(), "queuedBytes")
         assert erin.post({"type": "info"}, session).status_code == 200

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from tests.e2e.speak import error_of, eventually
-from tests.e2e.state_server import StateModels
-from tests.e2e.steps import Document, Lines, new_id, number, post, sum_of
+from tests.e2e.state_server import AsgiStateModels, StateModels
+from tests.e2e.steps import Document, HttpLine, Line, Lines, new_id, number, post, sum_of
 from tests.support.state_models.ledger import HOLD
 
 BIG = number(1, outputs=[{"name": "sum"}] * 8000)  # more than the bytes that this server may hold
@@ -20,35 +21,66 @@ WAYS = [
 ]  # in the sequence profile, TorchServe itself holds the next requests back
 
 
+class Held:
+    """A server of the ledger with a step in flight, which ends when the gate is removed."""
+
+    def __init__(self, models: StateModels | AsgiStateModels, line: Line) -> None:
+        self.server = models.server
+        self.gate = models.gate
+        self._held = models.held
+        self._line = line
+
+    def begin(self, pool: ThreadPoolExecutor) -> None:
+        """Send the step."""
+        self._held.unlink(missing_ok=True)
+        self.gate.touch()
+        self.step: Future[Document] = pool.submit(self._line.ask, number(HOLD))
+        eventually(self._held.exists)
+
+
 @pytest.fixture
-def held(state_models: StateModels, lines: Lines, way: str) -> Iterator[Future[Document]]:
-    """A step that is in flight until the gate is removed."""
-    line = lines(way)
-    state_models.held.unlink(missing_ok=True)
-    state_models.gate.touch()
+def make(way: str, request: pytest.FixtureRequest) -> Iterator[Callable[[], Line]]:
+    """Makes lines to the ledger at one of the fronts."""
+    if way != "asgi":
+        lines: Lines = request.getfixturevalue("lines")
+        yield lambda: lines(way)
+        return
+    models: AsgiStateModels = request.getfixturevalue("asgi_state_models")
+    with ExitStack() as stack:
+
+        def line() -> Line:
+            made = HttpLine(models.server, "ledger", new_id())
+            stack.callback(made.close)
+            return made
+
+        yield line
+
+
+@pytest.fixture
+def held(make: Callable[[], Line], way: str, request: pytest.FixtureRequest) -> Iterator[Held]:
+    """A step that is in flight."""
+    name = "asgi_state_models" if way == "asgi" else "state_models"
+    held = Held(request.getfixturevalue(name), make())
     with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(line.ask, number(HOLD))
-        eventually(state_models.held.exists)
-        yield step
-        state_models.gate.unlink(missing_ok=True)
+        held.begin(pool)
+        yield held
+        held.gate.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_bytes_in_flight_are_bounded(
-    state_models: StateModels, lines: Lines, held: Future[Document], way: str
-) -> None:
+@pytest.mark.parametrize("way", [*WAYS, "asgi"])
+def test_bytes_in_flight_are_bounded(make: Callable[[], Line], held: Held, way: str) -> None:
     """Beside a step in flight, a big one is refused for now, but no small one. Later the big one is accepted."""
-    line = lines(way)
+    line = make()
     refused = line.ask(BIG)
     assert error_of(refused) == ("server_busy", 503)
     assert "100000 (handler.limits.maxInFlightBytes)" in refused["error"]["message"]
     assert (refused["error"]["retryable"], refused["error"]["retry_after_s"]) == (True, 1.0)
-    if way == "http":
-        response = post(state_models.server, "ledger", BIG, session=line.session)
+    if way in ("http", "asgi"):
+        response = post(held.server, "ledger", BIG, session=line.session)
         assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
     assert error_of(line.ask(number(1, begin=True))) == ("invalid_request", 400)
-    state_models.gate.unlink()
-    assert sum_of(held.result()) == HOLD
+    held.gate.unlink()
+    assert sum_of(held.step.result()) == HOLD
     assert sum_of(line.ask(BIG)) == 1
 
 
