@@ -29,6 +29,18 @@ class Disconnected(Exception):
     """The client closed the connection before the end of its request."""
 
 
+class _FormParser(MultiPartParser):
+    """A parser that does not decode fields: an image may come without the name of a file."""
+
+    def on_part_end(self) -> None:
+        """Keep the bytes of a field."""
+        part = self._current_part
+        if part.file is None:
+            self.items.append((part.field_name, bytes(part.data)))  # type: ignore[arg-type]
+        else:
+            super().on_part_end()
+
+
 class BodyReader:
     """Reader of bodies of up to `max_bytes`, of which something comes within every `idle_s`.
 
@@ -42,7 +54,7 @@ class BodyReader:
         self._small = small_bytes
         self._held = 0
 
-    async def parts(self, scope: Scope, receive: Receive, max_parts: int) -> dict[str, Any]:
+    async def parts(self, scope: Scope, receive: Receive, max_parts: int) -> dict[str, bytes]:
         """Return the parts of a request by name; a body that is no form is the part `body`.
 
         Raises:
@@ -50,7 +62,7 @@ class BodyReader:
             StatefulError: the body is too large or too slow, or is no form although its type says so.
         """
         headers = Headers(scope=scope)
-        parts: dict[str, Any] = _by_name(_pairs(scope["query_string"], max_parts), max_parts)
+        parts = _by_name(_pairs(scope["query_string"], max_parts), max_parts)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_bytes:
@@ -64,8 +76,8 @@ class BodyReader:
             parts["body"] = body
         return parts
 
-    async def _form(self, headers: Headers, receive: Receive, max_parts: int) -> dict[str, Any]:
-        parser = MultiPartParser(
+    async def _form(self, headers: Headers, receive: Receive, max_parts: int) -> dict[str, bytes]:
+        parser = _FormParser(
             headers,
             self._chunks(receive),
             max_files=max_parts + 1,
@@ -77,7 +89,7 @@ class BodyReader:
             form = await parser.parse()
         except MultiPartException as error:
             raise InvalidRequest(f"not a form: {error.message}", field="body") from None
-        pairs = [
+        pairs: list[tuple[str, Any]] = [
             (name, await value.read() if isinstance(value, UploadFile) else value)
             for name, value in form.multi_items()
         ]
@@ -122,14 +134,15 @@ class BodyReader:
         )
 
 
-def _by_name(pairs: list[tuple[str, Any]], max_parts: int) -> dict[str, Any]:
+def _by_name(pairs: list[tuple[str, bytes]], max_parts: int) -> dict[str, bytes]:
     """Return parts by name. Of too many, return one more than `max_parts`: those of the same name would count as one."""
-    return dict(pairs) if len(pairs) <= max_parts else {str(n): "" for n in range(max_parts + 1)}
+    return dict(pairs) if len(pairs) <= max_parts else {str(n): b"" for n in range(max_parts + 1)}
 
 
-def _pairs(text: bytes, max_parts: int) -> list[tuple[str, str]]:
+def _pairs(text: bytes, max_parts: int) -> list[tuple[str, bytes]]:
     try:
-        return parse_qsl(text.decode(), keep_blank_values=True, max_num_fields=max_parts + 1)
+        found = parse_qsl(text.decode(), keep_blank_values=True, max_num_fields=max_parts + 1)
+        return [(name, value.encode()) for name, value in found]
     except (ValueError, UnicodeDecodeError):
         raise InvalidRequest(
             f"more than {max_parts} parameters, or not UTF-8", field="body"

@@ -92,7 +92,7 @@ class Predictions:
         arrival = Arrival(parts, headers, Call(tuple(pairs)), known)
         await self._serve(model, arrival, known, receive, send)
 
-    async def _named(self, model: ModelFront, parts: dict[str, object]) -> ModelFront:
+    async def _named(self, model: ModelFront, parts: dict[str, bytes]) -> ModelFront:
         """Return the model that the body names, where the path names none."""
         return model
 
@@ -142,9 +142,9 @@ class OpenAiRoot(Predictions):
         path = f"v1/{scope['path_params']['path']}"
         await self._answer(scope, receive, send, Place(None, None, path))
 
-    async def _named(self, model: ModelFront, parts: dict[str, object]) -> ModelFront:
+    async def _named(self, model: ModelFront, parts: dict[str, bytes]) -> ModelFront:
         body = parts.get("body")
-        if len(self.models) > 1 and isinstance(body, bytes):
+        if len(self.models) > 1 and body is not None:
             with contextlib.suppress(msgspec.DecodeError, StatefulError):
                 name = msgspec.json.decode(body, type=_Named).model
                 return model if name is None else await self.models.find_named(name)

@@ -63,7 +63,7 @@ class RequestBody:
     def query(self) -> dict[str, str]:
         """Return the parameters of the URL, in a request without another body."""
         return {
-            name: _as_text(value)
+            name: bytes(value).decode("utf-8", "replace")
             for name, value in self._data.items()
             if name not in ("data", "body")
         }
@@ -88,10 +88,6 @@ class RequestBody:
         if self.headers.is_tagged:
             document.pop("id", None)
         return document, ()
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else bytes(value).decode("utf-8", "replace")
 
 
 def split(data: Mapping[str, Any], hint: str = _CURL_HINT) -> tuple[str, dict[str, Any]]:
@@ -162,7 +158,5 @@ def _attachments(others: Mapping[str, Any], key: str) -> tuple[bytes, ...]:
             raise InvalidRequest(
                 "unknown parameter; a form takes its JSON in a part named `data`", field=name[:64]
             )
-        if not isinstance(value, str | bytes | bytearray):
-            raise InvalidRequest("not an image file", field=name[:64])
-        files.append(value.encode() if isinstance(value, str) else bytes(value))
+        files.append(bytes(value))
     return tuple(files)

@@ -187,9 +187,7 @@ class StepParser:
 
 
 def _has_flag(flags: Mapping[str, Any], names: frozenset[str]) -> bool:
-    return any(
-        name.lower() in names and value in (b"true", "true") for name, value in flags.items()
-    )
+    return any(name.lower() in names and value == b"true" for name, value in flags.items())
 
 
 def _bytes(value: Any, name: str) -> bytes:
