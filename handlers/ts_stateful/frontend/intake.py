@@ -17,7 +17,7 @@ from ts_stateful.frontend.observer import NoObserver, Observer, report_of
 from ts_stateful.frontend.open_inference.responder import InferErrors
 from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
-from ts_stateful.frontend.parsing.limits import HeldBytes, num_bytes
+from ts_stateful.frontend.parsing.limits import HeldBytes, Parts, num_bytes
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
 from ts_stateful.principals.authenticator import Call
 from ts_stateful.protocol.answers import encode
@@ -36,7 +36,7 @@ _MAX_HELLO_BYTES = 512  # of a body that is read before its sender is known
 class Arrival(NamedTuple):
     """A request as it came: the parts of its body by name, its headers, and what can name its principal."""
 
-    data: Mapping[str, Any]
+    data: Parts
     headers: RequestHeaders
     call: Call = Call()
     known: Correlation | None = None
@@ -62,7 +62,7 @@ class Parser(Protocol):
     """A parser of requests to one kind of model."""
 
     def parse(
-        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
+        self, pending: PendingResponse, data: Parts, headers: RequestHeaders
     ) -> Submit | Event:
         """Return the message to the engine, or the answer if no engine is needed. Raise StatefulError to refuse it."""
 
@@ -92,9 +92,7 @@ class Intake:
         """Refuse requests that would open a session from now on; None takes them again."""
         self._refusal = error
 
-    def take(
-        self, request_id: str, data: Mapping[str, Any], headers: Mapping[str, Any]
-    ) -> PendingResponse:
+    def take(self, request_id: str, data: Parts, headers: Mapping[str, Any]) -> PendingResponse:
         """Submit a new request from TorchServe; its events, exactly one of them the last, go to the mailbox."""
         read = self._headers.read(headers)
         call = call_of(headers if read.is_http else data, in_message=not read.is_http)
@@ -181,10 +179,10 @@ class Intake:
             self._submit(pending, arrival.data, arrival.headers)
 
     def _greeting(
-        self, pending: PendingResponse, data: Mapping[str, Any], read: RequestHeaders
+        self, pending: PendingResponse, data: Parts, read: RequestHeaders
     ) -> Submit | None:
         """Return the request if it is a `hello`, which health checks send without a principal; it names no session."""
-        if len(data) != 1 or not all(map(_may_greet, data.values())):
+        if len(data) != 1 or num_bytes(data) > _MAX_HELLO_BYTES:
             return None
         refused_as = pending.responder
         try:
@@ -196,9 +194,7 @@ class Intake:
         pending.responder = refused_as
         return None
 
-    def _submit(
-        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
-    ) -> None:
+    def _submit(self, pending: PendingResponse, data: Parts, headers: RequestHeaders) -> None:
         message = self._parser.parse(pending, data, headers)
         if isinstance(message, Event):
             self._mailbox.post(message)
@@ -217,14 +213,8 @@ def _short(request_id: str) -> str:
     return hashlib.sha256(request_id.encode()).hexdigest()[:12]
 
 
-def _free(data: Mapping[str, Any]) -> None:
+def _free(data: Parts) -> None:
     """Empty the bodies of a request that was parsed: TorchServe holds them until the last answer of their batch."""
     for part in data.values():
         if isinstance(part, bytearray):
             part.clear()
-
-
-def _may_greet(body: object) -> bool:
-    if isinstance(body, dict):  # decoded by TorchServe
-        return len(body) <= 2 and body.get("type") == "hello"
-    return isinstance(body, str | bytes | bytearray) and len(body) <= _MAX_HELLO_BYTES

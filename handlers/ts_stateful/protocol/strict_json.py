@@ -13,7 +13,7 @@ from ts_stateful.protocol.errors import InvalidRequest
 __all__ = ["convert", "parse_json"]
 
 
-def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
+def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     """Parse a JSON object: UTF-8 only, no duplicate keys, no NaN or Infinity.
 
     Raises:
@@ -22,7 +22,7 @@ def parse_json(body: bytes | bytearray | str) -> dict[str, Any]:
     if not body:
         raise InvalidRequest('the body is empty; send a JSON object, e.g. {"prompt": "Hello"}')
     try:
-        text = body if isinstance(body, str) else bytes(body).decode("utf-8")
+        text = bytes(body).decode("utf-8")
         document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8; encode it so") from None

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from ts_stateful.frontend.parsing.body import document_of
 from ts_stateful.frontend.parsing.headers import HEADER_LENGTH
 from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import InputTensor, Shape
-from ts_stateful.protocol.strict_json import convert
+from ts_stateful.protocol.strict_json import convert, parse_json
 
 __all__ = ["InferRequest", "RequestedOutput", "read_request"]
 
@@ -81,7 +80,9 @@ class InferRequest(Struct, frozen=True):
         return self.parameters.binary_data_output if found is None else found
 
 
-def read_request(body: Any, header_length: str | None, limits: BodyLimits) -> InferRequest:
+def read_request(
+    body: bytes | bytearray | None, header_length: str | None, limits: BodyLimits
+) -> InferRequest:
     """Read a body, whose JSON has `header_length` bytes if that is given, and else all.
 
     Raises:
@@ -90,7 +91,7 @@ def read_request(body: Any, header_length: str | None, limits: BodyLimits) -> In
     """
     header, tensors = _split(body, header_length)
     limits.check_json(header)
-    document = document_of(header)
+    document = parse_json(header)
     asked: _Document = convert(document, _Document)
     for index, output in enumerate(asked.outputs):
         _check_output(output, f"outputs[{index}].parameters")
@@ -102,12 +103,12 @@ def read_request(body: Any, header_length: str | None, limits: BodyLimits) -> In
     return InferRequest(inputs, asked.outputs, asked.id, asked.parameters, ignored)
 
 
-def _split(body: Any, header_length: str | None) -> tuple[Any, bytes]:
+def _split(body: bytes | bytearray | None, header_length: str | None) -> tuple[bytes, bytes]:
     if body is None:
         raise InvalidRequest("the request has no body; send its JSON")
+    body = bytes(body)
     if header_length is None:
         return body, b""
-    body = body.encode() if isinstance(body, str) else bytes(body)
     length = int(header_length) if re.fullmatch("[0-9]{1,18}", header_length) else -1
     if not 0 < length <= len(body):
         raise InvalidRequest(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from ts_stateful.frontend.parsing.headers import RequestHeaders
-from ts_stateful.frontend.parsing.limits import BodyLimits
+from ts_stateful.frontend.parsing.limits import BodyLimits, Parts
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.strict_json import parse_json
 
-__all__ = ["PUSHED", "RequestBody", "check_inputs", "document_of", "split"]
+__all__ = ["PUSHED", "RequestBody", "check_inputs", "split"]
 
 _CURL_HINT = "send the JSON as the body, with -H 'Content-Type: application/json'"
 # octet-stream describes no format; clients without a configured type send it, or no type at all.
@@ -29,7 +27,7 @@ class RequestBody:
 
     def __init__(
         self,
-        data: Mapping[str, Any],
+        data: Parts,
         headers: RequestHeaders,
         other_inputs: frozenset[str] = frozenset(),
         limits: BodyLimits | None = None,
@@ -82,15 +80,15 @@ class RequestBody:
         key, others = split(self._data)
         self._limits.check_json(self._data[key])
         if self.headers.is_http:
-            return document_of(self._data[key]), _attachments(others, key)
+            return parse_json(self._data[key]), _attachments(others, key)
         check_inputs(others, self._other_inputs)
-        document = document_of(self._data[key])
+        document = parse_json(self._data[key])
         if self.headers.is_tagged:
             document.pop("id", None)
         return document, ()
 
 
-def split(data: Mapping[str, Any], hint: str = _CURL_HINT) -> tuple[str, dict[str, Any]]:
+def split(data: Parts, hint: str = _CURL_HINT) -> tuple[str, Parts]:
     """Return the key of the JSON, and everything else; `hint` is the remedy if it is missing.
 
     Raises:
@@ -104,43 +102,7 @@ def split(data: Mapping[str, Any], hint: str = _CURL_HINT) -> tuple[str, dict[st
     return key, {name: value for name, value in data.items() if name != key}
 
 
-def document_of(value: Any) -> dict[str, Any]:
-    """Return the JSON object in a body, which TorchServe may have decoded already.
-
-    Raises:
-        InvalidRequest: `parse_json` would refuse it.
-    """
-    if isinstance(value, str | bytes | bytearray):
-        return parse_json(value)
-    try:
-        _check_decoded(value)
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise InvalidRequest("the body spells a character that does not exist") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    return value
-
-
-def _check_decoded(value: Any) -> None:
-    """Refuse values that TorchServe's decoder accepts and JSON does not have. Duplicate keys are lost by then."""
-    if isinstance(value, str):
-        if not value.isascii():
-            value.encode()
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidRequest("NaN and Infinity are not JSON")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_decoded(key)
-            _check_decoded(item)
-    elif isinstance(value, list):
-        for item in value:
-            _check_decoded(item)
-
-
-def check_inputs(others: Mapping[str, Any], known: frozenset[str]) -> None:
+def check_inputs(others: Parts, known: frozenset[str]) -> None:
     """Refuse inputs of a gRPC message that are not `known` (lower case).
 
     Raises:
@@ -151,7 +113,7 @@ def check_inputs(others: Mapping[str, Any], known: frozenset[str]) -> None:
         raise InvalidRequest("unknown input; the JSON goes into `data`", field=unknown[:64])
 
 
-def _attachments(others: Mapping[str, Any], key: str) -> tuple[bytes, ...]:
+def _attachments(others: Parts, key: str) -> tuple[bytes, ...]:
     files = []
     for name, value in others.items():
         if key != "data":

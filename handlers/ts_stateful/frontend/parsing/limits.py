@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 import numpy as np
 
 from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, ServerBusy
 
-__all__ = ["BodyLimits", "HeldBytes", "num_bytes"]
+__all__ = ["BodyLimits", "HeldBytes", "Parts", "num_bytes"]
+
+Parts = Mapping[str, bytes | bytearray]
+"""The parts of a request by name: of a form, a gRPC message or the URL, or the whole body."""
 
 _MEDIA = MediaConfig()
 _RETRY_AFTER_S = 1.0
@@ -63,7 +65,7 @@ class BodyLimits:
         """Return the limit of the parts of a form, inputs of a gRPC message, or parameters of a URL."""
         return self._max_images + _OTHER_PARTS
 
-    def check_request(self, data: Mapping[str, Any]) -> None:
+    def check_request(self, data: Parts) -> None:
         """Check the size of a request as a whole: its bytes beside those in flight, and the number of its parts.
 
         Raises:
@@ -84,8 +86,8 @@ class BodyLimits:
                 f" (handler.media.maxImages and {_OTHER_PARTS} more); send fewer"
             )
 
-    def check_json(self, body: Any) -> None:
-        """Check the JSON of a request, which TorchServe may have decoded already.
+    def check_json(self, text: bytes | bytearray) -> None:
+        """Check the JSON of a request.
 
         What is not JSON may pass: parsing it ends at the first error, and what comes before that is within the limits.
 
@@ -93,7 +95,6 @@ class BodyLimits:
             ContextTooLong: it has too many bytes.
             InvalidRequest: it has too many values, or is nested too deeply.
         """
-        text = _encoded(body)
         limit = self._settings.max_json_bytes
         if len(text) > limit and text.count(b'"') <= limit:
             text = self._without_images(text)
@@ -155,17 +156,6 @@ class BodyLimits:
             )
 
 
-def num_bytes(data: Mapping[str, Any]) -> int:
-    """Return the bytes of a request's parts, without those that TorchServe has decoded."""
-    return sum(len(part) for part in data.values() if isinstance(part, str | bytes | bytearray))
-
-
-def _encoded(body: Any) -> bytes | bytearray:
-    if isinstance(body, bytes | bytearray):
-        return body
-    try:
-        if isinstance(body, str):
-            return body.encode("utf-8", "surrogatepass")
-        return msgspec.json.encode(body)
-    except (UnicodeEncodeError, RecursionError, OverflowError):
-        return b""  # which the parser refuses for another reason
+def num_bytes(data: Parts) -> int:
+    """Return the bytes of a request's parts."""
+    return sum(map(len, data.values()))

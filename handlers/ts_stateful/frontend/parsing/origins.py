@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from ts_stateful.frontend.parsing.headers import RequestHeaders
+from ts_stateful.frontend.parsing.limits import Parts
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Event, Submit
@@ -19,7 +20,7 @@ class _Parser(Protocol):
     """A parser of requests; see `intake.Parser`."""
 
     def parse(
-        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
+        self, pending: PendingResponse, data: Parts, headers: RequestHeaders
     ) -> Submit | Event:
         """Parse a request."""
 
@@ -36,7 +37,7 @@ class OriginGuard:
         self._allowed = frozenset(allowed)
 
     def parse(
-        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
+        self, pending: PendingResponse, data: Parts, headers: RequestHeaders
     ) -> Submit | Event:
         """See `Parser`.
 

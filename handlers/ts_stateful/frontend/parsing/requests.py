@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random, SystemRandom
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -13,7 +12,7 @@ from ts_stateful.frontend.dialects.dialect import Translation, Unnamed
 from ts_stateful.frontend.parsing.affinity import affinity_of
 from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
-from ts_stateful.frontend.parsing.limits import BodyLimits
+from ts_stateful.frontend.parsing.limits import BodyLimits, Parts
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.chat import AnyRequest, Chat, Respond
 from ts_stateful.protocol.errors import InvalidRequest
@@ -51,7 +50,7 @@ class RequestParser:
         self._rng = rng
 
     def parse(
-        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
+        self, pending: PendingResponse, data: Parts, headers: RequestHeaders
     ) -> Submit | Event:
         """See `Parser`. Sets `pending.responder` first, so that errors are in the dialect too."""
         body = RequestBody(data, headers, self._other_inputs, self._limits)

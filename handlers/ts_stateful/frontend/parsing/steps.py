@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.frontend.open_inference.requests import read_request
 from ts_stateful.frontend.open_inference.responder import InferResponder
-from ts_stateful.frontend.parsing.body import check_inputs, document_of, split
+from ts_stateful.frontend.parsing.body import check_inputs, split
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
-from ts_stateful.frontend.parsing.limits import BodyLimits
+from ts_stateful.frontend.parsing.limits import BodyLimits, Parts
 from ts_stateful.frontend.parsing.requests import address
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.declarations import Raw
@@ -20,20 +20,22 @@ from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch
 from ts_stateful.protocol.events import Encoding, Submit
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import OutputName, SequenceParameters, Step, parse_request
+from ts_stateful.protocol.strict_json import parse_json
 from ts_stateful.protocol.tensors import Elements, has_row_dimension, read_inputs
 
 __all__ = ["StepParser"]
 
+_STEP = b'{"type": "step"}'  # of raw inputs alone
 _JSON_TYPES = ("application/json", "multipart/form-data")
 
 
 class _Parts(NamedTuple):
     """Parts of a request: its JSON, raw inputs beside it, and unknown keys."""
 
-    document: Any
+    document: bytes | bytearray
     raw: dict[str, bytes]
     body_is_raw: bool
-    others: dict[str, Any]
+    others: Parts
 
 
 class StepParser:
@@ -55,22 +57,18 @@ class StepParser:
         self._outputs = [tensor.name for tensor in settings.outputs]
         self._raw = next((tensor for tensor in self._declared if tensor.raw), None)
 
-    def parse(
-        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
-    ) -> Submit:
+    def parse(self, pending: PendingResponse, data: Parts, headers: RequestHeaders) -> Submit:
         """See `Parser`."""
         if headers.infers:
             return self._infer(pending, data, headers)
         self._limits.check_request(data)
         parts = self._take_apart(data, headers)
-        if parts.document is None:
-            split(data, self._hint)  # raises
         if headers.is_http and parts.others:
             name = next(iter(parts.others))
             raise InvalidRequest("not an input that takes raw bytes", field=name[:64])
         check_inputs(parts.others, self._names.grpc_inputs)
         self._limits.check_json(parts.document)
-        document = document_of(parts.document)
+        document = parse_json(parts.document)
         if parts.raw and "type" not in document:
             document = {"type": "step", **document}
         request = parse_request(document)
@@ -94,9 +92,7 @@ class StepParser:
             profile=self._profile,
         )
 
-    def _infer(
-        self, pending: PendingResponse, data: Mapping[str, Any], headers: RequestHeaders
-    ) -> Submit:
+    def _infer(self, pending: PendingResponse, data: Parts, headers: RequestHeaders) -> Submit:
         """Read a request of the Open Inference Protocol, which is a step."""
         self._limits.check_request(data)
         asked = read_request(data.get("body"), headers.header_length, self._limits)
@@ -131,20 +127,22 @@ class StepParser:
         kind = "text/plain" if self._raw.raw is Raw.TEXT else "application/octet-stream"
         return f"{json_hint}, or {self._raw.name} alone with -H 'Content-Type: {kind}'"
 
-    def _take_apart(self, data: Mapping[str, Any], headers: RequestHeaders) -> _Parts:
+    def _take_apart(self, data: Parts, headers: RequestHeaders) -> _Parts:
         others = dict(data)
         raw: dict[str, bytes] = {}
         if self._raw is not None and self._raw.name in others:
-            raw[self._raw.name] = _bytes(others.pop(self._raw.name), self._raw.name)
+            raw[self._raw.name] = bytes(others.pop(self._raw.name))
         key = next((name for name in ("data", "body") if name in others), None)
-        body = others.pop(key) if key is not None else None
-        if body is None:
-            return _Parts({"type": "step"} if raw else None, raw, bool(raw), others)
+        if key is None:
+            if not raw:
+                split(data, self._hint)  # raises
+            return _Parts(_STEP, raw, True, others)
+        body = others.pop(key)
         if self._raw is not None and not raw and self._is_raw(body, headers):
-            return _Parts({"type": "step"}, {self._raw.name: _bytes(body, "data")}, True, others)
+            return _Parts(_STEP, {self._raw.name: bytes(body)}, True, others)
         return _Parts(body, raw, False, others)
 
-    def _complete(self, step: Step, headers: RequestHeaders, flags: Mapping[str, Any]) -> Step:
+    def _complete(self, step: Step, headers: RequestHeaders, flags: Parts) -> Step:
         """Add the sequence's id and flags from headers, gRPC inputs (`flags`) and Triton's parameters."""
         parameters = step.parameters
         session_id = step.session_id
@@ -176,23 +174,13 @@ class StepParser:
                 self._limits.check_text(text, name)
         return read_inputs(self._declared, step.inputs, raw)
 
-    def _is_raw(self, body: Any, headers: RequestHeaders) -> bool:
-        if not isinstance(body, str | bytes | bytearray):
-            return False
+    def _is_raw(self, body: bytes | bytearray, headers: RequestHeaders) -> bool:
         if headers.content_type:
             return headers.content_type not in _JSON_TYPES
         # Without a type, text differs from a JSON object by its first character; samples do not.
         assert self._raw is not None
-        return self._raw.raw is Raw.TEXT and not _bytes(body, "data").lstrip().startswith(b"{")
+        return self._raw.raw is Raw.TEXT and not bytes(body).lstrip().startswith(b"{")
 
 
-def _has_flag(flags: Mapping[str, Any], names: frozenset[str]) -> bool:
+def _has_flag(flags: Parts, names: frozenset[str]) -> bool:
     return any(name.lower() in names and value == b"true" for name, value in flags.items())
-
-
-def _bytes(value: Any, name: str) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytes | bytearray):
-        return bytes(value)
-    raise InvalidRequest("not bytes", field=name)

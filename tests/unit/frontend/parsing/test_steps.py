@@ -54,7 +54,7 @@ def step(*arguments: Any, **options: Any) -> Step:
         ({"body": ONE}, HTTP, "text", False),
         ({"data": ONE}, {}, "text", False),
         ({"body": b"1"}, HTTP, "text", True),
-        ({"body": "1"}, {**HTTP, "content-type": "text/plain; charset=utf-8"}, "text", True),
+        ({"body": b"1"}, {**HTTP, "content-type": "text/plain; charset=utf-8"}, "text", True),
         ({"data": b"1"}, {}, "text", True),
         ({"body": b"\1\0"}, {**HTTP, "Content-Type": "audio/l16"}, "pcm16", True),
         (
