@@ -19,8 +19,10 @@ import PIL.Image
 import PIL.PngImagePlugin
 import psutil
 import pytest
+import websockets.sync.client
 import yaml
 from botocore.exceptions import ClientError
+from websockets.exceptions import InvalidStatus
 
 from deploy.sagemaker.local.endpoint import FRONTS
 from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
@@ -174,6 +176,28 @@ def test_boto3_holds_a_conversation_on_each_instance(
             True,
         )
     assert endpoint.sessions() == [0, 0]
+
+
+def test_a_conversation_in_both_directions(endpoint: Endpoint) -> None:
+    """By WebSocket, with the documents of the protocol; only the front without TorchServe has it."""
+    path = "/endpoints/demo/invocations-bidirectional-stream"
+    url = endpoint.url.replace("http://", "ws://") + path
+    if endpoint.front == "torchserve":
+        with pytest.raises(InvalidStatus) as refused:
+            websockets.sync.client.connect(url, proxy=None)
+        assert refused.value.response.status_code == 424
+        return
+    image = {"base64": base64.b64encode(SCENE.read_bytes()).decode()}
+    with websockets.sync.client.connect(url, proxy=None) as line:
+
+        def ask(document: dict[str, Any]) -> dict[str, Any]:
+            line.send(json.dumps(document))
+            answer: dict[str, Any] = json.loads(line.recv(timeout=_GONE_S))
+            return answer
+
+        name = ask({"type": "open", "images": [image]})["session_id"]
+        assert ask({"prompt": QUESTION, "session_id": name})["text"] == "red"
+        assert ask({"type": "close", "session_id": name})["closed"] is True
 
 
 def test_boto3_sees_the_errors_of_service_and_container(invoke: Callable[..., Any]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 from ts_stateful.protocol.sagemaker import CLOSED_SESSION_ID, SESSION_ID
 
@@ -30,6 +30,8 @@ class FakeContainer:
         self.app = web.Application(client_max_size=10_000_000)
         self.app.router.add_post("/invocations", self._invoke)
         self.app.router.add_get("/ping", self._ping)
+        self.app.router.add_get("/invocations-bidirectional-stream", self._talk)
+        self.app.router.add_get("/elsewhere", self._talk)
 
     def resume(self) -> None:
         """Lets every answer that waits come; from any thread."""
@@ -57,6 +59,25 @@ class FakeContainer:
             return await self._stream(request, asked, headers)
         says = asked.get("says", "{}").encode()
         return web.Response(body=says, status=asked.get("status", 200), headers=headers)
+
+    async def _talk(self, request: web.Request) -> web.StreamResponse:
+        """Sends its path, each frame, and `pinged` for a ping; the text `close` closes, and the query `no` refuses."""
+        if request.query_string == "no":
+            return web.Response(status=404)
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        await socket.send_str(request.path_qs)
+        async for message in socket:
+            if message.type is WSMsgType.PING:
+                await socket.pong(message.data)
+                await socket.send_str("pinged")
+            elif message.data == "close":
+                await socket.close(code=1011, message=b"no more")
+            elif message.type is WSMsgType.TEXT:
+                await socket.send_str(message.data)
+            else:
+                await socket.send_bytes(message.data)
+        return socket
 
     async def _stream(
         self, request: web.Request, asked: dict[str, Any], headers: dict[str, str]

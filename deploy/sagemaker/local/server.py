@@ -7,7 +7,7 @@ import contextlib
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -27,9 +27,11 @@ from deploy.sagemaker.local.errors import (
     body_too_large,
     model_error,
     model_failed,
+    validation_error,
 )
 from deploy.sagemaker.local.eventstream import MEDIA_TYPE, payload_part, stream_error
 from deploy.sagemaker.local.routing import Instance, Router
+from deploy.sagemaker.local.sockets import Refused, SocketLimits, Sockets
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import (
     CLOSED_SESSION_ID,
@@ -52,12 +54,14 @@ _CONTENT_TYPE = "X-Amzn-SageMaker-Content-Type"  # of what a stream carries
 class ServiceLimits:
     """The time limits, and the interval of health checks.
 
-    `model_s` limits a whole answer and the beginning of a stream, `stream_s` a whole stream.
+    `model_s` limits a whole answer and the beginning of a stream, `stream_s` a whole stream. `sockets` are for streams in both
+    directions.
     """
 
     model_s: float = MODEL_TIMEOUT_S
     stream_s: float = STREAM_TIMEOUT_S
     ping_s: float = 5.0
+    sockets: SocketLimits = field(default_factory=SocketLimits)
 
 
 _SERVICE = ServiceLimits()
@@ -74,6 +78,7 @@ def make_app(
     app.on_response_prepare.append(_number)
     app.router.add_post("/endpoints/{name}/invocations", endpoint.invoke)
     app.router.add_post("/endpoints/{name}/invocations-response-stream", endpoint.invoke_stream)
+    app.router.add_get("/endpoints/{name}/invocations-bidirectional-stream", endpoint.invoke_socket)
     app.router.add_get("/ping", endpoint.ping)
     return app
 
@@ -104,6 +109,7 @@ class _Endpoint:
         self._limits = limits
         self._terminal = terminal
         self._containers = Containers()
+        self._sockets = Sockets(limits.sockets)
 
     async def running(self, _app: web.Application) -> AsyncIterator[None]:
         """Check the health of instances until the application stops."""
@@ -113,6 +119,7 @@ class _Endpoint:
         with contextlib.suppress(asyncio.CancelledError):
             await watch
         await self._containers.close()
+        await self._sockets.close()
 
     async def invoke(self, request: web.Request) -> web.Response:
         """Serve InvokeEndpoint: one whole answer."""
@@ -138,6 +145,29 @@ class _Endpoint:
                         await response.write(frame)
                 await response.write_eof()
             return response
+
+    async def invoke_socket(self, request: web.Request) -> web.StreamResponse:
+        """Serve InvokeEndpointWithBidirectionalStream, by WebSocket. It has no session id, so any instance may get it."""
+        self._call(request, streams=True)
+        client = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES)
+        if not client.can_prepare(request):
+            raise validation_error("The request does not open a WebSocket.")
+        while True:
+            instance = self._router.choose(None)
+            with instance.serving():
+                try:
+                    with self._failures():
+                        container = await self._sockets.open(
+                            instance.url, request.headers, self._limits.model_s
+                        )
+                except Unreachable:
+                    self._set_health(instance, in_service=False)
+                    continue
+                except Refused as refused:
+                    raise model_error(self._name, refused.status, b"") from None
+                await client.prepare(request)
+                await self._sockets.join(client, container)
+                return client
 
     async def ping(self, _request: web.Request) -> web.Response:
         """List the instances. The status is 200 while one is in service, else 503."""
