@@ -11,6 +11,7 @@ from pathlib import Path
 from ts_stateful.cli import admin_options, doctor, plan, serve_options
 from ts_stateful.cli.chat import COMMANDS
 from ts_stateful.cli.numbers import positive, whole
+from ts_stateful.version import __version__
 
 __all__ = ["DEFAULT_URL", "build_parser"]
 
@@ -89,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     connection, generation = _connection_options(), _generation_options()
 

@@ -20,6 +20,7 @@ from ts_stateful.config.ranges import Count as _Count
 from ts_stateful.config.ranges import Natural as _Natural
 from ts_stateful.config.ranges import Positive as _Positive
 from ts_stateful.config.store import StoreConfig
+from ts_stateful.config.unknown import explained
 from ts_stateful.protocol.declarations import Input, Output, State, check
 from ts_stateful.protocol.profile import Profile
 
@@ -271,5 +272,4 @@ def _convert(document: Any, kind: type[Any], prefix: str) -> Any:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        path = f"$.{prefix}" if prefix else "$"
-        raise ConfigError(f"model-config.yaml: {str(error).replace('`$', f'`{path}')}") from None
+        raise ConfigError(f"model-config.yaml: {explained(error, kind, prefix)}") from None

@@ -14,6 +14,7 @@ from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from ts_stateful.cli import main
 from ts_stateful.client import connect
 from ts_stateful.protocol.errors import InternalError, QueueFull
+from ts_stateful.version import __version__
 
 Run = Callable[..., int]
 
@@ -99,6 +100,13 @@ def test_wrong_usage_is_status_two(run: Run, capsys: pytest.CaptureFixture[str])
             run(*arguments)
         assert caught.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_the_version_is_the_package_s(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """For reports of defects."""
+    with pytest.raises(SystemExit, match="0"):
+        run("--version")
+    assert capsys.readouterr().out == f"ts-stateful {__version__}\n"
 
 
 @pytest.mark.parametrize("command", ["", "chat", "prompt", "info", "check", "doctor", "plan"])

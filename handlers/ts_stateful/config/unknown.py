@@ -1,0 +1,74 @@
+"""Errors of a configuration's values, with the keys and values that there are instead."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+__all__ = ["explained"]
+
+_UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
+_UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*) - at `\$(.*)`$")
+_PART = re.compile(r"\.([^.\[\]]+)|\[(?:\d+|\.\.\.)\]")
+
+
+def explained(error: msgspec.ValidationError, kind: type[Any], prefix: str) -> str:
+    """Return an error of converting to `kind` in words; `prefix` is the key that has the whole."""
+    text = str(error)
+    if found := _UNKNOWN_KEY.match(text):
+        key, path = found[1], found[2] or ""
+        return (
+            f"{_joined(prefix, path, key)}: there is no such key{_instead(key, _keys(kind, path))}"
+        )
+    if found := _UNKNOWN_VALUE.match(text):
+        value, path = found[1].strip("'"), found[2]
+        known = _values(_type_at(inspect.type_info(kind), path))
+        return f"{_joined(prefix, path)}: there is no value {found[1]}{_instead(value, known)}"
+    return text.replace("`$", f"`$.{prefix}" if prefix else "`$")
+
+
+def _instead(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there are: {', '.join(sorted(known))}" if known else ""
+
+
+def _joined(prefix: str, path: str, key: str = "") -> str:
+    return ".".join(filter(None, (prefix, path.lstrip("."), key)))
+
+
+def _keys(kind: type[Any], path: str) -> list[str]:
+    found = _type_at(inspect.type_info(kind), path)
+    fields = found.fields if isinstance(found, inspect.StructType) else ()
+    return [field.encode_name for field in fields]
+
+
+def _values(kind: inspect.Type | None) -> list[str]:
+    if isinstance(kind, inspect.LiteralType):
+        return [str(value) for value in kind.values]
+    parts = kind.types if isinstance(kind, inspect.UnionType) else ()
+    return [value for part in parts for value in _values(part)]
+
+
+def _type_at(kind: inspect.Type | None, path: str) -> inspect.Type | None:
+    """Return the type of a value at a path such as `.store.tls` or `.states[0]`; None where keys are free."""
+    for part in _PART.finditer(path):
+        kind = _member(kind, part[1])
+    return kind
+
+
+def _member(kind: inspect.Type | None, key: str | None) -> inspect.Type | None:
+    if isinstance(kind, inspect.UnionType):
+        members = (_member(part, key) for part in kind.types)
+        return next((member for member in members if member is not None), None)
+    if key is None:
+        items = inspect.ListType | inspect.VarTupleType
+        return kind.item_type if isinstance(kind, items) else None
+    if isinstance(kind, inspect.StructType):
+        return next((field.type for field in kind.fields if field.encode_name == key), None)
+    return kind.value_type if isinstance(kind, inspect.DictType) else None

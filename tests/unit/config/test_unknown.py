@@ -1,0 +1,44 @@
+"""Errors of unknown keys and values say what there is instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ts_stateful.config.schema import ConfigError, load_config
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (
+            {"speculaton": True},
+            "handler.speculaton: there is no such key; did you mean speculation?",
+        ),
+        ({"store": {"ul": "x"}}, "handler.store.ul: there is no such key; did you mean url?"),
+        (
+            {"states": [{"nme": "a"}]},
+            "handler.states[0].nme: there is no such key; did you mean name?",
+        ),
+        (
+            {"quotas": {"x": 1}},
+            "handler.quotas.x: there is no such key; there are: openSessions, parkedSessions,",
+        ),
+        ({"dtype": "float"}, "handler.dtype: there is no value 'float'; did you mean float32?"),
+        (
+            {"dtype": "x"},
+            "handler.dtype: there is no value 'x'; there are: auto, bfloat16, float16,",
+        ),
+        (
+            {"store": {"policy": "best-effort"}},
+            "handler.store.policy: there is no value 'best-effort'; did you mean best_effort?",
+        ),
+        ({"media": 3}, "Expected `object`, got `int` - at `$.handler.media`"),
+    ],
+)
+def test_what_there_is_instead(handler: dict[str, Any], message: str) -> None:
+    """The nearest name, or all."""
+    with pytest.raises(ConfigError) as raised:
+        load_config({"handler": handler})
+    assert str(raised.value).startswith(f"model-config.yaml: {message}")
