@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from tests.support.asking import ask, busy, code
@@ -198,3 +200,20 @@ def test_expiry_runs_by_itself(harness: Harness) -> None:
         harness.engine.tick()
     assert harness.clock.now == pytest.approx(1060)
     assert harness.engine.table.device_bytes == 0
+
+
+def test_a_turn_at_the_moment_of_expiry_is_answered_or_refused(harness: Harness) -> None:
+    """A thousand turns around it, before or after the engine has looked at its clock: none waits for ever."""
+    rng, answers = Random(7), []
+    for number in range(1000):
+        name = f"s{number}"
+        harness.open(name)
+        harness.clock.now += 60 + rng.uniform(-1e-6, 1e-6) * rng.choice((0, 1))
+        if rng.random() < 0.5:
+            harness.engine.tick()
+        answer = harness.ask(Prompt(session_id=name, prompt="Hello", max_new_tokens=1))
+        answers.append(code(answer) if "error" in answer else answer["finish_reason"])
+        harness.ask(Close(session_id=name))
+        harness.engine.tick()
+    assert set(answers) == {"session_expired", "length"}
+    assert len(harness.engine.table) == 0
