@@ -59,6 +59,7 @@ def _evict(engine: SessionEngine[Any], session_id: str) -> Outcome:
     if session.busy:
         return Outcome(error=_BUSY)
     session.state.to_record()
+    engine.table.tally.changed(session)
     return _outcome(engine, session)
 
 
@@ -67,6 +68,7 @@ def _expire(engine: SessionEngine[Any], session_id: str) -> Outcome:
     if session is None:
         return Outcome()
     session.expires_at = min(session.expires_at, session.last_used)
+    engine.table.tally.shortened(session)
     outcome = _outcome(engine, session)
     engine.table.expire()
     engine.settle()

@@ -104,9 +104,9 @@ class SessionEngine(Generic[StateT]):
         counts = table.counts
         return structs.replace(
             self.kind.stats(),
-            sessions_open=table.num_kept,
+            sessions_open=table.tally.num_kept,
             device_bytes=table.device_bytes,
-            host_bytes=table.host_bytes,
+            host_bytes=table.tally.host_bytes,
             device_budget_bytes=table.limits.device_bytes or 0,
             host_budget_bytes=table.limits.host_bytes,
             sessions_opened=counts.opened,

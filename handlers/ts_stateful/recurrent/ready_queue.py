@@ -71,5 +71,6 @@ class ReadyQueue:
             held.reverse()  # the table begins with those used last
             for session in sorted(held, key=lambda s: s.busy)[:excess]:
                 session.state.to_host()
+                self._table.tally.changed(session)
         for state in missing:
             state.to_device()

@@ -10,6 +10,7 @@ from ts_stateful.clock import Clock
 from ts_stateful.protocol.errors import Overloaded, QuotaExceeded, TooManySessions
 from ts_stateful.sessions.parked import ParkedSessions
 from ts_stateful.sessions.session import Session, StateT
+from ts_stateful.sessions.tally import Tally
 
 __all__ = ["Leaving", "Limits", "NoParking", "OneOwner", "Owners", "Parking", "Places"]
 
@@ -96,13 +97,15 @@ class Places(Generic[StateT]):
     """The rules of one table's places.
 
     A session that is kept between requests takes a place of `max_sessions`, and one of its owner's. Sessions of single requests
-    have as many places of their own, so kept ones never shut them out. `parked` has the sessions that left.
+    have as many places of their own, so kept ones never shut them out. `parked` has the sessions that left,
+    `tally` the sums over those that are there.
     """
 
     def __init__(self, max_sessions: int, owners: Owners, clock: Clock) -> None:
         self.owners = owners
         self.parking: Parking[StateT] = NoParking()
         self.parked = ParkedSessions(clock)
+        self.tally: Tally[StateT] = Tally()
         self._max_sessions = max_sessions
         self._clock = clock
 
@@ -111,13 +114,13 @@ class Places(Generic[StateT]):
         """The sessions of both kinds that there may be."""
         return 2 * self._max_sessions
 
-    def check_ephemeral(self, sessions: Iterable[Session[StateT]]) -> None:
+    def check_ephemeral(self) -> None:
         """Check that there is a place for the session of a single request.
 
         Raises:
             TooManySessions: there is none.
         """
-        count = sum(session.ephemeral for session in sessions)
+        count = self.tally.num_ephemeral
         if count >= self._max_sessions:
             raise TooManySessions(
                 f"{count} requests without a session are in progress, the limit (maxNumSequence); try again later",
@@ -139,11 +142,13 @@ class Places(Generic[StateT]):
         Raises:
             QuotaExceeded, TooManySessions: there is no place, and none of the owner's sessions can leave.
         """
+        most = self.owners.max_sessions(owner)
+        has_place = self.tally.num_kept < self._max_sessions
+        if has_place and (most is None or self.tally.num_kept_of(owner) < most):
+            return None
         kept = [session for session in sessions if not session.ephemeral]
         own = [session for session in kept if session.owner == owner]
-        refusal = self._refusal(kept, own, self.owners.max_sessions(owner))
-        if refusal is None:
-            return None
+        refusal = self._refusal(kept, own, most)
         has_room = self.parked.has_room(owner, self.owners.max_parked(owner))
         for session in reversed(own) if has_room else ():
             if session is not spared and not session.busy and self.parking.can_park(session):
@@ -160,19 +165,17 @@ class Places(Generic[StateT]):
 
     def _refusal(
         self, kept: list[Session[StateT]], own: list[Session[StateT]], most: int | None
-    ) -> Overloaded | None:
+    ) -> Overloaded:
         if most is not None and len(own) >= most:
             return QuotaExceeded(
                 f"{len(own)} sessions of this principal are open, its quota; close one, or try again later",
                 field="handler.quotas.openSessions",
                 retry_after_s=self._first_end_s(own),
             )
-        if len(kept) >= self._max_sessions:
-            return TooManySessions(
-                f"{len(kept)} sessions are open, the limit (maxNumSequence); close one, or try again later",
-                retry_after_s=self._first_end_s(kept),
-            )
-        return None
+        return TooManySessions(
+            f"{len(kept)} sessions are open, the limit (maxNumSequence); close one, or try again later",
+            retry_after_s=self._first_end_s(kept),
+        )
 
     def _first_end_s(self, sessions: list[Session[StateT]]) -> float:
         """Return the seconds until the first of these sessions expires."""

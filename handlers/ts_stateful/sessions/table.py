@@ -43,6 +43,7 @@ class SessionTable(Generic[StateT]):
         self._clock = clock
         self.reserve: Reserve = NoReserve()
         self.places: Places[StateT] = Places(limits.max_sessions, owners or OneOwner(), clock)
+        self.tally = self.places.tally
         self._sessions: LRU[str, Session[StateT]] = LRU(self.places.most)
         self._ended = EndedSessions(clock)
 
@@ -80,7 +81,7 @@ class SessionTable(Generic[StateT]):
             raise SessionExists("a session of this id is open already", field="session_id")
         owner = self.places.owners.owner_of(session_id)
         if ephemeral:
-            self.places.check_ephemeral(self)
+            self.places.check_ephemeral()
         else:
             self._make_place(owner, spared)
         now = self._clock.monotonic()
@@ -98,6 +99,7 @@ class SessionTable(Generic[StateT]):
             owner=owner,
         )
         self._sessions[session_id] = session
+        self.tally.add(session)
         self._ended.forget(session_id)
         self.counts.opened += 1
         return session
@@ -120,14 +122,10 @@ class SessionTable(Generic[StateT]):
         session.owner = self.places.owners.owner_of(session.session_id)
         self._make_place(session.owner)
         self._sessions[session.session_id] = session
+        self.tally.add(session)
         self._ended.forget(session.session_id)  # it ended here, but not where it comes from
         self.places.parked.forget(session.session_id)
         self.counts.adopted += 1
-
-    @property
-    def num_kept(self) -> int:
-        """The sessions that are kept between requests."""
-        return sum(not session.ephemeral for session in self)
 
     def get(self, session_id: str) -> Session[StateT]:
         """Return the open session of that id. This counts as a use for eviction, but does not postpone expiry.
@@ -149,6 +147,7 @@ class SessionTable(Generic[StateT]):
         """Count a use: the session becomes the most recent one and its idle time starts again."""
         session.last_used = self._clock.monotonic()
         self._sessions[session.session_id] = session  # moves it to the front of the LRU
+        self.tally.changed(session)
 
     def renew(self, session: Session[StateT]) -> None:
         """Give an open session the lifetime of one that is opened now."""
@@ -167,14 +166,17 @@ class SessionTable(Generic[StateT]):
         """
         if self._sessions.get(session.session_id) is session:
             session.state.release()
-            del self._sessions[session.session_id]
+            self._remove(session)
 
     def expire(self) -> list[Session[StateT]]:
         """End every session whose time is up and that is not busy; return them."""
         now = self._clock.monotonic()
+        if not self.tally.may_expire(now):
+            return []
         due = [session for session in self if not session.busy and now >= session.deadline]
         for session in due:
             self._end(session, SessionExpired)
+        self.tally.looked(self, now)
         return due
 
     def take_expired(self) -> list[Session[StateT]]:
@@ -189,13 +191,7 @@ class SessionTable(Generic[StateT]):
     @property
     def device_bytes(self) -> int:
         """Bytes on the device: of each session and the reserve, and once what they share or have shared."""
-        own = sum(session.state.device_bytes for session in self)
-        return self._shared.num_bytes + self.reserve.num_bytes + own
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes that all sessions hold in host memory."""
-        return sum(session.state.host_bytes for session in self)
+        return self._shared.num_bytes + self.reserve.num_bytes + self.tally.device_bytes
 
     def leaving(self) -> list[Session[StateT]]:
         """Return the idle sessions in memory, in the order in which they leave it."""
@@ -235,7 +231,8 @@ class SessionTable(Generic[StateT]):
     def check_integrity(self) -> None:
         """Assert what must hold between any two calls."""
         self._shared.check_integrity()
-        assert self.num_kept <= self.limits.max_sessions
+        self.tally.check_integrity(self)
+        assert self.tally.num_kept <= self.limits.max_sessions
         for session_id, session in self._sessions.items():
             assert session.session_id == session_id
             assert session_id not in self._ended
@@ -251,6 +248,7 @@ class SessionTable(Generic[StateT]):
             state.to_host()
         else:
             state.to_record()
+        self.tally.changed(session)
         return before - state.device_bytes
 
     def _idle(self, tier: Residency) -> list[Session[StateT]]:
@@ -264,25 +262,30 @@ class SessionTable(Generic[StateT]):
     def _host_room_for(self, num_bytes: int) -> bool:
         if num_bytes > self.limits.host_bytes:
             return False
-        excess = self.host_bytes + num_bytes - self.limits.host_bytes
+        excess = self.tally.host_bytes + num_bytes - self.limits.host_bytes
         for session in self._dropping(Residency.HOST) if excess > 0 else ():
             if excess <= 0:
                 break
             before = session.state.host_bytes
             session.state.to_record()
+            self.tally.changed(session)
             excess -= before - session.state.host_bytes
         return excess <= 0
 
     def _end(self, session: Session[StateT], error: type[SessionError]) -> None:
         self._shared.keep(session.state.shared)
         session.state.release()
-        del self._sessions[session.session_id]
+        self._remove(session)
         self._ended.add(session.session_id, error)
         if error is SessionExpired:
             self._expired.append(session)
             self.counts.expired += 1
         else:
             self.counts.closed += 1
+
+    def _remove(self, session: Session[StateT]) -> None:
+        del self._sessions[session.session_id]
+        self.tally.remove(session)
 
     def _make_place(self, owner: str | None, spared: Session[StateT] | None = None) -> None:
         leaving = self.places.make(self, owner, spared)

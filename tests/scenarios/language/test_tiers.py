@@ -59,7 +59,7 @@ class Crowd:
         limits = self.table.limits
         if limits.device_bytes is not None:
             assert self.table.device_bytes <= limits.device_bytes
-            assert self.table.host_bytes <= limits.host_bytes
+            assert self.table.tally.host_bytes <= limits.host_bytes
 
 
 def config(**handler: Any) -> dict[str, Any]:

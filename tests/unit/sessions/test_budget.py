@@ -58,7 +58,7 @@ def test_the_ladder_has_a_step_in_host_memory() -> None:
         Residency.HOST,
         Residency.DEVICE,
     ]
-    assert (sessions.device_bytes, sessions.host_bytes) == (10, 20)
+    assert (sessions.device_bytes, sessions.tally.host_bytes) == (10, 20)
 
 
 def test_what_costs_more_to_rebuild_stays_longer() -> None:

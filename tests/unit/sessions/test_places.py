@@ -150,7 +150,7 @@ def test_sessions_of_single_requests_have_places_of_their_own() -> None:
     with pytest.raises(TooManySessions):
         sessions.open("kept-4", State())
     passing = [sessions.open(f"single-{n}", State(), ephemeral=True) for n in range(4)]
-    assert (sessions.num_kept, len(sessions)) == (4, 8)
+    assert (sessions.tally.num_kept, len(sessions)) == (4, 8)
     with pytest.raises(TooManySessions, match="without a session") as caught:
         sessions.open("single-4", State(), ephemeral=True)
     assert caught.value.retry_after_s == 1.0

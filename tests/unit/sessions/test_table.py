@@ -155,4 +155,4 @@ def test_no_sequence_of_calls_breaks_the_table(calls: list[tuple[str, int, int]]
         except TooManySessions:
             assert len(sessions) == 4
         sessions.check_integrity()
-        assert sessions.host_bytes <= 10
+        assert sessions.tally.host_bytes <= 10

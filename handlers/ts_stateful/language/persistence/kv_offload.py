@@ -82,6 +82,7 @@ class KvOffload:
         if not self._table.make_room(num_bytes):
             return
         context.incoming, context.reserved = True, num_bytes
+        self._table.tally.changed(session)
         self._waiting.append(partial(self._read, session, num_tokens, then))
         self._next_read()
 
@@ -151,12 +152,13 @@ class KvOffload:
             context.recall(kv)
         else:
             self._failed(outcome, "read")
+        self._table.tally.changed(session)
         then(session)
         self._next_read()
 
     def _next_to_write(self) -> _Session | None:
         table, budget = self._table, self._table.limits.budget_bytes
-        ready, wanted = budget - table.device_bytes - table.host_bytes, _READY * budget
+        ready, wanted = budget - table.device_bytes - table.tally.host_bytes, _READY * budget
         if ready >= wanted:
             return None
         order = table.leaving()

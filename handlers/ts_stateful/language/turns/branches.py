@@ -104,6 +104,7 @@ class Branches:
             raise SessionExists(error.message, field="new_session_id") from None
         fork.turns = turns
         lend_kv(source, fork.state, self._table)
+        self._table.tally.changed(fork)
         self._persistence.lend(source, fork)
         return fork
 

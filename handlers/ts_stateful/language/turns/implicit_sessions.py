@@ -99,6 +99,7 @@ class ImplicitSessions:
             fork.by_url = source.state.by_url
             lend_kv(source, fork, self._table)
             session.state, session.turns = fork, turns
+        self._table.tally.changed(session)
         self._add(session)
         self.num_continued += 1
 
