@@ -53,7 +53,7 @@ work=$(mktemp -d "$output/.archive.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/code" "$work/tmp" "$work/out"
 
-(cd "$here/handlers" && find ts_stateful \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name py.typed \) -print0 | LC_ALL=C sort -z) |
+(cd "$here/handlers" && find ts_stateful \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.class' -o -name '*.java' -o -name py.typed \) -print0 | LC_ALL=C sort -z) |
     while IFS= read -r -d '' file; do
         mkdir -p "$work/code/$(dirname "$file")"
         cp "$here/handlers/$file" "$work/code/$file"

@@ -2,9 +2,9 @@
 
 The command gets a private temporary folder. TorchServe has its sockets and unpacked models there.
 
-If TorchServe loses the worker of a model, the entrypoint replaces it. On SIGTERM or SIGINT, engines finish their requests with
-all connections open, and TorchServe stops after them. The entrypoint waits for the last engine, because all processes of a
-container are killed with the first one.
+TorchServe's class of gRPC jobs is mended in the working directory. If TorchServe loses the worker of a model all the same,
+the entrypoint replaces it. On SIGTERM or SIGINT, engines finish their requests with all connections open, and TorchServe
+stops after them. The entrypoint waits for the last engine, because all processes of a container are killed with the first one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import psutil
 from ts_stateful.process.drain import descendants, drain, is_engine, is_torchserve, wait_ended
 from ts_stateful.process.private import is_private, make_private
 from ts_stateful.serving.server_log import ServerLog
+from ts_stateful.torchserve.ended_calls import MendFailed, mend
 from ts_stateful.torchserve.guard import Guard, is_watched
 from ts_stateful.torchserve.properties import management_of
 
@@ -112,6 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signals: _Signals = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.put(number))
+    if is_watched(os.environ):
+        try:
+            mend(Path.cwd())
+        except MendFailed as error:
+            sys.stderr.write(f"warning: a half-closed gRPC call can end a worker: {error}\n")
     try:
         entrypoint = _Entrypoint(command)
     except RuntimeError as error:

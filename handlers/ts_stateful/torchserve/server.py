@@ -26,6 +26,7 @@ from ts_stateful.process.spec import STATE_FOLDER, keep_logs
 from ts_stateful.serving.local import ServerFailed, get_json
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server import LocalServer
+from ts_stateful.torchserve.ended_calls import MendFailed, mend
 from ts_stateful.torchserve.guard import Guard
 from ts_stateful.torchserve.java import java_environment
 from ts_stateful.torchserve.properties import management_key
@@ -60,7 +61,7 @@ class TorchServeSettings:
     environ: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
     state_dir: Path | None = None  # for what outlives the server
     start_timeout_s: float = 120.0
-    watch: bool = True  # replace workers that TorchServe has lost
+    watch: bool = True  # keep gRPC calls from ending workers, and replace those that are lost
 
 
 class TorchServe(LocalServer):
@@ -153,6 +154,11 @@ class TorchServe(LocalServer):
         properties.write_text(f"{settings.config.read_text()}\n{self.ports.as_properties()}")
         temporary = self._home / "tmp"
         temporary.mkdir(mode=0o700)
+        if settings.watch:
+            try:
+                mend(self._home)
+            except MendFailed as error:
+                self._log.write(f"warning: a half-closed gRPC call can end a worker: {error}\n")
         command = [sys.executable, "-m", "ts.model_server"]
         command += ["--start", "--foreground", "--no-config-snapshots"]
         command += ["--model-store", str(archive.parent)]
