@@ -27,6 +27,7 @@ from benchmarks.stages import (
     memory,
     opening,
     pause,
+    speculation,
     steps,
     ttft,
     vllm,
@@ -43,6 +44,7 @@ _STAGES: dict[str, ModuleType] = {
     "many": many,
     "pause": pause,
     "forms": forms,
+    "speculation": speculation,
     "steps": steps,
     "llama": llama,
     "vllm": vllm,
@@ -57,6 +59,8 @@ stages:
   many    512 open sessions, 8 active
   pause   the longest pause of a stream during another session's long prefill
   forms   a decode step with a JSON schema for every row
+  speculation
+          drafts of replies that repeat their history, and of others, over the same without
   steps   steps of a recurrent model, beside the engine alone, the bare forward and the published pattern
   llama   beside llama.cpp's server on the same weights; needs --llama-server
   vllm    beside vLLM's server for CPUs on the same weights; needs --vllm-server

@@ -11,6 +11,7 @@ __all__ = [
     "BARE",
     "CACHES",
     "DECODE",
+    "DRAFTED",
     "ENGINE",
     "FIRST_OPEN",
     "FORMED",
@@ -23,6 +24,7 @@ __all__ = [
     "IMPLICIT",
     "LLAMA",
     "LLAMA_DECODE",
+    "LLAMA_DRAFTS",
     "LLAMA_TTFT",
     "MANY",
     "MEMORY",
@@ -33,6 +35,9 @@ __all__ = [
     "PUBLISHED",
     "RECOMPUTE",
     "REPEATED_OPEN",
+    "SPEC_NEW",
+    "SPEC_REPEATING",
+    "SPEC_RIGHT",
     "STEPS",
     "STEP_MEDIAN",
     "STEP_P99",
@@ -41,6 +46,7 @@ __all__ = [
     "TEXT_HTTP",
     "TTFT",
     "TURNS",
+    "UNDRAFTED",
     "VLLM",
     "VLLM_DECODE",
     "VLLM_TTFT",
@@ -64,6 +70,9 @@ BARE: Final = "bare forward"
 STREAMS: Final = "grpc, sequence profile"
 PUBLISHED: Final = "published pattern"
 PLAIN: Final = "engine alone, free replies"
+DRAFTED: Final = "engine alone, drafts"
+UNDRAFTED: Final = "engine alone, no drafts"
+LLAMA_DRAFTS: Final = "llama.cpp, ngram-simple"
 FORMED: Final = "engine alone, a JSON schema for each reply"
 
 # The caches that the floor is measured with.
@@ -78,6 +87,9 @@ REPEATED_OPEN: Final = "open, repeated"
 MEMORY: Final = "memory"
 MANY: Final = "many"
 PAUSE: Final = "pause"
+SPEC_REPEATING: Final = "drafts, repeating"
+SPEC_NEW: Final = "drafts, new"
+SPEC_RIGHT: Final = "drafts, right"
 FORMS: Final = "step, with forms"
 LLAMA_TTFT: Final = "llama ttft"
 LLAMA_DECODE: Final = "llama decode"

@@ -51,6 +51,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     pause_prompt: int = 2000
     pause_rounds: int = 3
 
+    spec_rounds: int = 8
+    spec_s: float = 60.0
+
     form_width: int = 16
     form_steps: int = 100
     form_rounds: int = 6
@@ -84,6 +87,7 @@ QUICK: Final = Plan(
     many_sessions=128,
     many_rounds=2,
     pause_rounds=1,
+    spec_rounds=1,
     form_steps=20,
     form_rounds=2,
     step_bare_s=0.05,

@@ -13,6 +13,7 @@ from benchmarks.names import (
     BARE,
     CACHES,
     DECODE,
+    DRAFTED,
     ENGINE,
     FIRST_OPEN,
     FORMED,
@@ -33,12 +34,15 @@ from benchmarks.names import (
     PUBLISHED,
     RECOMPUTE,
     REPEATED_OPEN,
+    SPEC_NEW,
+    SPEC_REPEATING,
     STEPS,
     STREAMS,
     TEXT_ASGI,
     TEXT_HTTP,
     TTFT,
     TURNS,
+    UNDRAFTED,
     VLLM,
     VLLM_DECODE,
     VLLM_TTFT,
@@ -292,6 +296,19 @@ RATIOS: Sequence[Ratio] = (
         1.2,
         "recurrent model: what a step costs the engine with 1,000 open sequences, 8 of them active, over that with 128",
         _thousand_open,
+    ),
+    *(
+        Ratio(
+            f"spec_decode_1_over_plain_{name}",
+            "at least",
+            target,
+            f"trained text model: decode rate of one stream, {words}, over the same without drafts, by the engine alone",
+            _between(measure, 1, DRAFTED, UNDRAFTED),
+        )
+        for name, target, words, measure in (
+            ("repeating", 1.4, "replies that repeat their history", SPEC_REPEATING),
+            ("new", 0.98, "replies that do not", SPEC_NEW),
+        )
     ),
     *(
         Ratio(

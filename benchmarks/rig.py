@@ -15,6 +15,7 @@ from benchmarks.clients.recompute import RecomputeClient
 from benchmarks.clients.stateful import GrpcClient, HttpClient
 from benchmarks.clients.vllm import VllmClient
 from benchmarks.clients.whole_list import WholeListClient
+from benchmarks.dialogues_alone import DialoguesAlone
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.floor import Floor
 from benchmarks.form_steps import FormSteps
@@ -41,6 +42,7 @@ from benchmarks.progress import Progress
 from benchmarks.recurrent import build as build_recurrent
 from benchmarks.samples import Samples
 from benchmarks.servers import asgi_server, recompute_server, stateful_server
+from benchmarks.text_model.held_out import MODEL
 from benchmarks.vllm_server import VllmServer
 from ts_stateful.serving.server import LocalServer
 
@@ -109,6 +111,11 @@ class Rig:
         return self._stack.enter_context(OwnProcess(FormSteps, self.threads))
 
     @cached_property
+    def dialogues_alone(self) -> OwnProcess:
+        """Dialogues with the trained text model: a `DialoguesAlone`."""
+        return self._stack.enter_context(OwnProcess(DialoguesAlone, MODEL, self.threads))
+
+    @cached_property
     def recurrent(self) -> Path:
         """The folder of the recurrent model."""
         return build_recurrent(self.folder / "recurrent")
@@ -129,7 +136,20 @@ class Rig:
         model = self.folder / "text.gguf"
         if not model.exists():
             export(self.models[1], model)
-        log = self.folder / "llama-server.log"
+        return self._llama(model, *options)
+
+    def start_trained_llama(self, *options: str) -> LlamaServer | None:
+        """Return llama.cpp's server of the trained text model, not started yet, or None if there is no llama.cpp."""
+        if LLAMA not in self._others or not self._others[LLAMA]:
+            return None
+        return self._llama(self._trained_gguf, *options)
+
+    @cached_property
+    def _trained_gguf(self) -> Path:
+        return export(MODEL, self.folder / "trained.gguf")
+
+    def _llama(self, model: Path, *options: str) -> LlamaServer:
+        log = self.folder / f"llama-server{'-'.join(('', *options))}.log"
         return LlamaServer(self._others[LLAMA], model, log, threads=self.threads, options=options)
 
     @cached_property

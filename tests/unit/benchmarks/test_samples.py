@@ -138,6 +138,10 @@ def _one_of_each() -> Samples:
     made += [
         Sample("step, with forms", "engine alone, free replies", 16, 20.0, "ms"),
         Sample("step, with forms", "engine alone, a JSON schema for each reply", 16, 21.0, "ms"),
+        Sample("drafts, repeating", "engine alone, drafts", 1, 300.0, "tokens/s"),
+        Sample("drafts, repeating", "engine alone, no drafts", 1, 100.0, "tokens/s"),
+        Sample("drafts, new", "engine alone, drafts", 1, 99.0, "tokens/s"),
+        Sample("drafts, new", "engine alone, no drafts", 1, 100.0, "tokens/s"),
         Sample("turns", "http", 16, 50.0, "tokens/s"),
         Sample("turns", "recompute", 16, 5.0, "tokens/s"),
     ]
@@ -198,6 +202,8 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["steps_128_speedup_over_published"] == 4
     assert ratios["steps_128_frontend_share"] == 0.75
     assert ratios["step_cost_1000_open_over_128"] == pytest.approx(1.1)
+    assert ratios["spec_decode_1_over_plain_repeating"] == 3
+    assert ratios["spec_decode_1_over_plain_new"] == pytest.approx(0.99)
     assert ratios["ttft_1600_over_llama"] == ratios["decode_16_over_llama"] == 0.5
     assert ratios["torchserve_ttft_300_over_llama"] == 0.75
     assert ratios["torchserve_decode_32_over_vllm"] == 0.75
