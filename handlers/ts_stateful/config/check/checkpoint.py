@@ -65,6 +65,7 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
     kinds = auto.configuration_auto.CONFIG_MAPPING_NAMES
     texts = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     images = auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    media = auto.modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
     served = {name for name in (texts.get(kind), images.get(kind)) if name}
     if "auto_map" in config:
         return  # code of its own
@@ -74,6 +75,12 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
             f"{folder}/config.json has the model_type {kind!r}, which transformers {library.__version__} does not have",
             f"{_nearest(str(kind), kinds)}correct it, or install a newer transformers",
         )
+    elif not served and kind in media:
+        yield error(
+            _KEY,
+            f"{folder} is a {kind} model, which takes audio, and audio is not served",
+            "docs/models.md has the families that are served",
+        )
     elif not served:
         yield error(
             _KEY,
@@ -82,6 +89,12 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
         )
     else:
         yield from _check_class(next(iter(config.get("architectures") or ()), ""), served, library)
+        if kind in media and config.get("audio_config"):
+            yield warning(
+                _KEY,
+                f"{folder} is a {kind} model, which takes audio, and audio is not served",
+                "ignore this if sessions send none",
+            )
 
 
 def _check_class(name: str, served: Collection[str], library: Any) -> Iterator[Finding]:

@@ -63,6 +63,26 @@ def test_a_wrong_architecture(
 
 
 @pytest.mark.parametrize(
+    "kind", ["qwen2_audio", "voxtral", "granite_speech", "qwen2_5_omni", "qwen3_omni_moe"]
+)
+def test_a_model_for_audio(kind: str, tmp_path: Path) -> None:
+    """It is refused for what it is, not for its class."""
+    [finding] = check_checkpoint(write(tmp_path, {"model_type": kind}, *FILES))
+    assert finding.severity == "error"
+    assert f"is a {kind} model, which takes audio" in finding.message
+
+
+@pytest.mark.parametrize("kind", ["phi4_multimodal", "gemma3n", "gemma4"])
+def test_a_model_that_also_takes_audio(kind: str, tmp_path: Path) -> None:
+    """A warning says what is not served, if the checkpoint has it."""
+    config = {"model_type": kind, "audio_config": {"hidden_size": 8}}
+    [finding] = check_checkpoint(write(tmp_path, config, *FILES))
+    assert finding.severity == "warning"
+    assert "audio is not served" in finding.message
+    assert not list(check_checkpoint(write(tmp_path, {**config, "audio_config": None}, *FILES)))
+
+
+@pytest.mark.parametrize(
     "config",
     [
         {**LLAMA, "architectures": ["LlamaModel"]},
