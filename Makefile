@@ -78,7 +78,7 @@ sagemaker-local: mar ## serve an endpoint like SageMaker's on this machine until
 test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real TorchServe
 ifeq ($(strip $(PYTEST_ARGS)),)
 	$(BIN)/python -m pytest tests/unit tests/scenarios -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest tests/e2e -n 4 --dist loadgroup --timeout 300
+	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadgroup --timeout 300
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
