@@ -114,6 +114,10 @@ class Victim:
             list(pool.map(call, range(NUM_CALLS)))
         return self.has_lost_its_worker
 
+    def loses_its_worker(self) -> None:
+        """Attack until the worker is lost: it takes an answer after the end of its call."""
+        eventually(lambda: self.attack(half_closed))
+
     def answers(self) -> bool:
         """Whether a new client gets an answer."""
         url = f"{self.server.http_url}/predictions/{self.server.name}"
@@ -200,7 +204,7 @@ def test_without_the_watch_torchserve_is_left_alone(tmp_path: Path) -> None:
     with server:
         victim, log = Victim(server), ServerLog()
         before = server.describe()["workers"]
-        assert victim.attack(half_closed)
+        victim.loses_its_worker()
         for _ in range(10):  # many times what a watch takes to begin a repair
             assert not victim.answers()
         assert server.describe()["workers"] == before
@@ -263,7 +267,7 @@ def test_the_entrypoint_of_a_container_watches(tmp_path: Path) -> None:
     (tmp_path / "org").write_text("a file where a folder is needed")
     with Container(server, tmp_path):
         victim = Victim(server)
-        assert victim.attack(half_closed)
+        victim.loses_its_worker()
         victim.healed_s()
     log = log_path("container").read_text()
     assert "warning: a half-closed gRPC call can end a worker" in log
