@@ -13,7 +13,7 @@ from ts_stateful.protocol.requests import Prompt
 ROWS = 32
 NEW_TOKENS = 10
 # Each has rules of its own: latents, torch's own function, shared states, a method, chunks.
-SPECIAL = ("deepseek_v3", "falcon", "gemma3n", "gpt_neo", "llama4")
+SPECIAL = ("deepseek_v3", "deepseek_v32", "falcon", "glm_moe_dsa", "gemma3n", "gpt_neo", "llama4")
 FLAT = {name: make for name, make in MODELS.items() if make().forward.flat}
 FLAT |= {name: MORE_MODELS[name] for name in SPECIAL}
 

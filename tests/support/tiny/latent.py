@@ -9,8 +9,12 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     LongcatFlashConfig,
     LongcatFlashForCausalLM,
     MiniCPM3Config,
@@ -42,6 +46,8 @@ _EXPERTS: dict[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+# Many heads: where all of them score zero, the choice among equals would be chance.
+_INDEX: dict[str, Any] = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 16}
 
 
 def deepseek_v2() -> Model:
@@ -98,3 +104,20 @@ def mistral4() -> Model:
 def youtu() -> Model:
     """Build Youtu-LLM."""
     return chats("youtu", 36, YoutuForCausalLM, YoutuConfig(**_LATENT))
+
+
+def deepseek_v32() -> Model:
+    """Build DeepSeek-V3.2: an index chooses the tokens to attend to."""
+    config = DeepseekV32Config(**_LATENT, **_EXPERTS, **_INDEX)
+    return chats("deepseek_v32", 37, DeepseekV32ForCausalLM, config)
+
+
+def glm_moe_dsa() -> Model:
+    """Build GLM-5: the index of every other layer chooses for the next one too."""
+    config = GlmMoeDsaConfig(
+        **{**_LATENT, "num_hidden_layers": 4},
+        **_EXPERTS,
+        **_INDEX,
+        indexer_types=["full", "shared"] * 2,
+    )
+    return chats("glm_moe_dsa", 38, GlmMoeDsaForCausalLM, config)

@@ -12,8 +12,12 @@ from typing import Any
 from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.weights import pickled_weights, weights_cure
 
-__all__ = ["check_checkpoint"]
+__all__ = ["REFUSED", "check_checkpoint"]
 
+# Language models that transformers has, by model_type, and why they are not served.
+REFUSED = {
+    "deepseek_v4": "its layers compress blocks of tokens into one state, so a session cannot go back to a token in between"
+}
 _KEY = "handler.model"
 _TOKENIZERS = (
     "tokenizer.json",
@@ -39,7 +43,12 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
     except (OSError, ValueError) as reason:
         yield error(_KEY, f"{folder}/config.json cannot be read: {reason}", "download it again")
         return
-    yield from _check_architecture(config, folder)
+    kind = config.get("model_type")
+    if kind in REFUSED:
+        problem = f"{folder} is a {kind} model: {REFUSED[kind]}"
+        yield error(_KEY, problem, "docs/models.md has the families that are served")
+    else:
+        yield from _check_architecture(config, folder)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         yield error(
             _KEY,

@@ -62,7 +62,8 @@ class ModelUnknown(ValueError):
 class TransformerSize:
     """The sizes of a model. `window` is in tokens; `image_tokens` are those of one image (0: no images; None: they vary).
 
-    `layers` are those with keys and values; recurrent states have a fixed size, and are not counted.
+    `layers` are those with keys and values; recurrent states have a fixed size, and are not counted. `indexes` of them choose
+    tokens by a further key of `index_dim` numbers.
     `weights` counts numbers in the model's files, or is `estimated` from its dimensions.
     """
 
@@ -76,6 +77,8 @@ class TransformerSize:
     image_tokens: int | None
     weights: int
     estimated: bool
+    indexes: int = 0
+    index_dim: int = 0
 
     @property
     def sees(self) -> bool:
@@ -83,8 +86,9 @@ class TransformerSize:
         return self.image_tokens != 0
 
     def token_bytes(self, dtype: str) -> int:
-        """Return the bytes of one token's keys and values in all layers."""
-        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * DTYPE_BYTES[dtype]
+        """Return the bytes of one token's keys and values in all layers, with the keys of indexes."""
+        pairs = self.layers * self.kv_heads * (self.key_dim + self.value_dim)
+        return (pairs + self.indexes * self.index_dim) * DTYPE_BYTES[dtype]
 
     def weight_bytes(self, dtype: str) -> int:
         """Return the bytes of the weights."""
@@ -96,9 +100,14 @@ class TransformerSize:
 
     def arithmetic(self, dtype: str) -> str:
         """Write the calculation of `token_bytes`."""
-        return (
+        numbers = (
             f"{self.layers} layers x {self.kv_heads} KV heads x ({self.key_dim} + {self.value_dim})"
-            f" x {DTYPE_BYTES[dtype]} bytes ({dtype}) = {show_count(self.token_bytes(dtype))} bytes a token"
+        )
+        if self.indexes:
+            numbers = f"({numbers} + {self.indexes} indexes x {self.index_dim})"
+        return (
+            f"{numbers} x {DTYPE_BYTES[dtype]} bytes ({dtype})"
+            f" = {show_count(self.token_bytes(dtype))} bytes a token"
         )
 
 
@@ -144,6 +153,8 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
         image_tokens=_image_tokens(document),
         weights=counted or _text_weights(sizes, heads) + _vision_weights(_Sizes(vision, file)),
         estimated=not counted,
+        indexes=_num_indexes(sizes),
+        index_dim=sizes.number("index_head_dim") or 0,
     )
 
 
@@ -171,6 +182,19 @@ def _num_attentive(sizes: _Sizes) -> int:
     # Some of the last layers may use the keys and values of earlier ones.
     shared = sizes.number("num_kv_shared_layers") or 0
     return max(1, sizes.known("layers") - len(others) - shared)
+
+
+def _num_indexes(sizes: _Sizes) -> int:
+    """Return the number of layers with an index of their own; others use that of an earlier layer."""
+    if sizes.number("index_head_dim") is None:
+        return 0
+    kinds = sizes.text.get("indexer_types") or sizes.text.get("index_topk_pattern")
+    if kinds:
+        return sum(kind in ("full", "F") for kind in kinds)
+    period, offset = sizes.number("index_topk_freq") or 1, sizes.text.get("index_skip_topk_offset")
+    first = 2 if offset is None else int(offset)
+    layers = range(sizes.known("layers"))
+    return sum(max(layer - first + 1, 0) % period == 0 for layer in layers)
 
 
 def _text_weights(sizes: _Sizes, heads: _Heads) -> int:

@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ts_stateful.language.kernels.cache_layers import AttentionLayer, RecurrentLayer
+from ts_stateful.language.kernels.indexes import PerSession, narrow, update_index
 from ts_stateful.language.kernels.rule import Masks, Reach, Rule
 from ts_stateful.language.kv.spans import Span, Table
 from ts_stateful.language.kv.to_device import to_device
@@ -110,10 +111,10 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
 
     def _begin(self, spans: Sequence[Span], table: Table | None, flat: bool) -> None:
         self.spans, self._table, self._num_seen = spans, table, None
-        masks = Masks(spans)
+        self._masks = Masks(spans)
         self.states = (
             [
-                States(layer, spans, masks, chunk, self.kernels, table)
+                States(layer, spans, self._masks, chunk, self.kernels, table)
                 for layer, chunk in enumerate(self.chunks)
             ]
             if flat
@@ -150,6 +151,11 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
         keys[:, span.start : span.stop] = key_states[0]
         values[:, span.start : span.stop] = value_states[0]
         return keys[None, :, : span.stop], values[None, :, : span.stop]
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Any:
+        """Write keys of a layer's index, `(1, tokens, dim)`, and return those of all tokens."""
+        seen = update_index(indexer_key_states, self.spans, self._masks, layer_idx)
+        return seen.parts[0] if self.states is None else seen
 
 
 class States:
@@ -189,13 +195,16 @@ class States:
         new = zip(keys.split(self.counts, dim=1), values.split(self.counts, dim=1), strict=True)
         torch._foreach_copy_(targets, [part for pair in new for part in pair])
 
-    def attend(self, query: Tensor, rule: Rule, window: int | None) -> Tensor:
+    def attend(
+        self, query: Tensor, rule: Rule, window: int | None, chosen: PerSession | None = None
+    ) -> Tensor:
         """Return the attention of the new tokens' queries `(1, heads, tokens, dim)` as `(1, tokens, heads, value_dim)`.
 
-        A token sees its own session's tokens up to itself, only the last `window` of them if there is a window, and those
-        of its block.
+        A token sees its own session's tokens up to itself, only the last `window` of them if there is a window, those of its
+        block, and only those that were chosen if an index chooses.
         """
         self.window = window
+        self.for_kernels &= chosen is None
         if self._kernels and self._table:
             assert self.for_kernels
             output = self._kernels.attend(query[0], self._table, self._layer, rule, window)
@@ -207,7 +216,7 @@ class States:
             return output[None]
         queries = query.split(self.counts, dim=2)
         outputs = [
-            self.attend_span(index, part, rule, window) for index, part in enumerate(queries)
+            self.attend_span(i, part, rule, window, chosen) for i, part in enumerate(queries)
         ]
         return torch.cat(outputs, dim=1)
 
@@ -242,7 +251,12 @@ class States:
         return [span.stop for span in self._spans]
 
     def attend_span(
-        self, index: int, query: Tensor, rule: AttentionRule, window: int | None
+        self,
+        index: int,
+        query: Tensor,
+        rule: AttentionRule,
+        window: int | None,
+        chosen: PerSession | None = None,
     ) -> Tensor:
         """Return the same for session `index` alone."""
         span, reach = self._spans[index], Reach(window, self._chunk)
@@ -250,6 +264,8 @@ class States:
         keys = span.kv.keys[self._layer][None, :, seen]
         values = span.kv.values[self._layer][None, :, seen]
         mask = self._masks.of(index, reach) if span.num_tokens > 1 else None
+        if chosen is not None:
+            keys, values, mask = narrow(chosen.parts[index], keys, values, mask)
         return rule.attend(query, keys, values, mask)
 
 
@@ -268,11 +284,12 @@ def _attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Implement the library's attention interface; ordinary tensors go to the library's own function."""
     if not isinstance(key, Tensor):  # the states of many sessions
-        return key.attend(query, Rule(scaling, softcap, s_aux), sliding_window), None
+        return key.attend(query, Rule(scaling, softcap, s_aux), sliding_window, indices), None
     output: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, softcap=softcap, **kwargs
     )

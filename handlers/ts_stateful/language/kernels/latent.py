@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ts_stateful.language.kernels.attention import States
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
+from ts_stateful.language.kernels.indexes import PerSession
 from ts_stateful.language.kernels.rule import Rule
 
 __all__ = ["Latents", "keep_latents"]
@@ -49,8 +50,10 @@ class Latents:
         self._module = module
         states.for_kernels = False
 
-    def attend(self, query: Tensor, rule: Rule, window: int | None) -> Tensor:
-        """Return the attention of queries `(1, heads, tokens, dim)` as `(1, tokens, heads, value_dim)`."""
+    def attend(
+        self, query: Tensor, rule: Rule, window: int | None, chosen: PerSession | None = None
+    ) -> Tensor:
+        """Return the attention of queries `(1, heads, tokens, dim)` as `(1, tokens, heads, value_dim)`; see `States`."""
         states, counts = self._states, self._states.counts
         parts = list(query.split(counts, dim=2))
         few = [index for index, count in enumerate(counts) if self._absorbs(index, count)]
@@ -61,7 +64,7 @@ class Latents:
             for index, part in zip(few, absorbed.split(sizes, dim=2), strict=True):
                 parts[index], rules[index] = part, _Absorbed(_with_scale(rule, query))
         outputs = [
-            states.attend_span(index, part, rules[index], window)
+            states.attend_span(index, part, rules[index], window, chosen)
             for index, part in enumerate(parts)
         ]
         if few:

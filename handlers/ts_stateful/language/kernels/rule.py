@@ -86,6 +86,7 @@ class Masks:
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans = spans
+        self.counts = [span.num_tokens for span in spans]
         self._made: dict[tuple[int, Reach], Tensor | None] = {}
 
     def of(self, index: int, reach: Reach) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The KV states of one session: keys and values of every layer, and their memory."""
+"""The KV states of one session: keys and values of every layer, keys of indexes, and their memory."""
 
 from __future__ import annotations
 
@@ -32,19 +32,29 @@ class LayerShape(NamedTuple):
 class KVLayout:
     """The states that a model keeps for a token.
 
-    `recurrent` counts the recurrent states of every layer, which together take `recurrent_bytes`. It is empty if there are
-    none. A layer without keys and values has the shape `(0, 0, 0)`.
+    `recurrent` counts the recurrent states of every layer, which together take `recurrent_bytes`. `indexes` has the width of a
+    token's further key in every layer, by which an index chooses tokens; 0 in a layer without an index. Both are empty if there
+    are none. A layer without keys and values has the shape `(0, 0, 0)`.
     """
 
     layers: tuple[LayerShape, ...]
     dtype: torch.dtype
     recurrent: tuple[int, ...] = ()
     recurrent_bytes: int = 0
+    indexes: tuple[int, ...] = ()
 
     @cached_property
     def token_elements(self) -> int:
         """Numbers that one token takes in all layers."""
-        return sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in self.layers)
+        pairs = sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in self.layers)
+        return pairs + sum(self.indexes)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """The heads and numbers of a token's keys in every layer, then its values, then the keys of indexes."""
+        keys = [(shape.heads, shape.key_dim) for shape in self.layers]
+        values = [(shape.heads, shape.value_dim) for shape in self.layers]
+        return [*keys, *values, *((1, dim) for dim in self.indexes)]
 
     @property
     def token_bytes(self) -> int:
@@ -81,7 +91,7 @@ class Snapshot:
         self._states = []
 
     def read(self, start: int, stop: int) -> list[Tensor] | None:
-        """Return keys and values of all layers, `(heads, tokens, dim)`, copied to the host; None if they are no longer valid.
+        """Return the states of all layers, `(heads, tokens, dim)`, copied to the host; None if they are no longer valid.
 
         Waits for states that are still being copied to the host.
         """
@@ -98,7 +108,8 @@ class KVCache:
     `keys[i]` and `values[i]` are `(heads, capacity, dim)`. They stay at `addresses[i]` until the cache grows or moves, so a
     batched step reads and writes many sessions in place. Before a forward pass call `reserve`. Write after `length`, and set
     `length` when the pass succeeded. Sliding-window layers keep all tokens too, so a session can be cut back to any length.
-    With recurrent layers it goes back to a length for which `recurrent` has states, the next shorter one.
+    With recurrent layers it goes back to a length for which `recurrent` has states, the next shorter one. `indexes[i]` are the
+    further keys of layers with an index, `(1, capacity, dim)`.
     """
 
     device: torch.device
@@ -106,6 +117,7 @@ class KVCache:
     token_bytes: int  # of one token
     keys: list[Tensor]
     values: list[Tensor]
+    indexes: list[Tensor]
     addresses: Tensor  # (layers, 2), int64, on the host
     _memory: Memory
     _written: int  # the highest token since memory was last released
@@ -200,23 +212,24 @@ class KVCache:
 
     @property
     def states(self) -> list[Tensor]:
-        """Keys and values of all layers."""
-        return [*self.keys, *self.values]
+        """Keys and values of all layers, and the keys of indexes, as in `KVLayout.shapes`."""
+        return [*self.keys, *self.values, *self.indexes]
 
     def _replace(self, capacity: int, device: torch.device, pin: bool = False) -> None:
         """Continue in other memory, with the valid tokens. Nothing changes until all of it is allocated."""
         layout = self._layout
         memory = Memory(capacity * layout.token_elements, layout.dtype, device, pin)
-        keys, values = self._parts(memory.tensor, capacity)
+        keys, values, indexes = self._parts(memory.tensor, capacity)
         arrival = None
         if self.length:
             if self._arrival is not None and capacity != self.capacity:
                 self._arrival.synchronize()  # the CPU gathers a part of the states
-            _copy(self.states, [*keys, *values], self.length)
+            _copy(self.states, [*keys, *values, *indexes], self.length)
             arrival = _end_of_copies(self.device, device)
         if self._snapshot is not None:
             self._snapshot.release()  # or it would keep the old memory
-        self.device, self.capacity, self.keys, self.values = device, capacity, keys, values
+        self.device, self.capacity = device, capacity
+        self.keys, self.values, self.indexes = keys, values, indexes
         self.addresses = torch.tensor(
             [part.data_ptr() for pair in zip(keys, values, strict=True) for part in pair]
         ).view(-1, 2)
@@ -226,17 +239,15 @@ class KVCache:
         if self._snapshot is not None:
             self._snapshot.cut(length)
 
-    def _parts(self, memory: Tensor, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the keys and the values of all layers as views of `memory`."""
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        start = 0
-        for heads, key_dim, value_dim in self._layout.layers:
-            for states, dim in ((keys, key_dim), (values, value_dim)):
-                stop = start + heads * capacity * dim
-                states.append(memory[start:stop].view(heads, capacity, dim))
-                start = stop
-        return keys, values
+    def _parts(self, memory: Tensor, capacity: int) -> list[list[Tensor]]:
+        """Return the keys and the values of all layers, and the keys of indexes, as views of `memory`."""
+        states, start = [], 0
+        for heads, dim in self._layout.shapes:
+            stop = start + heads * capacity * dim
+            states.append(memory[start:stop].view(heads, capacity, dim))
+            start = stop
+        count = len(self._layout.layers)
+        return [states[:count], states[count : 2 * count], states[2 * count :]]
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor], length: int) -> None:

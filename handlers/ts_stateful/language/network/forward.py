@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ts_stateful.language.kernels.attention import FLAT, Kernels, StepCache, unused_mask
 from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs, RowInputs
+from ts_stateful.language.kernels.indexes import few_chosen
 from ts_stateful.language.kernels.latent import keep_latents
 from ts_stateful.language.kernels.own_attention import exchange_methods
 from ts_stateful.language.kernels.verify import verify_steps
@@ -22,6 +23,7 @@ from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.layer_kinds import (
+    INDEXED,
     layer_chunks,
     layer_kinds,
     layer_windows,
@@ -37,7 +39,7 @@ _COUNTS = (4, 1), (2, 2), (1, 1)
 # The same for kernels, which read many tokens at once.
 _KERNEL_COUNTS = (70, 1), (2, 2), (9, 1), (1, 1)
 _FEW_TOKENS = 256  # the shortcut's most
-_FLAT_KINDS = {"full_attention", "sliding_attention", "chunked_attention", "dummy"}
+_FLAT_KINDS = {"full_attention", "sliding_attention", "chunked_attention", "dummy", INDEXED}
 _SHORT_CHUNK = 3  # tokens: the samples reach beyond it
 # Of the largest logit.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -238,7 +240,7 @@ class Forward:
 
     def _difference(self) -> str:
         config = self._text_config
-        with short_chunks(config, self._cache, _SHORT_CHUNK):
+        with short_chunks(config, self._cache, _SHORT_CHUNK), few_chosen(self._network):
             expected = torch.cat([self._sample([counts])[0] for counts in _COUNTS])
             found = self._sample_flat(FLAT)
             if found is None:  # Falcon never asks the library, and calls torch itself

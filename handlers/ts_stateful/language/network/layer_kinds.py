@@ -11,8 +11,9 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from ts_stateful.language.kernels.attention import StepCache
 from ts_stateful.language.kernels.own_attention import own_windows
 
-__all__ = ["RECURRENT", "layer_chunks", "layer_kinds", "layer_windows", "short_chunks"]
+__all__ = ["INDEXED", "RECURRENT", "layer_chunks", "layer_kinds", "layer_windows", "short_chunks"]
 
+INDEXED = "indexed_attention"  # layers that choose tokens by a further key of each
 # Kinds of layers with recurrent or convolution states, some beside attention.
 RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 

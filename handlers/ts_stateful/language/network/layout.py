@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kv.cache import KVLayout, LayerShape
-from ts_stateful.language.network.layer_kinds import RECURRENT, layer_kinds
+from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 
 __all__ = ["find_layout"]
 
@@ -23,9 +23,11 @@ def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
     Raises:
         ConfigError: not every layer keeps keys and values, or recurrent states.
     """
-    if layer_kinds(network.config.get_text_config(decoder=True)) & RECURRENT:
+    config = network.config.get_text_config(decoder=True)
+    kinds = layer_kinds(config)
+    if kinds & RECURRENT:
         return _recurrent_layout(network, name)
-    cache = DynamicCache()
+    cache = DynamicCache(config=config) if INDEXED in kinds else DynamicCache()
     token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
     network(input_ids=token, past_key_values=cache, use_cache=True)
     layers = cache.layers
@@ -37,7 +39,11 @@ def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
         LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
         for layer in layers
     ]
-    return KVLayout(tuple(shapes), layers[0].keys.dtype)
+    found = [getattr(layer, "indexer_keys", None) for layer in layers]
+    indexes = [0 if keys is None else keys.shape[2] for keys in found]
+    return KVLayout(
+        tuple(shapes), layers[0].keys.dtype, indexes=tuple(indexes) if any(indexes) else ()
+    )
 
 
 def _recurrent_layout(network: PreTrainedModel, name: str) -> KVLayout:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ts_stateful.config.check.checkpoint import REFUSED
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.forward import Forward
-from ts_stateful.language.network.layer_kinds import RECURRENT, layer_kinds
+from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 from ts_stateful.language.network.layout import find_layout
 
 __all__ = [
@@ -35,7 +36,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 # A "dummy" reads the keys and values of another layer.
-_SERVED = {"full_attention", "sliding_attention", "chunked_attention", "dummy"}
+_SERVED = {"full_attention", "sliding_attention", "chunked_attention", "dummy", INDEXED}
 _WINDOWS = ("max_position_embeddings", "seq_length", "max_seq_len")  # its names in configurations
 _GROWING_ROPE = {"dynamic", "longrope"}
 _CHUNKS = (5, 1, 3, 3)  # tokens of the pieces that are compared
@@ -64,7 +65,14 @@ def check_config(config: Any, name: str) -> None:
     looks_ahead = getattr(text_config, "use_bidirectional_attention", None)
     if looks_ahead not in (None, False, "vision") or not getattr(text_config, "is_causal", True):
         raise ConfigError(f"{name}: its attention is bidirectional: tokens look ahead")
-    kinds = layer_kinds(text_config) - _SERVED - RECURRENT
+    if text_config.model_type in REFUSED:
+        raise ConfigError(f"{name}: {REFUSED[text_config.model_type]}")
+    kinds = layer_kinds(text_config)
+    if INDEXED in kinds and kinds & RECURRENT:
+        raise ConfigError(
+            f"{name}: layers with an index and recurrent layers are not served together"
+        )
+    kinds -= _SERVED | RECURRENT
     listed = ", ".join(sorted(kinds))
     if kinds:
         raise ConfigError(f"{name}: layers keep more than keys and values ({listed})")

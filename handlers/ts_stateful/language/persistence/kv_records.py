@@ -1,7 +1,7 @@
 """KV states of sessions in the store, so that a long session goes on without being computed again.
 
-Below `kv/<session id>/` are pieces: safetensors files of `keys.<layer>` and `values.<layer>`, each `(heads, tokens, dim)`. The
-name of a piece is `<start>-<stop>-<meaning>-<checksum>`:
+Below `kv/<session id>/` are pieces: safetensors files of `keys.<layer>`, `values.<layer>` and, in models with indexes,
+`indexes.<layer>`, each `(heads, tokens, dim)`. The name of a piece is `<start>-<stop>-<meaning>-<checksum>`:
 
 - `start` and `stop`: the tokens whose states it has;
 - `meaning`: a digest of the model, the token ids up to `stop` and the images among them, from which the states follow;
@@ -189,11 +189,7 @@ class StoredKV:
         if data is None or _checksum(transcript, data) != piece.checksum:
             return None
         layout, num_tokens = self._model.forward.layout, piece.stop - piece.start
-        shapes = [
-            (shape.heads, num_tokens, dim)
-            for dims in ([s.key_dim for s in layout.layers], [s.value_dim for s in layout.layers])
-            for shape, dim in zip(layout.layers, dims, strict=True)
-        ]
+        shapes = [(heads, num_tokens, dim) for heads, dim in layout.shapes]
         try:
             tensors = load(data)
             states = [tensors[name] for name in self._names()]
@@ -210,7 +206,8 @@ class StoredKV:
     def _names(self) -> list[str]:
         """Return the names of the tensors in a piece, in the order of `KVCache.states`."""
         layers = range(len(self._model.forward.layout.layers))
-        return [f"{kind}.{layer:03}" for kind in ("keys", "values") for layer in layers]
+        kinds = ("keys", "values", *(("indexes",) if self._model.forward.layout.indexes else ()))
+        return [f"{kind}.{layer:03}" for kind in kinds for layer in layers]
 
 
 def _key(session_id: str, piece: _KVPiece) -> str:

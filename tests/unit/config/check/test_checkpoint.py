@@ -36,6 +36,7 @@ def test_a_whole_folder_passes(tmp_path: Path) -> None:
     [
         ({"model_type": "lama"}, "error", "model_type 'lama'", "did you mean llama?"),
         ({"model_type": None}, "error", "model_type None", "correct it"),
+        ({"model_type": "deepseek_v4"}, "error", "compress blocks of tokens", "docs/models.md"),
         ({"model_type": "clip"}, "error", "is a clip model, neither", "docs/models.md"),
         (
             {"model_type": "bert", "architectures": ["BertForMaskedLM"]},

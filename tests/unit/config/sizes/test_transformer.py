@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import AutoConfig, GlmMoeDsaConfig, LlamaConfig, MistralConfig, Qwen2Config
 
 from tests.support.tiny import MODELS, MORE_MODELS
 from ts_stateful.config.sizes import (
@@ -163,6 +163,27 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, config: Any) -> None
 def test_other_families_are_read(tmp_path: Path, document: object, elements: int) -> None:
     """Older names, a single head of keys, and latent attention, which keeps latents."""
     assert _size(tmp_path, document).token_bytes("float32") == 4 * elements
+
+
+@pytest.mark.parametrize(
+    ("fields", "indexes"),
+    [
+        ({}, 6),
+        ({"indexer_types": ["full", "shared", "shared"] * 2}, 2),
+        ({"index_topk_pattern": "FFSSSF"}, 3),
+        ({"index_topk_freq": 4}, 3),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, 2),
+    ],
+)
+def test_indexes_are_counted(tmp_path: Path, fields: dict[str, Any], indexes: int) -> None:
+    """Those of the class in transformers, and each has a key of its own for every token."""
+    small = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "index_head_dim": 32}
+    layers = {"num_hidden_layers": 6, "num_attention_heads": 4, "hidden_size": 64}
+    document = {"model_type": "glm_moe_dsa", **layers, **small, **fields}
+    size = _size(tmp_path, document)
+    assert size.indexes == GlmMoeDsaConfig(**document).indexer_types.count("full") == indexes
+    assert size.token_bytes("float32") == 4 * (6 * (16 + 8) + indexes * 32)
+    assert f"+ {indexes} indexes x 32) x 4 bytes" in size.arithmetic("float32")
 
 
 def test_the_window_of_growing_positions_is_the_original_one(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from transformers import (
     BloomConfig,
     CpmAntConfig,
     CpmAntForCausalLM,
-    DeepseekV32Config,
+    DeepseekV4Config,
     Ernie4_5_VLMoeConfig,
     Ernie4_5_VLMoeForConditionalGeneration,
     Gemma3nTextConfig,
     Gemma3TextConfig,
+    Glm5NextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaOnevisionConfig,
@@ -46,8 +47,9 @@ from ts_stateful.language.network.model_support import (
 
 CONFIGS = [
     (BartConfig(), "encoder-decoder"),
-    (DeepseekV32Config(), "more than keys and values (indexed_attention)"),
+    (DeepseekV4Config(), "deepseek_v4 model: its layers compress blocks of tokens"),
     (Gemma3TextConfig(use_bidirectional_attention=True), "bidirectional"),
+    (Glm5NextConfig(), "layers with an index and recurrent layers"),
     (PaliGemmaConfig(), "bidirectional"),
 ]
 

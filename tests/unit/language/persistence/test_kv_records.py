@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 from tests.support.harness import Harness
 from tests.support.tiny import llama
+from tests.support.tiny.latent import glm_moe_dsa
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.kv_records import StoredKV, Transcript
+from ts_stateful.language.persistence.kv_records import StoredKV, Transcript, _checksum
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.backends.sealed import SealedStore
 from ts_stateful.store.base import Store
@@ -66,6 +68,21 @@ def test_what_is_written_is_read(model: Model, store: MemoryStore) -> None:
     read = made.read(transcript(), 200).kv
     assert read.length == 99
     assert same(read, kv, 99)
+
+
+def test_the_keys_of_indexes_are_written_too(store: MemoryStore) -> None:
+    """A piece that lacks them is not taken."""
+    model = glm_moe_dsa()
+    kv, made = states(model, 40), stored_kv(model, store)
+    assert made.write(transcript(), kv.snapshot(), 60) == 40
+    assert same(made.read(transcript(), 200).kv, kv, 40)
+    piece = made._pieces("s")[0]
+    [data] = [store.get(key) for key in store.list("kv/s") if piece.name in key]
+    assert data is not None
+    without = save({name: part for name, part in load(data).items() if "indexes" not in name})
+    wrong = piece._replace(checksum=_checksum(transcript(), without))
+    assert made._states(transcript(), piece, data) is not None
+    assert made._states(transcript(), wrong, without) is None
 
 
 def test_no_more_is_read_than_there_is_room_for(model: Model, store: MemoryStore) -> None:
