@@ -39,7 +39,7 @@ def row(build: Callable[[], Model]) -> str:
     images = "yes" if model.vision else ""
     accelerate(model, HandlerConfig(model="", pack_linears=False, attention_kernels=False))
     fused = "yes" if model.forward._shortcut else ""
-    passes = "all" if model.forward.flat else "one"
+    passes = "all" if model.forward.flat else "replies" if model.forward.batched else "one"
     cells = (name, type(model.network).__name__, passes, fused, images, exact, note)
     return f"| {' | '.join(cells)} |\n"
 

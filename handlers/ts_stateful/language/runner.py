@@ -78,7 +78,8 @@ class Runner:
     """Runs one model on one device.
 
     A step is one pass over the new tokens of all its sequences, and a second one for tokens that stand for images. A model that
-    cannot take several sequences in one pass gets one pass for each, just as exact.
+    cannot take several sequences in one pass gets one pass for each, just as exact; with recurrent states, one pass for those
+    that have a single new token.
     """
 
     def __init__(self, model: Model) -> None:
@@ -118,16 +119,20 @@ class Runner:
         text_only = [segment for segment in segments if not segment.has_image]
         clean = [segment for segment in with_images if not self._strays(segment)]
         for group in (text_only, clean):
-            if self._forward.flat and group:
-                yield group
-            elif group:
-                yield from ([segment] for segment in group)
+            together = [segment for segment in group if self._goes_together(segment)]
+            if together:
+                yield together
+            yield from ([segment] for segment in group if not self._goes_together(segment))
         for segment in with_images:
             strays = self._strays(segment)
             if strays:
                 bounds = {segment.start, segment.stop, *strays, *(stray + 1 for stray in strays)}
                 for start, stop in itertools.pairwise(sorted(bounds)):
                     yield [_Segment(segment.sequence, start, stop)]
+
+    def _goes_together(self, segment: _Segment) -> bool:
+        is_next = segment.stop == segment.start + 1 > 1 and not segment.has_image
+        return self._forward.flat or (self._forward.batched and is_next)
 
     def _strays(self, segment: _Segment) -> list[int]:
         vision, mask = self._model.vision, segment.sequence.image_mask

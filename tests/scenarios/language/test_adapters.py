@@ -13,6 +13,7 @@ from tests.support.tiny import llama, llava
 from tests.support.tiny.latent import deepseek_v3
 from tests.support.tiny.lora import merged, save_adapter
 from tests.support.tiny.more_text import bloom
+from tests.support.tiny.recurrent_text import lfm2
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.network.load import Model, accelerate, use_adapters
 from ts_stateful.protocol.chat import Chat, Said
@@ -74,6 +75,7 @@ def _talk(adapted: Adapted, harness: Harness) -> list[str]:
         (llava, ("k_proj", "o_proj")),
         (deepseek_v3, ("q_b_proj", "kv_a_proj_with_mqa")),
         (bloom, ("query_key_value", "dense_4h_to_h")),
+        (lfm2, ("q_proj", "in_proj", "w1")),
     ],
 )
 def test_sessions_with_several_adapters_run_side_by_side(

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.support.harness import Harness, reference_reply
-from tests.support.tiny import MODELS
+from tests.support.tiny import MODELS, MORE_MODELS
+from tests.unit.language.network.test_one_pass import RECURRENT
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.protocol.requests import Fork, Prompt, Rewind
 
@@ -84,16 +85,17 @@ def test_a_prompt_that_is_sent_again_computes_its_last_token_alone(harness: Harn
 def test_a_step_that_fails_after_some_of_its_sessions_changes_none(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each session has a pass of its own; those before the failure were computed already."""
+    """Each prompt has a pass of its own; those before the failure were computed already."""
     harness.open("other")
     prompt(harness, "other", "What color is the circle?")
     forward = harness.model.forward
     failed: list[int] = []
 
     def exhausted(self: Forward, ids: Any, spans: Any, *args: Any, **inputs: Any) -> Any:
-        is_other = spans[0].kv is harness.engine.table.get("other").state.kv
-        if is_other and len(ids) == 1 and not failed:
-            failed.append(spans[0].start)
+        kv = harness.engine.table.get("other").state.kv
+        starts = [span.start for span in spans if span.kv is kv]
+        if starts and len(ids) == len(spans) and not failed:
+            failed.extend(starts)
             raise torch.OutOfMemoryError
         return call(forward, ids, spans, *args, **inputs)
 
@@ -108,3 +110,38 @@ def test_a_step_that_fails_after_some_of_its_sessions_changes_none(
     assert all("error" not in harness.last(request) for request in requests)
     for name in ("s", "other"):
         reference_reply(harness.model, harness, name, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("name", sorted(RECURRENT))
+def test_replies_of_many_sessions_are_computed_in_one_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is exact, also after others have ended, and beside a fork with the same states."""
+    harness = Harness({**MODELS, **MORE_MODELS}[name]())
+    rows: list[int] = []
+
+    def counted(self: Forward, ids: Any, spans: Any, *args: Any, **inputs: Any) -> Any:
+        if all(span.num_tokens == 1 and span.start for span in spans):
+            rows.append(len(spans))
+        return call(self, ids, spans, *args, **inputs)
+
+    call = Forward.__call__
+    monkeypatch.setattr(Forward, "__call__", counted)
+    for index in range(3):
+        harness.open(f"s{index}")
+    for turn in range(2):
+        for index in range(3):
+            question = "What is it? " * (1 + (index + turn) % 3)
+            count = NEW_TOKENS - 3 * index
+            harness.submit(Prompt(session_id=f"s{index}", prompt=question, max_new_tokens=count))
+        harness.run()
+    harness.ask(Fork(session_id="s0", new_session_id="f"))
+    for session_id in ("s0", "f"):
+        question = f"And {session_id}?"
+        harness.submit(Prompt(session_id=session_id, prompt=question, max_new_tokens=NEW_TOKENS))
+    harness.run()
+    assert max(rows) == 3
+    for index in range(1, 3):
+        reference_reply(harness.model, harness, f"s{index}", NEW_TOKENS - 3 * index)
+    for session_id in ("s0", "f"):
+        reference_reply(harness.model, harness, session_id, NEW_TOKENS)

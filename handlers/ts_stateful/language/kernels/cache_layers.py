@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-__all__ = ["AttentionLayer", "RecurrentLayer"]
+__all__ = ["AttentionLayer", "RecurrentLayer", "load_states", "take_states"]
 
 
 class _Step(Protocol):
@@ -60,20 +62,17 @@ class AttentionLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
 
 
 class RecurrentLayer(LinearAttentionLayer, AttentionLayer):  # type: ignore[misc]
-    """A layer with recurrent or convolution states, beside keys and values in some models. It holds one session's."""
+    """A layer with recurrent or convolution states, beside keys and values in some models, of one session or a batch."""
 
     def __init__(self, step: _Step, index: int, num_states: int) -> None:
         AttentionLayer.__init__(self, step, index)
         LinearAttentionLayer.__init__(self, num_states)
 
     def load(self, states: Sequence[Tensor | None]) -> None:
-        """Take copies, which a step may change: convolution and recurrent states in turns; none before the first token."""
+        """Take states that a step may change: convolution and recurrent states in turns; none before the first token."""
         LinearAttentionLayer.__init__(self, self.number_of_states)
         for index in range(len(states) // 2):
-            convolution, recurrent = (
-                None if state is None else state.clone()
-                for state in states[2 * index : 2 * index + 2]
-            )
+            convolution, recurrent = states[2 * index : 2 * index + 2]
             self.has_previous_state[index] = True
             self.conv_states[index], self.recurrent_states[index] = convolution, recurrent
             self.is_conv_states_initialized[index] = convolution is not None
@@ -88,3 +87,24 @@ class RecurrentLayer(LinearAttentionLayer, AttentionLayer):  # type: ignore[misc
             for index in range(self.number_of_states)
             for state in (self.conv_states[index], self.recurrent_states[index])
         ]
+
+
+def load_states(
+    layers: Sequence[RecurrentLayer], sessions: Sequence[Sequence[Tensor | None] | None]
+) -> None:
+    """Give the layers copies of the states of sessions, `(1, ...)` each, as a batch; None before a session's first token."""
+    parts = zip(*(states or () for states in sessions), strict=True)
+    batch = iter([None if part[0] is None else torch.cat(part) for part in parts])
+    for layer in layers:
+        layer.load(list(itertools.islice(batch, 2 * layer.number_of_states)))
+
+
+def take_states(layers: Sequence[RecurrentLayer], num_sessions: int) -> list[list[Tensor | None]]:
+    """Return the states of each session after a step; those of one do not keep the memory of others."""
+    batch = [state for layer in layers for state in layer.take()]
+    if num_sessions == 1:
+        return [batch]
+    return [
+        [None if state is None else state[index : index + 1].clone() for state in batch]
+        for index in range(num_sessions)
+    ]

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ts_stateful.language.kernels.attention import States
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 from ts_stateful.language.kernels.indexes import PerSession
 from ts_stateful.language.kernels.rule import Rule
+from ts_stateful.language.kernels.states import States
 
 __all__ = ["Latents", "keep_latents"]
 

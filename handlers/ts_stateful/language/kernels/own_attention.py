@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ts_stateful.language.kernels.attention import States
 from ts_stateful.language.kernels.rule import Rule
+from ts_stateful.language.kernels.states import States
 
 __all__ = ["exchange_methods", "own_windows"]
 

@@ -107,13 +107,14 @@ def _add(
 ) -> Tensor:
     """Add the changes of some tokens to a layer's output."""
     (inputs,) = args
-    if inputs.shape[-2] != num_tokens:
+    if inputs.shape[:-1].numel() != num_tokens:
         raise RuntimeError(f"{type(module).__name__} does not see all tokens in their order")
+    tokens = inputs.reshape(num_tokens, -1)
+    added = output.new_zeros(num_tokens, output.shape[-1])
     for change, rows in parts:
-        chosen = inputs.index_select(-2, rows)
-        added = linear(linear(chosen, change.down), change.up) * change.scale
-        output.index_add_(-2, rows, added)
-    return output
+        chosen = tokens.index_select(0, rows)
+        added[rows] = linear(linear(chosen, change.down), change.up) * change.scale
+    return output + added.view_as(output)
 
 
 def load_adapter(network: PreTrainedModel, name: str, folder: Path) -> Adapter:

@@ -23,6 +23,7 @@ from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 from ts_stateful.language.network.layout import find_layout
+from ts_stateful.language.network.one_pass import find_forward
 
 __all__ = [
     "Window",
@@ -146,7 +147,7 @@ def verified_forward(network: PreTrainedModel, name: str, *, quantised: bool = F
         expected = network(
             input_ids=torch.tensor([_sample_ids(network)], device=network.device), use_cache=False
         ).logits[0]
-        forward = Forward(network, find_layout(network, name))
+        forward = find_forward(network, find_layout(network, name))
         apart, bound = distance(_in_pieces(network, forward), expected, quantised=quantised)
         if not apart <= bound and forward.layout.recurrent:
             forward.token_by_token = True

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.support.harness import Harness, reference_reply
 from tests.support.tiny.latent import deepseek_v32, glm_moe_dsa
 from ts_stateful.config.schema import HandlerConfig
-from ts_stateful.language.kernels import attention
+from ts_stateful.language.kernels import states
 from ts_stateful.language.kernels.indexes import PerSession, few_chosen, narrow
 from ts_stateful.language.kernels.rule import Masks
 from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
@@ -104,7 +104,7 @@ def test_an_attention_that_ignores_the_choice_is_found(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Samples are shorter than what published models choose, so indexes choose fewer when a model is loaded."""
-    monkeypatch.setattr(attention, "narrow", lambda _, *states: states)
+    monkeypatch.setattr(states, "narrow", lambda _, *rest: rest)
     model = deepseek_v32()
     assert not model.forward.flat
     assert "logits differ" in caplog.text
@@ -128,7 +128,7 @@ def test_kernels_leave_indexes_to_torch(make: Build) -> None:
     """The replies stay those of stock code."""
     model = make()
     accelerate(model, HandlerConfig())
-    assert model.forward._cache.kernels is None
+    assert model.forward.cache.kernels is None
     _answers_as_stock_code(model)
 
 

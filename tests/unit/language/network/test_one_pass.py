@@ -15,10 +15,11 @@ from tests.support.tiny.own_attention import gpt_neo
 from tests.support.tiny.small import SMALL
 from tests.support.tiny.text import WINDOW
 from ts_stateful.config.schema import HandlerConfig
-from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.layer_kinds import layer_chunks, layer_windows
 from ts_stateful.language.network.layout import find_layout
 from ts_stateful.language.network.load import accelerate
+from ts_stateful.language.network.one_pass import find_forward
+from ts_stateful.language.network.samples import sample
 
 OWN_CODE = "computes its attention by code of its own, which takes one session at a time"
 LINEAR = (
@@ -33,14 +34,16 @@ LINEAR = (
     "qwen3_5",
     "qwen3_5_vision",
 )
-REASONS = {
-    "bloom": f"BloomForCausalLM {OWN_CODE}",
-    "falcon_alibi": f"FalconForCausalLM {OWN_CODE}",
-    "mpt": f"MptForCausalLM {OWN_CODE}",
+RECURRENT = {
     "falcon_h1": "its layers of hybrid take one session at a time",
     "lfm2": "its layers of conv take one session at a time",
     "lfm2_moe": "its layers of conv take one session at a time",
     **dict.fromkeys(LINEAR, "its layers of linear_attention take one session at a time"),
+}
+REASONS = {
+    "bloom": f"BloomForCausalLM {OWN_CODE}",
+    "falcon_alibi": f"FalconForCausalLM {OWN_CODE}",
+    "mpt": f"MptForCausalLM {OWN_CODE}",
     "qwen2_moe": "its attention receives windows [None, None], not its configuration's [12, None]",
 }
 
@@ -49,10 +52,13 @@ REASONS = {
 def test_all_but_a_few_are_computed_in_one_pass(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log names the reason for the others."""
+    """The log names the reason for the others. With recurrent states, replies are computed in one, and prompts are not."""
+    caplog.set_level("INFO")
     model = MORE_MODELS[name]()
-    assert model.forward.flat is (name not in REASONS)
-    assert REASONS.get(name, "") in caplog.text
+    assert model.forward.flat is (name not in REASONS and name not in RECURRENT)
+    assert model.forward.batched is (name in RECURRENT)
+    assert (REASONS | RECURRENT).get(name, "") in caplog.text
+    assert ("one forward pass for all replies" in caplog.text) is (name in RECURRENT)
     assert ("every session gets its own forward pass" in caplog.text) is (name in REASONS)
 
 
@@ -81,7 +87,7 @@ def test_chunks_are_verified_beyond_their_end() -> None:
             network.config.attention_chunk_size = chunk
 
     network.model.forward = unchunked
-    forward = Forward(network, find_layout(network, "llama4"))
+    forward = find_forward(network, find_layout(network, "llama4"))
     assert not forward.flat
     assert network.config.attention_chunk_size == WINDOW
 
@@ -102,8 +108,8 @@ def test_replies_with_kernels_are_those_of_stock_code(make: Any) -> None:
 def test_positions_can_be_counted_from_the_cache() -> None:
     """Stock code that adds the tokens before a step to a range finds every session's own positions."""
     network = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
-    forward = Forward(network, find_layout(network, "llama"))
-    forward._sample(((4, 1), (2, 2)))
-    seen = forward._cache.get_seq_length()
+    forward = find_forward(network, find_layout(network, "llama"))
+    sample(forward, ((4, 1), (2, 2)))
+    seen = forward.cache.get_seq_length()
     assert isinstance(seen, torch.Tensor)
     assert (torch.arange(3) + seen).tolist() == [4, 2, 3]

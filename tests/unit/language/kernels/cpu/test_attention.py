@@ -11,10 +11,10 @@ import torch
 from tests.support.harness import Harness, reference_reply
 from tests.support.tiny import llama
 from ts_stateful.config.schema import HandlerConfig
-from ts_stateful.language.kernels.attention import Kernels
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
 from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
 from ts_stateful.language.kernels.select import verify_kernels
+from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kv.cache import KVLayout, LayerShape
 from ts_stateful.language.network.load import accelerate
 
@@ -61,7 +61,7 @@ def test_replies_are_those_of_stock_code() -> None:
     """A model that computes with them answers as before, in turns of many lengths side by side."""
     model = llama()
     accelerate(model, HandlerConfig())
-    assert isinstance(model.forward._cache.kernels, CpuKernels)
+    assert isinstance(model.forward.cache.kernels, CpuKernels)
     harness = Harness(model)
     for index in range(4):
         harness.open(f"s{index}")

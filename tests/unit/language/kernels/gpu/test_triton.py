@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kernels.attention import Kernels, StepCache
+from ts_stateful.language.kernels.attention import StepCache
 from ts_stateful.language.kernels.rule import Rule
+from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Span, Table
 
