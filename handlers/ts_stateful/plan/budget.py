@@ -22,11 +22,12 @@ _LEAST_ROWS, _FEW_PASSES = 256, 8
 
 
 class Weight(NamedTuple):
-    """Bytes of a session: `evicted` (at least 1) can leave the device, `kept` stay."""
+    """Bytes of a session: `evicted` (at least 1) can leave the device, `kept` stay. `fixed` of the former are not tokens'."""
 
     evicted: int
     kept: int
     arithmetic: str
+    fixed: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ def weight(asked: Asked) -> Weight | None:
     if model is None:
         return None
     room = -(-asked.tokens * 17 // (16 * _GRAIN)) * _GRAIN if asked.gpus else asked.tokens
-    evicted, kept = room * model.token_bytes(dtype), model.image_bytes(images, dtype)
-    shown = f"{model.arithmetic(dtype)}; x {show_count(room)} tokens = {show_bytes(evicted)}"
+    tokens, fixed = room * model.token_bytes(dtype), model.fixed.num_bytes(dtype)
+    kept = model.image_bytes(images, dtype)
+    shown = f"{model.arithmetic(dtype)}; x {show_count(room)} tokens = {show_bytes(tokens + fixed)}"
     if images:
         shown += f"; + {show_bytes(kept)} for {show_count(images)} image tokens"
-    return Weight(evicted, kept, shown)
+    return Weight(max(1, tokens + fixed), kept, shown, fixed)
 
 
 def needed(asked: Asked, one: Weight, slots: int) -> str:
@@ -111,7 +113,9 @@ def _rows(asked: Asked, one: Weight, copies: int) -> int:
 def _nothing_fits(asked: Asked, one: Weight, device: int, shown: str) -> PlanRefused:
     images = asked.share * one.kept
     cures = needed(asked, one, 1)
-    tokens = (device - images) * asked.tokens // one.evicted // _EXACT_TOKENS * _EXACT_TOKENS
+    of_tokens = max(1, one.evicted - one.fixed)
+    tokens = (device - images - one.fixed) * asked.tokens // of_tokens
+    tokens = tokens // _EXACT_TOKENS * _EXACT_TOKENS
     if asked.model is not None and tokens > asked.image_tokens:
         cures += f", or --tokens {tokens}"
     taken = f"{show_bytes(one.evicted + images)}{' with all images' if images else ''}"

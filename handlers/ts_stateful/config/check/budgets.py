@@ -68,16 +68,15 @@ def check_model(config: Config, model: TransformerSize) -> Iterator[Finding]:
             f"set it to at most {model.window}",
         )
         return
-    window, token_bytes = (
-        handler.context_length or model.window,
-        model.token_bytes(counted_dtype(handler)),
-    )
-    if device is None or window is None or device >= window * token_bytes:
+    window, dtype = handler.context_length or model.window, counted_dtype(handler)
+    needed = (window or 0) * model.token_bytes(dtype) + model.fixed.num_bytes(dtype)
+    if device is None or window is None or device >= needed:
         return
+    tokens = model.tokens_in(device, dtype)
     yield warning(
         "handler.deviceCacheBytes",
-        f"{show_bytes(device)} hold {show_count(device // token_bytes)} tokens of one session"
-        f" ({model.arithmetic(counted_dtype(handler))}), but a context has up to {show_count(window)}:"
+        f"{show_bytes(device)} hold {show_count(tokens)} tokens of one session"
+        f" ({model.arithmetic(dtype)}), but a context has up to {show_count(window)}:"
         " turns of longer sessions fail with `out_of_memory`",
-        f"set it to at least {window * token_bytes}, or `contextLength: {max(1, device // token_bytes)}`",
+        f"set it to at least {needed}" + (f", or `contextLength: {tokens}`" if tokens else ""),
     )

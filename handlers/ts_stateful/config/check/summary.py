@@ -81,17 +81,19 @@ def _tokens(config: Config, model: TransformerSize | None) -> list[str]:
     handler = config.handler
     if model is None:
         return []
-    token_bytes = model.token_bytes(counted_dtype(handler))
-    lines = [model.arithmetic(counted_dtype(handler))]
+    dtype = counted_dtype(handler)
+    token_bytes, fixed = model.token_bytes(dtype), model.fixed.num_bytes(dtype)
+    lines = [model.arithmetic(dtype)]
     window, device = handler.context_length or model.window, handler.device_cache_bytes
     if window is not None:
         lines[0] += (
-            f"; a full context of {show_count(window)} tokens takes {show_bytes(window * token_bytes)}"
+            f"; a full context of {show_count(window)} tokens takes {show_bytes(window * token_bytes + fixed)}"
         )
-    if device is not None:
-        each = device // token_bytes // max(1, sessions_per_engine(config))
+    if device is not None and token_bytes:
+        sessions = max(1, sessions_per_engine(config))
+        tokens = max(0, device - sessions * fixed) // token_bytes
         lines.append(
-            f"deviceCacheBytes hold {show_count(device // token_bytes)} tokens of an engine's sessions,"
-            f" {show_count(each)} of each if all have the same length"
+            f"deviceCacheBytes hold {show_count(tokens)} tokens of an engine's sessions,"
+            f" {show_count(tokens // sessions)} of each if all have the same length"
         )
     return lines

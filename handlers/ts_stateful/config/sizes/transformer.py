@@ -11,59 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ts_stateful.config.sizes.quantities import show_count
+from ts_stateful.config.sizes.layers import (
+    NO_FIXED,
+    STATE_SETS,
+    FixedSize,
+    find_fixed,
+    num_attentive,
+)
+from ts_stateful.config.sizes.numbers import DTYPE_BYTES, ModelUnknown, Numbers
+from ts_stateful.config.sizes.quantities import show_bytes, show_count
 
-__all__ = ["DTYPE_BYTES", "ModelUnknown", "TransformerSize", "read_transformer"]
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+__all__ = ["TransformerSize", "read_transformer"]
 
 _TEXT = ("text_config", "llm_config", "language_config")
-_NAMES = {  # in configurations
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "intermediate": ("moe_intermediate_size", "intermediate_size", "n_inner", "ffn_dim", "d_ff"),
-    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "vocabulary": ("vocab_size",),
-    "window": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx"),
-}
-# A vision-language checkpoint's `text_config` leaves out values that equal the default of its class in transformers.
-_DEFAULTS: dict[str, dict[str, int]] = {
-    "llama": {"layers": 32, "heads": 32, "hidden": 4096, "intermediate": 11008, "window": 2048},
-    "mistral": {
-        "layers": 32,
-        "heads": 32,
-        "kv_heads": 8,
-        "hidden": 4096,
-        "intermediate": 14336,
-        "window": 131_072,
-    },
-    "qwen2": {
-        "layers": 32,
-        "heads": 32,
-        "kv_heads": 32,
-        "hidden": 4096,
-        "intermediate": 22016,
-        "window": 32_768,
-    },
-}
-# Layers with states of a fixed size, or none.
-_WITHOUT_KV = {"linear_attention", "conv", "mamba", "mamba2", "recurrent", "mlp", "moe"}
 # The positions of these models change beyond the original window.
 _GROWING_ROPE = {"dynamic", "longrope", "su"}
-
-
-class ModelUnknown(ValueError):
-    """A model's sizes are unknown; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class TransformerSize:
     """The sizes of a model. `window` is in tokens; `image_tokens` are those of one image (0: no images; None: they vary).
 
-    `layers` are those with keys and values; recurrent states have a fixed size, and are not counted. `indexes` of them choose
-    tokens by a further key of `index_dim` numbers.
+    `layers` are those with keys and values, of which `indexes` choose tokens by a further key of `index_dim` numbers; `fixed`
+    are the recurrent states of others.
     `weights` counts numbers in the model's files, or is `estimated` from its dimensions.
     """
 
@@ -79,6 +49,7 @@ class TransformerSize:
     estimated: bool
     indexes: int = 0
     index_dim: int = 0
+    fixed: FixedSize = NO_FIXED
 
     @property
     def sees(self) -> bool:
@@ -89,6 +60,10 @@ class TransformerSize:
         """Return the bytes of one token's keys and values in all layers, with the keys of indexes."""
         pairs = self.layers * self.kv_heads * (self.key_dim + self.value_dim)
         return (pairs + self.indexes * self.index_dim) * DTYPE_BYTES[dtype]
+
+    def tokens_in(self, num_bytes: int, dtype: str) -> int:
+        """Return the tokens of a session that fit, beside its recurrent states."""
+        return max(0, num_bytes - self.fixed.num_bytes(dtype)) // max(1, self.token_bytes(dtype))
 
     def weight_bytes(self, dtype: str) -> int:
         """Return the bytes of the weights."""
@@ -105,10 +80,14 @@ class TransformerSize:
         )
         if self.indexes:
             numbers = f"({numbers} + {self.indexes} indexes x {self.index_dim})"
-        return (
+        shown = (
             f"{numbers} x {DTYPE_BYTES[dtype]} bytes ({dtype})"
             f" = {show_count(self.token_bytes(dtype))} bytes a token"
         )
+        if fixed := self.fixed.num_bytes(dtype):
+            layers = f"recurrent states of {self.fixed.layers} layers at {STATE_SETS} places"
+            shown += f", and {show_bytes(fixed)} a session for {layers}"
+        return shown
 
 
 def read_transformer(path: Path) -> TransformerSize:
@@ -133,7 +112,7 @@ def read_transformer(path: Path) -> TransformerSize:
 
 
 def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> TransformerSize:
-    sizes = _Sizes(text, file)
+    sizes = Numbers(text, file)
     vision = document.get("vision_config")
     vision = vision if isinstance(vision, dict) else {}
     maps = vision.get("deepstack_visual_indexes")
@@ -143,7 +122,7 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
     counted = _stored_bytes(file.parent) // DTYPE_BYTES[stored or "bfloat16"]
     heads = _heads(sizes)
     return TransformerSize(
-        layers=_num_attentive(sizes),
+        layers=num_attentive(sizes),
         kv_heads=heads.kv_heads,
         key_dim=heads.key_dim,
         value_dim=heads.value_dim,
@@ -151,14 +130,17 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
         feature_maps=1 + len(maps if isinstance(maps, list) else ()),
         window=_window(sizes),
         image_tokens=_image_tokens(document),
-        weights=counted or _text_weights(sizes, heads) + _vision_weights(_Sizes(vision, file)),
+        weights=counted or _text_weights(sizes, heads) + _vision_weights(Numbers(vision, file)),
         estimated=not counted,
         indexes=_num_indexes(sizes),
         index_dim=sizes.number("index_head_dim") or 0,
+        fixed=find_fixed(sizes),
     )
 
 
-def _heads(sizes: _Sizes) -> _Heads:
+def _heads(sizes: Numbers) -> _Heads:
+    if not num_attentive(sizes):
+        return _Heads(0, 0, 0, 0)
     heads = sizes.known("heads")
     rank = sizes.number("kv_lora_rank")
     if rank is not None:  # latent attention keeps the latents of keys and values
@@ -170,21 +152,7 @@ def _heads(sizes: _Sizes) -> _Heads:
     return _Heads(heads, 1 if single else sizes.find("kv_heads") or heads, dim, dim)
 
 
-def _num_attentive(sizes: _Sizes) -> int:
-    """Return the number of layers that keep keys and values."""
-    attentive, period = sizes.text.get("attn_layer_indices"), sizes.number("attn_layer_period")
-    if isinstance(attentive, list):
-        return max(1, len(attentive))
-    if period is not None:
-        return max(1, sizes.known("layers") // period)
-    kinds = sizes.text.get("layer_types") or sizes.text.get("layers_block_type")
-    others = [kind for kind in kinds if kind in _WITHOUT_KV] if isinstance(kinds, list) else ()
-    # Some of the last layers may use the keys and values of earlier ones.
-    shared = sizes.number("num_kv_shared_layers") or 0
-    return max(1, sizes.known("layers") - len(others) - shared)
-
-
-def _num_indexes(sizes: _Sizes) -> int:
+def _num_indexes(sizes: Numbers) -> int:
     """Return the number of layers with an index of their own; others use that of an earlier layer."""
     if sizes.number("index_head_dim") is None:
         return 0
@@ -197,7 +165,7 @@ def _num_indexes(sizes: _Sizes) -> int:
     return sum(max(layer - first + 1, 0) % period == 0 for layer in layers)
 
 
-def _text_weights(sizes: _Sizes, heads: _Heads) -> int:
+def _text_weights(sizes: Numbers, heads: _Heads) -> int:
     """Estimate the weights: projections, a gated feed-forward part of all experts, tables of the vocabulary."""
     width = sizes.known("hidden")
     attention = (heads.num + heads.kv_heads) * (heads.key_dim + heads.value_dim)
@@ -208,7 +176,7 @@ def _text_weights(sizes: _Sizes, heads: _Heads) -> int:
     )
 
 
-def _vision_weights(sizes: _Sizes) -> int:
+def _vision_weights(sizes: Numbers) -> int:
     width = sizes.find("hidden") or sizes.number("embed_dim") or 0
     layers = sizes.find("layers") or sizes.number("depth") or 0
     return layers * width * (4 * width + 2 * (sizes.find("intermediate") or 4 * width))
@@ -221,43 +189,7 @@ class _Heads(NamedTuple):
     value_dim: int
 
 
-class _Sizes:
-    """The numbers of a text model's configuration, under any of their names."""
-
-    def __init__(self, text: Mapping[str, Any], file: Path) -> None:
-        self.text = text
-        self._file = file
-        self._kind = str(text.get("model_type"))
-
-    def number(self, key: str) -> int | None:
-        """Return a positive number under exactly this name."""
-        value = self.text.get(key)
-        return (
-            value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-        )
-
-    def find(self, what: str) -> int | None:
-        """Return a number under any of its names, or the default of the class."""
-        found = (number for key in _NAMES[what] if (number := self.number(key)))
-        return next(found, _DEFAULTS.get(self._kind, {}).get(what))
-
-    def known(self, what: str) -> int:
-        """Return a required number.
-
-        Raises:
-            ModelUnknown: it is missing.
-        """
-        value = self.find(what)
-        if value is None:
-            raise ModelUnknown(
-                f"{self._file} has no {_NAMES[what][0]}, and the default of {self._kind} is unknown; write the"
-                " whole configuration with transformers:"
-                " AutoConfig.from_pretrained(model).to_json_file('config.json', use_diff=False)"
-            )
-        return value
-
-
-def _window(sizes: _Sizes) -> int | None:
+def _window(sizes: Numbers) -> int | None:
     window = sizes.find("window")
     rope = sizes.text.get("rope_parameters") or sizes.text.get("rope_scaling")
     if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in _GROWING_ROPE:

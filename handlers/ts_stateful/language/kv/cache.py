@@ -70,14 +70,15 @@ class Snapshot:
     """The first `length` tokens of a cache as they are now, for another thread to copy while the cache is in use.
 
     The cache lowers `length` before it changes any of them. So a copy is valid if `length` still covers it when it is complete.
-    Those tokens keep the same states, wherever the cache moves them.
+    Those tokens keep the same states, wherever the cache moves them. `recurrent` has the recurrent states by their numbers of
+    tokens; they never change. `num_bytes` are those of all.
     """
 
-    def __init__(
-        self, states: list[Tensor], length: int, arrival: torch.cuda.Event | None = None
-    ) -> None:
-        self.length = length
-        self._states = states
+    def __init__(self, kv: KVCache, arrival: torch.cuda.Event | None) -> None:
+        self.length = kv.length
+        self.num_bytes = kv.valid_bytes
+        self.recurrent = kv.recurrent.snapshot() if kv.recurrent is not None else {}
+        self._states = kv.states
         self._arrival = arrival
 
     def cut(self, length: int) -> None:
@@ -137,6 +138,12 @@ class KVCache:
         written = self._written if self._memory.lazy else self.capacity
         return written * self.token_bytes + (self.recurrent.num_bytes if self.recurrent else 0)
 
+    @property
+    def valid_bytes(self) -> int:
+        """Bytes of the states of its tokens."""
+        recurrent = self.recurrent.num_bytes if self.recurrent is not None else 0
+        return self.length * self.token_bytes + recurrent
+
     def most_bytes(self, num_tokens: int) -> int:
         """Return the most bytes that it takes with so many tokens."""
         return self._layout.num_bytes(num_tokens)
@@ -191,7 +198,7 @@ class KVCache:
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the present states; there is one at a time, so an earlier one becomes invalid."""
         self._cut_snapshot(0)
-        self._snapshot = Snapshot(self.states, self.length, self._arrival)
+        self._snapshot = Snapshot(self, self._arrival)
         return self._snapshot
 
     def release_snapshot(self) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["KEPT", "Recurrent"]
+__all__ = ["KEPT", "Recurrent", "States"]
 
 KEPT = 4  # states that are kept beside the last ones, and those at the beginning of a step
 
-_States = Sequence[Tensor | None]
+States = Sequence[Tensor | None]
 
 
 class Recurrent:
@@ -22,7 +22,7 @@ class Recurrent:
     """
 
     def __init__(self) -> None:
-        self._states: dict[int, _States] = {}
+        self._states: dict[int, States] = {}
         self._kept: list[int] = []  # the latest last
         self._began = 0
 
@@ -33,7 +33,7 @@ class Recurrent:
             part.nbytes for states in self._states.values() for part in states if part is not None
         )
 
-    def after(self, length: int) -> _States | None:
+    def after(self, length: int) -> States | None:
         """Return the states after `length` tokens, None before the first.
 
         Raises:
@@ -41,7 +41,7 @@ class Recurrent:
         """
         return self._states[length] if length else None
 
-    def put(self, length: int, states: _States) -> None:
+    def put(self, length: int, states: States) -> None:
         """Add the states after the last computed token, in place of the last ones unless these are kept."""
         kept = {
             at: self._states[at] for at in sorted({*self._kept, self._began}) if 0 < at < length
@@ -58,6 +58,15 @@ class Recurrent:
             self._kept = [*self._kept, length][-KEPT:]
             stay = {*self._kept, self._began}
             self._states = {at: states for at, states in self._states.items() if at in stay}
+
+    def snapshot(self) -> dict[int, States]:
+        """Return all states by their numbers of tokens, ascending."""
+        return dict(sorted(self._states.items()))
+
+    def restore(self, length: int, states: States) -> None:
+        """Add states after more tokens than all others, and keep them."""
+        self.put(length, states)
+        self.keep(length)
 
     def cut(self, length: int) -> int:
         """Drop the states after more than `length` tokens; return the number of tokens of the last ones that are left."""

@@ -76,7 +76,7 @@ class KvOffload:
         """
         context = session.state
         num_tokens = context.num_stored
-        num_bytes = num_tokens * context.kv.token_bytes
+        num_bytes = context.kv.most_bytes(num_tokens)
         if not num_tokens or context.kv.length or context.incoming:
             return
         if not self._table.make_room(num_bytes):
@@ -141,7 +141,7 @@ class KvOffload:
         if isinstance(outcome, ReadKV):
             kv = outcome.kv
             self.num_failed += not outcome.is_whole
-            num_bytes = kv.length * kv.token_bytes
+            num_bytes = kv.valid_bytes
             # It may have gone back meanwhile.
             kv.truncate(same_states(context, transcript.log, transcript.images, self._image_token))
             if context.stored.owner is None:
@@ -172,9 +172,7 @@ class KvOffload:
                 break
             if context.is_stored:
                 ready += context.kv.num_bytes
-            elif (
-                self._records.keeps(session) and context.kv.length * context.kv.token_bytes <= room
-            ):
+            elif self._records.keeps(session) and context.kv.valid_bytes <= room:
                 self._make_room(session, [*below, *reversed(order[at + 1 :])])
                 return session
             room -= _removable(session)
@@ -183,7 +181,7 @@ class KvOffload:
     def _make_room(self, session: _Session, others: list[_Session]) -> None:
         """Remove stored states of the `others` until those of a session fit the budget."""
         context = session.state
-        needed = context.kv.length * context.kv.token_bytes
+        needed = context.kv.valid_bytes
         excess = self.num_bytes - context.stored.num_bytes + needed - self._budget
         for other in others:
             if excess <= 0:
@@ -198,8 +196,7 @@ class KvOffload:
         self._is_writing = False
         if isinstance(outcome, int):
             # It may have gone back since the snapshot.
-            still, num_bytes = min(outcome, snapshot.length), outcome * session.state.kv.token_bytes
-            session.state.stored = Stored(still, num_bytes)
+            session.state.stored = Stored(min(outcome, snapshot.length), snapshot.num_bytes)
             self.tidy()
         else:
             self._resume_at = self._clock.monotonic() + _PAUSE_S

@@ -3,7 +3,8 @@
 Below `kv/<session id>/` are pieces: safetensors files of `keys.<layer>`, `values.<layer>` and, in models with indexes,
 `indexes.<layer>`, each `(heads, tokens, dim)`. The name of a piece is `<start>-<stop>-<meaning>-<checksum>`:
 
-- `start` and `stop`: the tokens whose states it has;
+- `start` and `stop`: the tokens whose states it has; with recurrent states, `recurrent.<number>`, both are the number of tokens
+  after which they are;
 - `meaning`: a digest of the model, the token ids up to `stop` and the images among them, from which the states follow;
 - `checksum`: a digest of the file.
 
@@ -21,9 +22,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from ts_stateful.language.kv.cache import KVCache, Snapshot
 from ts_stateful.language.network.load import Model
@@ -73,7 +74,7 @@ class StoredKV:
     def __init__(self, model: Model, store: Store) -> None:
         self._model = model
         self._store = store
-        layout = model.forward.layout
+        self._layout = layout = model.forward.layout
         own = {**model.fingerprint, "kv": [[*shape] for shape in layout.layers]}
         self._fingerprint = json.dumps(own, sort_keys=True).encode()
         least, most = _PIECE_TOKENS
@@ -92,15 +93,14 @@ class StoredKV:
         length = snapshot.length
         found = self._pieces(transcript.session_id)
         kept = []
-        for start in range(0, length, self._grain):
-            stop = min(start + self._grain, length)
+        for start, stop in self._ranges(snapshot):
             meaning = self._meaning(transcript, stop)
             same = [piece for piece in found if piece[:3] == (start, stop, meaning)]
             if not same:
-                states = snapshot.read(start, stop)
-                if states is None:
+                tensors = self._tensors(snapshot, start, stop)
+                if tensors is None:
                     return start
-                data = save(dict(zip(self._names(), states, strict=True)))
+                data = save(tensors)
                 same = [_KVPiece(start, stop, meaning, _checksum(transcript, data))]
                 self._store.create(_key(transcript.session_id, same[0]), data, ttl_s)
             kept += same
@@ -116,22 +116,18 @@ class StoredKV:
         Raises:
             StoreUnavailable: see `Store`.
         """
-        pieces = list(self._chain(transcript, limit))
+        chain = list(self._chain(transcript, limit))
         kv = self._model.new_kv()
-        kv.reserve(pieces[-1].stop if pieces else 0)
-        for piece in pieces:
-            key = _key(transcript.session_id, piece)
-            states = self._states(transcript, piece, self._found(key))
-            if states is None:
-                logger.warning("stored KV states are missing or damaged; they are computed again")
-                self._store.delete(key)
-                break
-            for target, source in zip(kv.states, states, strict=True):
-                target[:, piece.start : piece.stop].copy_(source)
-            kv.length = piece.stop
-        is_whole = not pieces or kv.length == pieces[-1].stop
+        covered = chain[-1].stop if chain else 0
+        if not self._layout.token_elements:
+            covered = min(limit, len(transcript.log))
+        points = self._points(transcript, covered)
+        kv.reserve(covered)
+        damaged = next((p for p in chain if not self._take(transcript, p, kv)), None)
+        kv.length = damaged.start if damaged else covered
+        taken = [self._take(transcript, point, kv) for point in points]
         kv.truncate(kv.length)
-        return ReadKV(kv, is_whole)
+        return ReadKV(kv, all(taken) and not damaged)
 
     def remove(self, session_id: str) -> None:
         """Remove all pieces of a session."""
@@ -166,6 +162,15 @@ class StoredKV:
             yield longest
             start = longest.stop
 
+    def _points(self, transcript: Transcript, limit: int) -> list[_KVPiece]:
+        """Return the pieces of recurrent states that fit, ascending."""
+        return [
+            piece
+            for piece in sorted(self._pieces(transcript.session_id))
+            if piece.start == piece.stop <= limit
+            and piece.meaning == self._meaning(transcript, piece.stop)
+        ]
+
     def _meaning(self, transcript: Transcript, stop: int) -> str:
         digest = hashlib.sha256(transcript.origin.encode() + b"\0" + self._fingerprint)
         for part in self._model.adapters.fingerprint(transcript.adapter).values():
@@ -182,21 +187,55 @@ class StoredKV:
             count -= image.ids.count(vision.image_token_id)
         return digest.hexdigest()
 
-    def _states(
-        self, transcript: Transcript, piece: _KVPiece, data: bytes | None
-    ) -> list[torch.Tensor] | None:
-        """Return the states in a piece, or None if they are not what was written."""
-        if data is None or _checksum(transcript, data) != piece.checksum:
-            return None
-        layout, num_tokens = self._model.forward.layout, piece.stop - piece.start
-        shapes = [(heads, num_tokens, dim) for heads, dim in layout.shapes]
-        try:
-            tensors = load(data)
-            states = [tensors[name] for name in self._names()]
-        except (SafetensorError, KeyError):
-            return None
-        same = all(state.dtype == layout.dtype for state in states)
-        return states if same and [tuple(s.shape) for s in states] == shapes else None
+    def _ranges(self, snapshot: Snapshot) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of the pieces of a snapshot."""
+        length = snapshot.length
+        yield from ((at, at) for at in snapshot.recurrent if at <= length)
+        if self._layout.token_elements:
+            for start in range(0, length, self._grain):
+                yield start, min(start + self._grain, length)
+
+    def _tensors(self, snapshot: Snapshot, start: int, stop: int) -> dict[str, Tensor] | None:
+        """Return the content of a piece; None if it is no longer valid."""
+        if start == stop:
+            states = enumerate(snapshot.recurrent[stop])
+            return {f"recurrent.{i:03}": state.cpu() for i, state in states if state is not None}
+        parts = snapshot.read(start, stop)
+        return None if parts is None else dict(zip(self._names(), parts, strict=True))
+
+    def _take(self, transcript: Transcript, piece: _KVPiece, kv: KVCache) -> bool:
+        """Read a piece into a cache; remove it, and return False, if it is not what was written."""
+        key = _key(transcript.session_id, piece)
+        data = self._found(key)
+        if data is not None and _checksum(transcript, data) == piece.checksum:
+            with contextlib.suppress(SafetensorError, KeyError):
+                tensors = load(data)
+                fill = self._fill_recurrent if piece.start == piece.stop else self._fill
+                if fill(kv, piece, tensors):
+                    return True
+        logger.warning("stored KV states are missing or damaged; they are computed again")
+        self._store.delete(key)
+        return False
+
+    def _fill(self, kv: KVCache, piece: _KVPiece, tensors: dict[str, Tensor]) -> bool:
+        states = [tensors[name] for name in self._names()]
+        shapes = [(heads, piece.stop - piece.start, dim) for heads, dim in self._layout.shapes]
+        if [tuple(state.shape) for state in states] != shapes:
+            return False
+        if any(state.dtype != self._layout.dtype for state in states):
+            return False
+        for target, source in zip(kv.states, states, strict=True):
+            target[:, piece.start : piece.stop].copy_(source)
+        return True
+
+    def _fill_recurrent(self, kv: KVCache, piece: _KVPiece, tensors: dict[str, Tensor]) -> bool:
+        assert kv.recurrent is not None
+        if sum(tensor.nbytes for tensor in tensors.values()) != self._layout.recurrent_bytes:
+            return False
+        found = [tensors.get(f"recurrent.{i:03}") for i in range(2 * sum(self._layout.recurrent))]
+        states = [None if state is None else state.to(kv.device) for state in found]
+        kv.recurrent.restore(piece.stop, states)
+        return True
 
     def _found(self, key: str) -> bytes | None:
         with contextlib.suppress(StoreCorrupt):
@@ -205,8 +244,8 @@ class StoredKV:
 
     def _names(self) -> list[str]:
         """Return the names of the tensors in a piece, in the order of `KVCache.states`."""
-        layers = range(len(self._model.forward.layout.layers))
-        kinds = ("keys", "values", *(("indexes",) if self._model.forward.layout.indexes else ()))
+        layers = range(len(self._layout.layers))
+        kinds = ("keys", "values", *(("indexes",) if self._layout.indexes else ()))
         return [f"{kind}.{layer:03}" for kind in kinds for layer in layers]
 
 

@@ -203,7 +203,7 @@ def make_persistence(core: EngineCore[Context], model: Model) -> NoPersistence:
     records = SessionRecords(model, core.store.store, core.shared, settings, core.clock)
     journal = Journal(core.store, records.logs, whole="session", part="turn")
     budget_bytes = handler.store.spill_bytes
-    if not budget_bytes or model.forward.layout.recurrent:  # recurrent states are computed again
+    if not budget_bytes:
         return TurnPersistence(journal, records)
     offload = KvOffload(model, core.table, core.store, records, budget_bytes)
     return TurnPersistence(journal, records, offload)

@@ -20,20 +20,18 @@ from ts_stateful.config.sizes import (
     read_transformer,
     show_bytes,
 )
+from ts_stateful.config.sizes.layers import STATE_SETS
 from ts_stateful.protocol.declarations import Datatype, State
 
 # Without one model with a key that its family does not have, one for which older transformers keep more, those whose layers
-# differ in their heads or have two attentions each, and those whose configuration lacks the sizes of attention.
+# differ in their heads or have two attentions each, and those whose written file lacks layers or a window.
 _UNKNOWN = {
     "opt",
     "deepseek_v3",
     "gemma4",
     "gemma4_vision",
     "longcat_flash",
-    "falcon_mamba",
     "kimi_linear",
-    "mamba",
-    "mamba2",
     "nemotron_h",
 }
 _KNOWN = {name: build for name, build in {**MODELS, **MORE_MODELS}.items() if name not in _UNKNOWN}
@@ -110,11 +108,55 @@ def test_a_token_has_the_size_that_the_engine_measures(tmp_path: Path, name: str
     model = _KNOWN[name]()
     model.network.config.to_json_file(str(tmp_path / "config.json"), use_diff=False)
     size = read_transformer(tmp_path)
-    assert size.token_bytes("float32") == model.forward.layout.token_bytes
+    layout = model.forward.layout
+    assert size.token_bytes("float32") == layout.token_bytes
+    assert size.fixed.num_bytes("float32") == layout.num_bytes(0)
     assert size.window == model.context_tokens
     assert size.sees == (model.vision is not None)
     # An estimate, of tiny models.
     assert size.weights == pytest.approx(model.num_parameters, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers", "fixed"),
+    [
+        (  # Qwen3-Next-80B-A3B
+            {
+                "num_hidden_layers": 48,
+                "full_attention_interval": 4,
+                "linear_conv_kernel_dim": 4,
+                "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128,
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 32,
+            },
+            12,
+            (36, 4 * 8192, 32 * 128 * 128),
+        ),
+        (  # Nemotron-H
+            {
+                "num_hidden_layers": 5,
+                "hybrid_override_pattern": "M-M*-",
+                "conv_kernel": 4,
+                "mamba_num_heads": 128,
+                "mamba_head_dim": 64,
+                "n_groups": 8,
+                "ssm_state_size": 128,
+            },
+            1,
+            (2, 4 * (8192 + 2048), 8192 * 128),
+        ),
+    ],
+)
+def test_recurrent_states_are_read_as_on_the_hub(
+    tmp_path: Path, fields: dict[str, Any], layers: int, fixed: tuple[int, int, int]
+) -> None:
+    """Their layers, and the numbers of each; a session keeps them at several places, recurrent ones in float32."""
+    size = _size(tmp_path, {"hidden_size": 2048, "num_attention_heads": 16, **fields})
+    assert size.layers == layers
+    assert size.fixed == fixed
+    each = 2 * fixed[1] + 4 * fixed[2]
+    assert size.fixed.num_bytes("bfloat16") == STATE_SETS * fixed[0] * each
 
 
 def test_public_models_are_known(tmp_path: Path) -> None:

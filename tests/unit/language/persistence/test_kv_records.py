@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from safetensors.torch import load, save
 from tests.support.harness import Harness
 from tests.support.tiny import llama
 from tests.support.tiny.latent import glm_moe_dsa
+from tests.support.tiny.recurrent_text import lfm2, mamba2, qwen3_next
 from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.kv_records import StoredKV, Transcript, _checksum
 from ts_stateful.store.backends.memory import MemoryStore
@@ -76,13 +78,71 @@ def test_the_keys_of_indexes_are_written_too(store: MemoryStore) -> None:
     kv, made = states(model, 40), stored_kv(model, store)
     assert made.write(transcript(), kv.snapshot(), 60) == 40
     assert same(made.read(transcript(), 200).kv, kv, 40)
-    piece = made._pieces("s")[0]
-    [data] = [store.get(key) for key in store.list("kv/s") if piece.name in key]
-    assert data is not None
+    key = store.list("kv/s")[0]
+    data = store._values.pop(key)
     without = save({name: part for name, part in load(data).items() if "indexes" not in name})
-    wrong = piece._replace(checksum=_checksum(transcript(), without))
-    assert made._states(transcript(), piece, data) is not None
-    assert made._states(transcript(), wrong, without) is None
+    name, _ = key.rsplit("-", 1)
+    store.create(f"{name}-{_checksum(transcript(), without)}", without, 60)
+    found = made.read(transcript(), 200)
+    assert found.kv.length == 0
+    assert not found.is_whole
+
+
+def with_points(model: Model, lengths: Sequence[int], num_tokens: int) -> KVCache:
+    """A cache with recurrent states after some numbers of tokens."""
+    kv = states(model, num_tokens)
+    assert kv.recurrent is not None
+    computed = model.new_kv()
+    model.forward([1], [Span(computed, 0, 1)], None, [0])
+    assert computed.recurrent is not None
+    parts = computed.recurrent.after(1)
+    assert parts is not None
+    for length in lengths:
+        kv.recurrent.restore(length, [None if part is None else part + length for part in parts])
+    return kv
+
+
+def equal(a: KVCache, b: KVCache, length: int) -> bool:
+    assert a.recurrent is not None
+    assert b.recurrent is not None
+    pairs = zip(a.recurrent.after(length) or (), b.recurrent.after(length) or (), strict=True)
+    return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
+
+
+@pytest.mark.parametrize("make", [qwen3_next, lfm2, mamba2])
+def test_recurrent_states_are_written_too(make: Callable[[], Model], store: MemoryStore) -> None:
+    """All that a session may go back to; without a model's attention, there is nothing else."""
+    model = make()
+    kv, made = with_points(model, (40, 70, 99), 99), stored_kv(model, store)
+    assert made.write(transcript(), kv.snapshot(), 60) == 99
+    found = made.read(transcript(), 200)
+    assert found.is_whole
+    assert found.kv.length == 99
+    assert same(found.kv, kv, 99)
+    assert all(equal(found.kv, kv, length) for length in (40, 70, 99))
+    found.kv.truncate(80)
+    assert found.kv.length == 70
+    assert made.read(transcript([*LOG[:50], *[1] * 50]), 200).kv.length == (
+        40 if model.forward.layout.token_elements == 0 else 0
+    )
+
+
+def test_recurrent_states_that_are_damaged_leave_earlier_ones(store: MemoryStore) -> None:
+    """The tokens after those are computed again."""
+    model = qwen3_next()
+    kv, made = with_points(model, (40, 99), 99), stored_kv(model, store)
+    made.write(transcript(), kv.snapshot(), 60)
+    [last] = [key for key in store.list("kv/s") if "/00000099-00000099" in key]
+    store._values[last] += b"x"
+    found = made.read(transcript(), 200)
+    assert found.kv.length == 40
+    assert not found.is_whole
+    assert last not in store.list("kv/s")
+    for key in store.list("kv/s"):
+        store.delete(key)
+    kv.truncate(98)
+    made.write(transcript(), kv.snapshot(), 60)
+    assert made.read(transcript(), 200).kv.length == 40
 
 
 def test_no_more_is_read_than_there_is_room_for(model: Model, store: MemoryStore) -> None:
