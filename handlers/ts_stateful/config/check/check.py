@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from ts_stateful.config.check.access import check_access
+from ts_stateful.config.check.adapters import check_adapters
 from ts_stateful.config.check.budgets import check_budgets, check_model
 from ts_stateful.config.check.checkpoint import check_checkpoint
 from ts_stateful.config.check.finding import Finding, error
@@ -56,15 +57,14 @@ def check_file(
         return [document]
     try:
         config = load_config(document)
-        findings = check_config(config, model)
+        findings = [*check_config(config, model), *check_adapters(config.handler, path.parent)]
         if config.state is None:
             folders = (path.parent / config.handler.model, Path(config.handler.model).expanduser())
             found = model_folder or next(filter(Path.is_dir, folders), None)
             if found is not None and found.is_dir():  # or a config.json alone
                 has_template = config.handler.chat_template is not None
                 findings = [*check_checkpoint(found, has_template=has_template), *findings]
-                findings.sort(key=lambda finding: finding.severity != "error")
-        return findings
+        return sorted(findings, key=lambda finding: finding.severity != "error")
     except ConfigError as reason:
         return [error(str(path), str(reason), "see docs/configuration.md")]
 

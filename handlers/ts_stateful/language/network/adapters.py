@@ -10,33 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from ts_stateful.config.adapters import ADAPTER_WEIGHTS, read_adapter, tensor_name
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kv.to_device import to_device
 
 __all__ = ["Adapter", "Adapters", "load_adapter"]
-
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_KEY: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-# Settings of `peft` that change more than linear layers, or in another way; with values that change nothing.
-_PLAIN: Final[dict[str, tuple[Any, ...]]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none", None),
-    "modules_to_save": (None, []),
-    **dict.fromkeys(("use_dora", "lora_bias", "use_qalora"), (False, None)),
-    **dict.fromkeys(
-        ("layer_replication", "target_parameters", "trainable_token_indices"), (None, [])
-    ),
-    "alora_invocation_tokens": (None, []),
-}
 
 
 class _Change(NamedTuple):
@@ -123,44 +109,26 @@ def load_adapter(network: PreTrainedModel, name: str, folder: Path) -> Adapter:
     Raises:
         ConfigError: it cannot be read, or not be used with this network.
     """
+    settings, layers = read_adapter(name, folder)
     key = f"handler.adapters: {name}"
     try:
-        config = msgspec.json.decode((folder / _CONFIG).read_bytes(), type=dict[str, Any])
-        data = (folder / _WEIGHTS).read_bytes()
+        data = (folder / ADAPTER_WEIGHTS).read_bytes()
         tensors = load(data)
-    except (OSError, msgspec.DecodeError, SafetensorError) as error:
-        raise ConfigError(
-            f"{key}: {folder} needs {_CONFIG} and {_WEIGHTS}, as `peft` saves them: {error}"
-        ) from None
-    for field, plain in _PLAIN.items():
-        if config.get(field, plain[0]) not in plain:
-            raise ConfigError(
-                f"{key}: `{field}` {config[field]!r} is not supported, only plain LoRA"
-            )
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{key}: {folder / ADAPTER_WEIGHTS}: {error}") from None
     changes = {
-        path: _change(network, path, pair, config, key)
-        for path, pair in _pairs(tensors, key).items()
+        path: _change(
+            network, path, [tensors[tensor_name(path, which)] for which in "AB"], settings, key
+        )
+        for path in layers
     }
     scales = sorted((path, change.scale) for path, change in changes.items())
     digest = hashlib.sha256(data + json.dumps(scales).encode()).hexdigest()[:16]
     return Adapter(digest, changes)
 
 
-def _pairs(tensors: Mapping[str, Tensor], key: str) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors A and B by the path of their layer."""
-    pairs: dict[str, dict[str, Tensor]] = {}
-    for tensor_name, tensor in sorted(tensors.items()):
-        match = _KEY.fullmatch(tensor_name)
-        if match is None:
-            raise ConfigError(f"{key}: `{tensor_name}` is not the change of a linear layer")
-        pairs.setdefault(match[1], {})[match[2]] = tensor
-    if not pairs:
-        raise ConfigError(f"{key}: {_WEIGHTS} is empty")
-    return pairs
-
-
 def _change(
-    network: PreTrainedModel, path: str, pair: Mapping[str, Tensor], config: Any, key: str
+    network: PreTrainedModel, path: str, pair: Sequence[Tensor], config: Any, key: str
 ) -> _Change:
     decoder: Any = network.get_decoder()
     try:
@@ -175,9 +143,9 @@ def _change(
         (getattr(layer, "in_features", None) or getattr(layer, "nx", None)),
         (getattr(layer, "out_features", None) or getattr(layer, "nf", None)),
     )
-    if len(pair) != 2 or (pair["A"].shape[1], pair["B"].shape[0]) != sizes:
+    if (pair[0].shape[1], pair[1].shape[0]) != sizes:
         raise ConfigError(f"{key}: the change of `{path}` does not have the sizes {sizes}")
-    down, up = (pair[which].to(network.device, network.dtype) for which in "AB")
+    down, up = (part.to(network.device, network.dtype) for part in pair)
     return _Change(down, up, _scale(config, path, down.shape[0]))
 
 

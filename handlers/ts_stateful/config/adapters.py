@@ -1,0 +1,88 @@
+"""The files of LoRA adapters in the format of `peft`, read without torch (arXiv:2106.09685).
+
+Safetensors begin with the length of a JSON header: https://huggingface.co/docs/safetensors/#format
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ts_stateful.config.schema import ConfigError
+
+__all__ = ["ADAPTER_WEIGHTS", "AdapterFiles", "read_adapter", "tensor_name"]
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_CONFIG = "adapter_config.json"
+_NAME: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_MAX_HEADER = 100_000_000  # bytes, as in the library
+# Settings of `peft` that change more than linear layers, or in another way; with values that change nothing.
+_PLAIN: Final[dict[str, tuple[Any, ...]]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    **dict.fromkeys(("use_dora", "lora_bias", "use_qalora"), (False, None)),
+    **dict.fromkeys(
+        ("layer_replication", "target_parameters", "trainable_token_indices"), (None, [])
+    ),
+    "alora_invocation_tokens": (None, []),
+}
+
+
+class AdapterFiles(NamedTuple):
+    """The settings of an adapter, and the paths of the layers that it changes."""
+
+    settings: dict[str, Any]
+    layers: list[str]
+
+
+def tensor_name(layer: str, which: str) -> str:
+    """Return the name of a layer's tensor `A` `(rank, in)` or `B` `(out, rank)`."""
+    return f"base_model.model.{layer}.lora_{which}.weight"
+
+
+def read_adapter(name: str, folder: Path) -> AdapterFiles:
+    """Read an adapter's settings and the names of its tensors.
+
+    Raises:
+        ConfigError: it is incomplete, or changes more than linear layers.
+    """
+    key = f"handler.adapters: {name}"
+    try:
+        settings = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        names = _tensor_names(folder / ADAPTER_WEIGHTS)
+        fields = dict(settings)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{key}: {folder} needs {_CONFIG} and {ADAPTER_WEIGHTS}, as `peft` saves them: {error}"
+        ) from None
+    for field, plain in _PLAIN.items():
+        if fields.get(field, plain[0]) not in plain:
+            raise ConfigError(
+                f"{key}: `{field}` {fields[field]!r} is not supported, only plain LoRA"
+            )
+    other = next((name for name in names if not _NAME.fullmatch(name)), None)
+    if other is not None:
+        raise ConfigError(f"{key}: `{other}` is not the change of a linear layer")
+    if not names:
+        raise ConfigError(f"{key}: {ADAPTER_WEIGHTS} is empty")
+    layers = dict.fromkeys(match[1] for name in names if (match := _NAME.fullmatch(name)))
+    half = next((path for path in layers if not _is_pair(path, names)), None)
+    if half is not None:
+        raise ConfigError(f"{key}: {ADAPTER_WEIGHTS} has only one of A and B of `{half}`")
+    return AdapterFiles(fields, list(layers))
+
+
+def _is_pair(layer: str, names: list[str]) -> bool:
+    return all(tensor_name(layer, which) in names for which in "AB")
+
+
+def _tensor_names(file: Path) -> list[str]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > _MAX_HEADER:
+            raise ValueError(f"{file.name} is not a safetensors file")
+        header = json.loads(stream.read(length))
+    return sorted(name for name in header if name != "__metadata__")
