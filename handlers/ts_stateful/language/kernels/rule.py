@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ts_stateful.language.kv.spans import Span
 
-__all__ = ["Masks", "Reach", "Rule"]
+__all__ = ["Bias", "Masks", "Reach", "Rule"]
+
+
+class Bias(Protocol):
+    """What is added to the scores of keys."""
+
+    def of(self, num_keys: int) -> Tensor:
+        """Return the biases of a session's keys, `(heads, 1, num_keys)`."""
+        ...
 
 
 class Rule(NamedTuple):
@@ -21,11 +29,14 @@ class Rule(NamedTuple):
     scale: float | None
     softcap: float | None = None
     sinks: Tensor | None = None
+    bias: Bias | None = None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention of one session's new tokens, causal without a mask; `(1, tokens, heads, value_dim)`."""
         if self.softcap is not None or self.sinks is not None:
             return self._attend_plainly(query, keys, values, mask).transpose(1, 2)
+        if self.bias is not None:
+            return self._attend_biased(self.bias, query, keys, values, mask).transpose(1, 2)
         _, heads, num_tokens, dim = query.shape
         if mask is None and num_tokens > 1:
             return scaled_dot_product_attention(
@@ -36,6 +47,18 @@ class Rule(NamedTuple):
         mask = None if mask is None else mask.repeat(heads // keys.shape[1], 1)
         output = scaled_dot_product_attention(groups, keys, values, mask, scale=self.scale)
         return output.reshape(1, heads, num_tokens, -1).transpose(1, 2)
+
+    def _attend_biased(
+        self, bias: Bias, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        added, num_tokens = bias.of(keys.shape[2]), query.shape[2]
+        if mask is None and num_tokens > 1:
+            mask = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=query.device).tril()
+        if mask is not None:
+            added = added.masked_fill(~mask, -math.inf)
+        return scaled_dot_product_attention(
+            query, keys, values, added.to(query.dtype), scale=self.scale, enable_gqa=True
+        )
 
     def _attend_plainly(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None

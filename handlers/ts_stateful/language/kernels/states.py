@@ -90,7 +90,7 @@ class States:
         block, and only those that were chosen if an index chooses.
         """
         self.window = window
-        self.for_kernels &= chosen is None
+        self.for_kernels &= chosen is None and rule.bias is None
         if self._kernels and self._table:
             assert self.for_kernels
             output = self._kernels.attend(query[0], self._table, self._layer, rule, window)

@@ -7,6 +7,7 @@ import logging
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ts_stateful.language.kernels.alibi import exchange_biased
 from ts_stateful.language.kernels.attention import FLAT
 from ts_stateful.language.kernels.indexes import few_chosen
 from ts_stateful.language.kernels.latent import keep_latents
@@ -46,6 +47,7 @@ def find_forward(network: PreTrainedModel, layout: KVLayout) -> Forward:
     else:
         keep_latents(network)
         exchange_methods(network)
+        exchange_biased(network)
         reason = _difference_of_batch(forward) if others else _difference(forward)
         forward.flat = not (reason or others)
         forward.batched = bool(others) and not reason

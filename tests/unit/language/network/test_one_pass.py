@@ -10,11 +10,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.tiny import MORE_MODELS
-from tests.support.tiny.more_text import gemma3n, llama4
+from tests.support.tiny.more_text import bloom, gemma3n, llama4, qwen2_moe
 from tests.support.tiny.own_attention import gpt_neo
 from tests.support.tiny.small import SMALL
 from tests.support.tiny.text import WINDOW
 from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.language.network import one_pass
 from ts_stateful.language.network.layer_kinds import layer_chunks, layer_windows
 from ts_stateful.language.network.layout import find_layout
 from ts_stateful.language.network.load import accelerate
@@ -40,26 +41,37 @@ RECURRENT = {
     "lfm2_moe": "its layers of conv take one session at a time",
     **dict.fromkeys(LINEAR, "its layers of linear_attention take one session at a time"),
 }
-REASONS = {
-    "bloom": f"BloomForCausalLM {OWN_CODE}",
-    "falcon_alibi": f"FalconForCausalLM {OWN_CODE}",
-    "mpt": f"MptForCausalLM {OWN_CODE}",
-    "qwen2_moe": "its attention receives windows [None, None], not its configuration's [12, None]",
-}
 
 
 @pytest.mark.parametrize("name", sorted(MORE_MODELS))
-def test_all_but_a_few_are_computed_in_one_pass(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log names the reason for the others. With recurrent states, replies are computed in one, and prompts are not."""
+def test_all_are_computed_in_one_pass(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With recurrent states, replies are computed in one, and prompts are not; the log names the reason."""
     caplog.set_level("INFO")
     model = MORE_MODELS[name]()
-    assert model.forward.flat is (name not in REASONS and name not in RECURRENT)
+    assert model.forward.flat is (name not in RECURRENT)
     assert model.forward.batched is (name in RECURRENT)
-    assert (REASONS | RECURRENT).get(name, "") in caplog.text
+    assert RECURRENT.get(name, "") in caplog.text
     assert ("one forward pass for all replies" in caplog.text) is (name in RECURRENT)
-    assert ("every session gets its own forward pass" in caplog.text) is (name in REASONS)
+    assert "every session gets its own forward pass" not in caplog.text
+
+
+def test_code_that_takes_one_session_keeps_a_pass_for_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names the class."""
+    monkeypatch.setattr(one_pass, "exchange_biased", lambda network: None)
+    assert not bloom().forward.flat
+    assert f"own forward pass: BloomForCausalLM {OWN_CODE}" in caplog.text
+
+
+def test_windows_that_no_attention_receives_keep_a_pass_for_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The samples do not reach their ends, so the configuration counts."""
+    monkeypatch.setattr(one_pass, "layer_windows", lambda config: [WINDOW, WINDOW])
+    assert not qwen2_moe().forward.flat
+    reason = f"its attention receives windows [{WINDOW}, None], not its configuration's"
+    assert reason in caplog.text
 
 
 def test_the_rules_of_layers_come_from_the_configuration() -> None:
