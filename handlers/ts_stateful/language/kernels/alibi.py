@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -65,11 +66,6 @@ class _MptMade(_Made):
 
 def exchange_biased(network: nn.Module) -> None:
     """Let these models' modules take the states of many sessions."""
-    kinds = {
-        "BloomAttention": (_bloom, _Made),
-        "MptAttention": (_mpt, _MptMade),
-        "FalconAttention": (_falcon, _FalconMade),
-    }
     made: dict[str, Bias] = {}
     for module in network.modules():
         attention: Any = module
@@ -78,8 +74,8 @@ def exchange_biased(network: nn.Module) -> None:
             attention.build_alibi_tensor = partial(_unless_flat, attention)
         elif name == "FalconModel" and attention.config.alibi:
             attention.register_forward_pre_hook(_without_biases, with_kwargs=True)
-        elif name in kinds and not (name.startswith("Falcon") and not attention.config.alibi):
-            forward, biases = kinds[name]
+        elif name in _KINDS and (name != "FalconAttention" or attention.config.alibi):
+            forward, biases = _KINDS[name]
             bias = made.setdefault(name, biases(attention))
             attention.forward = partial(forward, attention, bias)
 
@@ -148,3 +144,10 @@ def _stock(attention: nn.Module) -> Any:
 
 def _weight(attention: nn.Module) -> Tensor:
     return next(attention.parameters())
+
+
+_KINDS: dict[str, tuple[Callable[..., Any], type[_Made]]] = {
+    "BloomAttention": (_bloom, _Made),
+    "MptAttention": (_mpt, _MptMade),
+    "FalconAttention": (_falcon, _FalconMade),
+}

@@ -16,7 +16,7 @@ __all__ = ["Bias", "Masks", "Reach", "Rule"]
 
 
 class Bias(Protocol):
-    """What is added to the scores of keys."""
+    """Numbers that are added to the scores of keys."""
 
     def of(self, num_keys: int) -> Tensor:
         """Return the biases of a session's keys, `(heads, 1, num_keys)`."""
