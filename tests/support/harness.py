@@ -250,7 +250,7 @@ def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tok
     inputs: dict[str, Any] = {}
     if model.vision is not None and session.state.images:
         # All images of the conversation at once, as a processor is given them: tiled ones are padded to one another.
-        pictures = [list(harness.pictures.values())[:seen]]
+        pictures = model.vision.arranged(list(harness.pictures.values())[:seen])
         made = model.vision._processor(
             text=[model.vision.image_token * seen], images=pictures, return_tensors="pt"
         )

@@ -89,6 +89,8 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """Run code from the model's repository."""
     vision: bool = True
     """False: serve the text of a vision-language model, and refuse images."""
+    image_tiling: Literal["each", "none"] | None = None
+    """Of a model that cuts an image only where it is alone (LLaVA-OneVision): `each` cuts all of a session, `none` none."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: bfloat16 on a GPU, and on a CPU with bfloat16 hardware if the checkpoint is stored in it. Else float32."""
     pack_linears: bool = True

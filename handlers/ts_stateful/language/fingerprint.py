@@ -18,9 +18,12 @@ _IGNORED = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_d
 
 
 def fingerprint(
-    network: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, owner: Any
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    owner: Any,
+    image_tiling: str | None = None,
 ) -> dict[str, str]:
-    """Return digests by part: model, weights, dtype, tokenizer, template, and processor if there is one.
+    """Return digests by part: model, weights, dtype, tokenizer, template, processor and tiling if there is one.
 
     Two servers can continue each other's sessions if the digests agree. They cover content, never paths, which differ between
     servers.
@@ -34,6 +37,8 @@ def fingerprint(
     }
     if owner is not tokenizer:
         parts["processor"] = _digest(_without(owner.image_processor.to_dict()))
+    if image_tiling is not None:
+        parts["tiling"] = image_tiling
     return parts
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -47,11 +47,17 @@ def _written(build: Callable[[], Checkpoint]) -> tempfile.TemporaryDirectory[str
     return folder
 
 
-def loaded(build: Callable[[], Checkpoint]) -> Model:
+def loaded(
+    build: Callable[[], Checkpoint], image_tiling: Literal["each", "none"] | None = None
+) -> Model:
     """Load a checkpoint, which is made once in a process, with nothing accelerated."""
     folder = Path(_written(build).name)
     settings = HandlerConfig(
-        model=str(folder), pack_linears=False, fused_layers=False, attention_kernels=False
+        model=str(folder),
+        pack_linears=False,
+        fused_layers=False,
+        attention_kernels=False,
+        image_tiling=image_tiling,
     )
     model = load_model(settings, folder, torch.device("cpu"))
     verify_images(model)

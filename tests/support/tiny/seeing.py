@@ -14,6 +14,8 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -68,6 +70,16 @@ def pixtral() -> Model:
 def mistral3() -> Model:
     """Build Mistral Small 3: Pixtral's tower, patches merged by four."""
     return loaded(_mistral3)
+
+
+def llava_onevision() -> Model:
+    """Build LLaVA-OneVision with tiles of every image, because `handler.imageTiling` is `each`."""
+    return loaded(_llava_onevision, image_tiling="each")
+
+
+def llava_onevision_untiled() -> Model:
+    """Build LLaVA-OneVision with images that are never cut, because `handler.imageTiling` is `none`."""
+    return loaded(_llava_onevision, image_tiling="none")
 
 
 def _llava() -> Checkpoint:
@@ -196,6 +208,41 @@ def _internvl() -> Checkpoint:
         "processor_config.json": {
             "image_seq_length": 4,
             "processor_class": "InternVLProcessor",
+        },
+    }
+    return Checkpoint(network, tokenizer, files)
+
+
+def _llava_onevision() -> Checkpoint:
+    torch.manual_seed(45)
+    grid = [[32, 32], [32, 64], [64, 32], [64, 64]]
+    network = LlavaOnevisionForConditionalGeneration(
+        LlavaOnevisionConfig(
+            vision_config={"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
+            text_config=Qwen2Config(**SMALL),
+            image_token_id=3,
+            video_token_id=4,
+            image_grid_pinpoints=grid,
+            vision_aspect_ratio="anyres_max_9",
+            tie_word_embeddings=False,
+        )
+    ).eval()
+    network.generation_config.eos_token_id = 2
+    mute(network, 3)
+    template = CHATML.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>\n")
+    tokenizer = chatml("<image>", "<video>", template=template)
+    files: dict[str, dict[str, Any]] = {
+        "preprocessor_config.json": {
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "processor_class": "LlavaOnevisionProcessor",
+            "image_grid_pinpoints": grid,
+            "size": _SQUARE,
+        },
+        "processor_config.json": {
+            "num_image_tokens": 16,
+            "processor_class": "LlavaOnevisionProcessor",
+            "vision_aspect_ratio": "anyres_max_9",
+            "vision_feature_select_strategy": "full",
         },
     }
     return Checkpoint(network, tokenizer, files)

@@ -109,7 +109,14 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # where kernels are launched and graphs captured
     network.to(device).eval()
-    model = build_model(Path(name).name, network, owner, settings.context_length, quantization)
+    model = build_model(
+        Path(name).name,
+        network,
+        owner,
+        settings.context_length,
+        quantization,
+        settings.image_tiling,
+    )
     use_adapters(
         model,
         {name: model_dir / Path(path).expanduser() for name, path in settings.adapters.items()},
@@ -189,8 +196,11 @@ def build_model(
     owner: Any,
     context_length: int | None = None,
     quantization: str | None = None,
+    image_tiling: str | None = None,
 ) -> Model:
     """Combine a loaded network with its processor or tokenizer (`owner`); `quantization` is the method of its checkpoint.
+
+    `image_tiling` is that of the configuration.
 
     Raises:
         ConfigError: the model would not be served exactly.
@@ -199,13 +209,11 @@ def build_model(
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(f"{name}: it needs a fast tokenizer (a tokenizer.json)")
     has_vision = owner is not tokenizer
-    check_network(network, name, has_vision=has_vision)
-    vision = Vision(network, owner) if has_vision else None
+    check_network(network, name, has_vision=has_vision, image_tiling=image_tiling)
+    vision = Vision(network, owner, image_tiling) if has_vision else None
     forward = verified_forward(network, name, quantised=quantization is not None)
     text = _chat_text(name, network, tokenizer, owner, vision.image_token if vision else None)
-    eos = network.generation_config.eos_token_id
-    eos = tokenizer.eos_token_id if eos is None else eos
-    eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
+    eos_ids = _eos_ids(network, tokenizer)
     window = find_window(network.config, name, context_length)
     logger.info("%s: a context has at most %d tokens, limited by %s", name, *window)
     return Model(
@@ -219,9 +227,15 @@ def build_model(
         penalties=Penalties(network.generation_config, eos_ids, name),
         token_bytes=TokenBytes(tokenizer.backend_tokenizer),
         forward=forward,
-        fingerprint=fingerprint(network, tokenizer, owner),
+        fingerprint=fingerprint(network, tokenizer, owner, image_tiling),
         quantization=quantization,
     )
+
+
+def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    eos = network.generation_config.eos_token_id
+    eos = tokenizer.eos_token_id if eos is None else eos
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
 def _chat_text(

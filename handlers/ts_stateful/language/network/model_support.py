@@ -79,8 +79,10 @@ def check_config(config: Any, name: str) -> None:
         raise ConfigError(f"{name}: layers keep more than keys and values ({listed})")
 
 
-def check_network(network: PreTrainedModel, name: str, *, has_vision: bool) -> None:
-    """Check the signatures of a model's code.
+def check_network(
+    network: PreTrainedModel, name: str, *, has_vision: bool, image_tiling: str | None = None
+) -> None:
+    """Check the signatures of a model's code; `image_tiling` is that of the configuration.
 
     Raises:
         ConfigError: the model cannot be served exactly; the message has the reason.
@@ -91,15 +93,23 @@ def check_network(network: PreTrainedModel, name: str, *, has_vision: bool) -> N
             f"{name}: {type(network).__name__} takes no keys and values of past tokens"
         )
     if has_vision:
-        _check_vision(network, name)
+        _check_vision(network, name, image_tiling)
 
 
-def _check_vision(network: PreTrainedModel, name: str) -> None:
+def _check_vision(network: PreTrainedModel, name: str, image_tiling: str | None) -> None:
     if "moe_mm_token_type_ids" in inspect.signature(network.forward).parameters:
         raise ConfigError(f"{name}: its experts need to know which tokens stand for images")
     features = getattr(network.base_model, "get_image_features", None)
-    if features is not None and "batch_num_images" in inspect.signature(features).parameters:
-        raise ConfigError(f"{name}: its embeddings of an image depend on how many there are")
+    depends = features is not None and "batch_num_images" in inspect.signature(features).parameters
+    if depends and image_tiling is None:
+        raise ConfigError(
+            f"{name}: an image is cut into tiles only where it is alone, and a session may get more:"
+            " set `handler.imageTiling` to `each` or `none`, or `handler.vision: false`"
+        )
+    if image_tiling is not None and not depends:
+        raise ConfigError(
+            f"handler.imageTiling: {name} does not choose by the number of images; remove it"
+        )
     for owner in (network, network.base_model):
         rope_index = getattr(owner, "get_rope_index", None)
         if rope_index is not None:

@@ -62,11 +62,12 @@ class ImageInput:
 class Vision:
     """The vision part of a model; it encodes one image at a time."""
 
-    def __init__(self, network: PreTrainedModel, processor: Any) -> None:
+    def __init__(self, network: PreTrainedModel, processor: Any, tiling: str | None = None) -> None:
         # A copy for media threads, because two threads must not call one tokenizer at once.
         self._processor = copy.deepcopy(processor)
         self._lock = threading.Lock()
-        self._identity = _identity(network, processor)
+        self._identity = _identity(network, processor, tiling)
+        self._tiling = tiling  # as `handler.imageTiling`
         self._network = network
         self._features = getattr(network.base_model, "get_image_features", None)
         accepts = inspect.signature(network.forward).parameters
@@ -104,15 +105,16 @@ class Vision:
 
     def prepare(self, image: PIL.Image.Image, key: str = "") -> ImageInput:
         """Run the processor on the CPU. For any thread."""
+        copies = 2 if self._tiling == "none" else 1  # an image among several is not cut
         with self._lock:
             made = self._processor(
-                text=[self.image_token],
-                images=[image],
+                text=[self.image_token * copies],
+                images=self.arranged([image] * copies),
                 return_tensors="pt",
                 add_special_tokens=False,
             )
         tensors = {
-            name: tensor
+            name: tensor[:1] if copies > 1 else tensor
             for name, tensor in made.items()
             if name in self._accepts and isinstance(tensor, Tensor)
         }
@@ -120,7 +122,7 @@ class Vision:
             raise ConfigError("the processor returns no pixels for the model")
         return ImageInput(
             key=key,
-            ids=made["input_ids"][0].tolist(),
+            ids=made["input_ids"][0, : made["input_ids"].shape[1] // copies].tolist(),
             grid=made.get("image_grid_thw"),
             tensors=tensors,
         )
@@ -132,11 +134,15 @@ class Vision:
         return dict(
             self._processor(
                 text=[text],
-                images=[list(images)],
+                images=self.arranged(images),
                 return_tensors="pt",
                 add_special_tokens=not has_bos,
             )
         )
+
+    def arranged(self, images: Sequence[PIL.Image.Image]) -> list[Any]:
+        """Return the images of one text as the processor takes them: in a list of their own, or each as if it were alone."""
+        return list(images) if self._tiling == "each" else [list(images)]
 
     def encode(self, image: ImageInput) -> None:
         """Run the vision tower: replace `tensors` by `features`. After an error the image is unchanged."""
@@ -211,6 +217,7 @@ class Vision:
         return {"image": self._output_type(pooler_output=wrapped[0], **deepstack)}
 
 
-def _identity(network: PreTrainedModel, processor: Any) -> tuple[str, ...]:
+def _identity(network: PreTrainedModel, processor: Any, tiling: str | None) -> tuple[str, ...]:
     """Return what the embeddings of an image depend on besides the image."""
-    return (processor.to_json_string(), weights_digest(network), str(network.dtype))
+    tiles = () if tiling is None else (tiling,)
+    return (processor.to_json_string(), weights_digest(network), str(network.dtype), *tiles)

@@ -140,8 +140,12 @@ def test_images_that_depend_on_how_many_there_are_are_refused() -> None:
     """LLaVA-OneVision cuts a single image into tiles, but not several: a second one would change the first."""
     config = LlavaOnevisionConfig(text_config=LlamaConfig(**SMALL))
     network = _without_weights(LlavaOnevisionForConditionalGeneration, config)
-    with pytest.raises(ConfigError, match="depend on how many there are"):
+    with pytest.raises(ConfigError, match=r"set `handler\.imageTiling` to `each` or `none`"):
         check_network(network, "onevision", has_vision=True)
+    check_network(network, "onevision", has_vision=True, image_tiling="each")
+    llama = _without_weights(LlamaForCausalLM, LlamaConfig(**SMALL))
+    with pytest.raises(ConfigError, match=r"handler\.imageTiling: llama does not choose"):
+        check_network(llama, "llama", has_vision=True, image_tiling="each")
 
 
 def test_the_window_ends_where_positions_would_change() -> None:
