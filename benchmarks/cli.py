@@ -22,6 +22,7 @@ from benchmarks.stages import (
     decode,
     forms,
     fronts,
+    growth,
     llama,
     many,
     memory,
@@ -42,6 +43,7 @@ _STAGES: dict[str, ModuleType] = {
     "open": opening,
     "memory": memory,
     "many": many,
+    "growth": growth,
     "pause": pause,
     "forms": forms,
     "speculation": speculation,
@@ -57,6 +59,7 @@ stages:
   open    time to open with an image, first and repeated
   memory  memory of idle sessions
   many    512 open sessions, 8 active
+  growth  10,000 open sessions of a very small model, 10 active, the engine without a server
   pause   the longest pause of a stream during another session's long prefill
   forms   a decode step with a JSON schema for every row
   speculation

@@ -48,6 +48,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     many_idle_history: int = 64
     many_rounds: int = 6
 
+    growth_open: tuple[int, ...] = (10, 100, 1000, 3000, 10_000)
+    growth_asks: int = 40
+    growth_rounds: int = 6
+
     pause_prompt: int = 2000
     pause_rounds: int = 3
 
@@ -86,6 +90,9 @@ QUICK: Final = Plan(
     idle_sessions=32,
     many_sessions=128,
     many_rounds=2,
+    growth_open=(10, 100, 1000),
+    growth_asks=10,
+    growth_rounds=2,
     pause_rounds=1,
     spec_rounds=1,
     form_steps=20,

@@ -19,6 +19,9 @@ from benchmarks.names import (
     CACHES,
     DECODE,
     ENGINE,
+    GROWTH_FIRST,
+    GROWTH_OPEN,
+    GROWTH_STEP,
     GRPC,
     HTTP,
     IMPLICIT,
@@ -92,6 +95,7 @@ def draw(samples: Samples, folder: Path, caption: str) -> list[Path]:
             ("ttft", TTFT, _ttft),
             ("decode", DECODE, _decode),
             ("memory", MEMORY, _memory),
+            ("growth", GROWTH_FIRST, _growth),
             ("steps", STEPS, _steps),
             ("llama", LLAMA_DECODE, partial(_beside, LLAMA, LLAMA_TTFT, LLAMA_DECODE)),
             ("vllm", VLLM_DECODE, partial(_beside, VLLM, VLLM_TTFT, VLLM_DECODE)),
@@ -151,6 +155,28 @@ def _memory(samples: Samples, figure: Figure) -> None:
     axes.set_ylabel(f"MB more than with {first} sessions")
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left", fontsize=9)
+
+
+def _growth(samples: Samples, figure: Figure) -> None:
+    axes = figure.subplots()
+    axes.set_title("One engine of a very small text model, 10 sessions active")
+    lines = {
+        GROWTH_OPEN: {**_LOOKS[RECOMPUTE], "label": "opening with a first turn"},
+        GROWTH_FIRST: {**_LOOKS[HTTP], "label": "time to first token"},
+        GROWTH_STEP: {**_LOOKS[GRPC], "label": "a step"},
+    }
+    for measure, look in lines.items():
+        sizes = sorted({sample.x for sample in samples.of(measure, ENGINE)})
+        medians = [samples.median(measure, ENGINE, size) or 0.0 for size in sizes]
+        axes.plot(sizes, medians, **look)
+    axes.set_xscale("log")
+    axes.set_xticks(sizes)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel("open sessions")
+    axes.set_ylabel("milliseconds")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=9)
 
 
 def _steps(samples: Samples, figure: Figure) -> None:

@@ -21,6 +21,9 @@ from benchmarks.names import (
     FRONT_CPU,
     FRONT_DECODE,
     FRONT_HOP,
+    GROWTH_FIRST,
+    GROWTH_OPEN,
+    GROWTH_STEP,
     GRPC,
     HTTP,
     IMPLICIT,
@@ -124,6 +127,10 @@ def _many_over_few(samples: Samples) -> float | None:
         return None
     few, *_, many = (samples.median(MANY, HTTP, size) for size in sizes)
     return _quotient(many, few)
+
+
+def _growth(measure: str, few: int) -> Callable[[Samples], float | None]:
+    return lambda s: _quotient(s.median(measure, ENGINE, 10_000), s.median(measure, ENGINE, few))
 
 
 def _frontend_share(samples: Samples) -> float | None:
@@ -265,6 +272,20 @@ RATIOS: Sequence[Ratio] = (
         1.2,
         "time to first token of 8 prompts at once with 512 open sessions, over the same with 8",
         _many_over_few,
+    ),
+    *(
+        Ratio(
+            f"{name}_10000_open_over_{few}",
+            "at most",
+            1.2,
+            f"very small text model, 10,000 open sessions: {text}, over that with {few:,}",
+            _growth(measure, few),
+        )
+        for name, measure, few, text in (
+            ("ttft", GROWTH_FIRST, 10, "time to first token"),
+            ("step", GROWTH_STEP, 10, "a step"),
+            ("open", GROWTH_OPEN, 1000, "an opening"),
+        )
     ),
     *(
         Ratio(

@@ -15,6 +15,7 @@ from benchmarks.clients.recompute import RecomputeClient
 from benchmarks.clients.stateful import GrpcClient, HttpClient
 from benchmarks.clients.vllm import VllmClient
 from benchmarks.clients.whole_list import WholeListClient
+from benchmarks.crowded_engine import CrowdedEngine
 from benchmarks.dialogues_alone import DialoguesAlone
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.floor import Floor
@@ -104,6 +105,12 @@ class Rig:
     def engine_alone(self) -> OwnProcess:
         """The engine without a server: an `EngineAlone`."""
         return self._stack.enter_context(OwnProcess(EngineAlone, self.models[0], self.threads))
+
+    @cached_property
+    def crowded_engine(self) -> OwnProcess:
+        """A very small text model with many sessions: a `CrowdedEngine`."""
+        folder, most = self.folder / "small", max(self.plan.growth_open)
+        return self._stack.enter_context(OwnProcess(CrowdedEngine, folder, most))
 
     @cached_property
     def form_steps(self) -> OwnProcess:

@@ -160,6 +160,11 @@ def _one_of_each() -> Samples:
         made.append(Sample("memory", "engine", number, 1000.0 + 11 * number, "bytes"))
         made.append(Sample("memory", "state", number, 10.0 * number, "bytes"))
     made += [Sample("many", "http", 8, 10.0, "ms"), Sample("many", "http", 512, 12.0, "ms")]
+    for measure in ("first token", "step", "opening"):
+        made += [
+            Sample(f"growth, {measure}", "engine alone", number, 1.0 + number / 100_000, "ms")
+            for number in (10, 1000, 10_000)
+        ]
     rates = {
         "engine alone": 80.0,
         "bare forward": 100.0,
@@ -198,6 +203,8 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["open_first_over_floor"] == ratios["open_repeat_over_prefill"] == 2
     assert ratios["idle_bytes_over_state"] == pytest.approx(1.1)
     assert ratios["ttft_512_open_over_8_open"] == pytest.approx(1.2)
+    assert ratios["ttft_10000_open_over_10"] == pytest.approx(1.1, rel=1e-3)
+    assert ratios["open_10000_open_over_1000"] == pytest.approx(1.1 / 1.01, rel=1e-3)
     assert ratios["steps_1_engine_over_floor"] == ratios["steps_128_engine_over_floor"] == 0.8
     assert ratios["steps_128_speedup_over_published"] == 4
     assert ratios["steps_128_frontend_share"] == 0.75
