@@ -262,7 +262,7 @@ def test_calls_end_no_worker_in_a_container(tmp_path: Path) -> None:
 
 
 def test_the_entrypoint_of_a_container_watches(tmp_path: Path) -> None:
-    """It finds the management API by itself; a worker is lost here because the class cannot be written."""
+    """It finds the management API by itself; a worker is lost here because the classes cannot be written."""
     server = profile_server(Profile.CONTINUOUS, tmp_path, name="contained")
     (tmp_path / "org").write_text("a file where a folder is needed")
     with Container(server, tmp_path):
@@ -270,5 +270,5 @@ def test_the_entrypoint_of_a_container_watches(tmp_path: Path) -> None:
         victim.loses_its_worker()
         victim.healed_s()
     log = log_path("container").read_text()
-    assert "warning: a half-closed gRPC call can end a worker" in log
+    assert "warning: a client can stop a worker" in log
     assert "ts_stateful.supervisor: error: worker: the process of chat exited" in log

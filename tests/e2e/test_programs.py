@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,9 +38,8 @@ def python() -> Path:
         subprocess.run(
             [str(uv), "venv", "-q", "--clear", "-p", sys.executable, str(folder)], check=True
         )
-        subprocess.run(
-            [str(uv), "pip", "install", "-q", "-p", str(found), "-r", str(requirements)], check=True
-        )
+        install = [str(uv), "pip", "install", "-q", "-p", str(found), "-r", str(requirements)]
+        subprocess.run(install, check=True, env={**os.environ, "UV_HTTP_RETRIES": "8"})
         (folder / "complete").touch()
     return found
 

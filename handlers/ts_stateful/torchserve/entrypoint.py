@@ -2,7 +2,7 @@
 
 The command gets a private temporary folder. TorchServe has its sockets and unpacked models there.
 
-TorchServe's class of gRPC jobs is mended in the working directory. If TorchServe loses the worker of a model all the same,
+Two classes of TorchServe are mended in the working directory. If TorchServe loses the worker of a model all the same,
 the entrypoint replaces it. On SIGTERM or SIGINT, engines finish their requests with all connections open, and TorchServe
 stops after them. The entrypoint waits for the last engine, because all processes of a container are killed with the first one.
 """
@@ -26,8 +26,8 @@ import psutil
 from ts_stateful.process.drain import descendants, drain, is_engine, is_torchserve, wait_ended
 from ts_stateful.process.private import is_private, make_private
 from ts_stateful.serving.server_log import ServerLog
-from ts_stateful.torchserve.ended_calls import MendFailed, mend
 from ts_stateful.torchserve.guard import Guard, is_watched
+from ts_stateful.torchserve.mended_classes import MendFailed, write_mended
 from ts_stateful.torchserve.properties import management_of
 
 __all__ = ["main"]
@@ -115,9 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda number, _: signals.put(number))
     if is_watched(os.environ):
         try:
-            mend(Path.cwd())
+            write_mended(Path.cwd())
         except MendFailed as error:
-            sys.stderr.write(f"warning: a half-closed gRPC call can end a worker: {error}\n")
+            sys.stderr.write(f"warning: a client can stop a worker: {error}\n")
     try:
         entrypoint = _Entrypoint(command)
     except RuntimeError as error:

@@ -26,9 +26,9 @@ from ts_stateful.process.spec import STATE_FOLDER, keep_logs
 from ts_stateful.serving.local import ServerFailed, get_json
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server import LocalServer
-from ts_stateful.torchserve.ended_calls import MendFailed, mend
 from ts_stateful.torchserve.guard import Guard
 from ts_stateful.torchserve.java import java_environment
+from ts_stateful.torchserve.mended_classes import MendFailed, write_mended
 from ts_stateful.torchserve.properties import management_key
 
 __all__ = ["TorchServe", "TorchServeSettings"]
@@ -156,9 +156,9 @@ class TorchServe(LocalServer):
         temporary.mkdir(mode=0o700)
         if settings.watch:
             try:
-                mend(self._home)
+                write_mended(self._home)
             except MendFailed as error:
-                self._log.write(f"warning: a half-closed gRPC call can end a worker: {error}\n")
+                self._log.write(f"warning: a client can stop a worker: {error}\n")
         command = [sys.executable, "-m", "ts.model_server"]
         command += ["--start", "--foreground", "--no-config-snapshots"]
         command += ["--model-store", str(archive.parent)]
