@@ -42,7 +42,7 @@ BIN := $(VENV)/bin
 NAME := $(or $(EXAMPLE),chat)
 INSTALLED := $(VENV)/.stamp
 # What a node's image installs of setup.cfg; `make lock` after a change of that or of constraints.txt.
-NODE_EXTRAS := server redis s3 encryption jwt otel top
+NODE_EXTRAS := server audio redis s3 encryption jwt otel top
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate \
 	--custom-compile-command 'make lock' -c constraints.txt
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))

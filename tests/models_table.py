@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.harness import Harness, reference_reply
-from tests.support.pictures import noise
+from tests.support.sounds import media_of
 from tests.support.tiny import MODELS, MORE_MODELS
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.network.load import Model, accelerate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 BEGIN, END = "<!-- begin: made by python -m tests.models_table -->", "<!-- end -->"
-_HEAD = "| model | class | sessions in a pass | fused | images | exact | of note |\n|---|---|---|---|---|---|---|\n"
+_HEAD = "| model | class | sessions in a pass | fused | media | exact | of note |\n|---|---|---|---|---|---|---|\n"
 
 
 def title(build: Callable[[], Model]) -> tuple[str, str]:
@@ -36,18 +36,18 @@ def row(build: Callable[[], Model]) -> str:
     exact = "yes" if is_exact(model) else "**no**"
     if model.forward.token_by_token:
         note = "; ".join(filter(None, (note, "a pass for each token of a later prompt")))
-    images = "yes" if model.vision else ""
+    media = model.encoder.kind if model.encoder else ""
     accelerate(model, HandlerConfig(model="", pack_linears=False, attention_kernels=False))
     fused = "yes" if model.forward._shortcut else ""
     passes = "all" if model.forward.flat else "replies" if model.forward.batched else "one"
-    cells = (name, type(model.network).__name__, passes, fused, images, exact, note)
+    cells = (name, type(model.network).__name__, passes, fused, media, exact, note)
     return f"| {' | '.join(cells)} |\n"
 
 
 def is_exact(model: Model) -> bool:
     """Return True if a conversation is what stock `generate` makes of its transcript."""
     harness = Harness(model)
-    harness.open("s", [noise(1), noise(2, 80, 30)] if model.vision else [])
+    harness.open("s", media_of(model))
     try:
         for question in ("What color is the circle?", "And the square?"):
             harness.prompt("s", question, max_new_tokens=16)

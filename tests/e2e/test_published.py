@@ -56,9 +56,9 @@ def test_published_checkpoints_are_served(tmp_path: Path) -> None:
 
 def stock_text(model: Model) -> str:
     """The reply of stock `generate` to the stock processor's inputs."""
-    assert model.vision is not None
+    assert model.encoder is not None
     content = [{"type": "image", "image": picture} for picture in PICTURES]
-    inputs = model.vision._processor.apply_chat_template(
+    inputs = model.encoder._processor.apply_chat_template(
         [{"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]}],
         add_generation_prompt=True,
         tokenize=True,

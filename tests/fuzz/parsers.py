@@ -8,11 +8,12 @@ from typing import Any, Final, NamedTuple
 
 import jwt
 import msgspec
+import numpy as np
 
 from tests.fuzz import stored
 from tests.fuzz.work import bounded
 from tests.support import dialects
-from tests.support.decoding import decode
+from tests.support.decoding import decode, decode_clip
 from tests.support.fake_dispatcher import NAMES
 from tests.support.fake_torchserve import HTTP
 from tests.support.issuer import AUDIENCE, ISSUER, Issuer
@@ -22,6 +23,7 @@ from ts_stateful.config.schema import MediaConfig
 from ts_stateful.frontend.parsing.headers import RequestHeaders
 from ts_stateful.frontend.parsing.steps import StepParser
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
+from ts_stateful.media.decoder.frames import Audible
 from ts_stateful.media.encoded import decode_base64, decode_data_url
 from ts_stateful.media.urls import Target, parse_url, resolve_redirect
 from ts_stateful.principals.authenticator import Call
@@ -35,6 +37,7 @@ from ts_stateful.store.base import StoreCorrupt
 __all__ = ["PARSERS", "Parser", "check"]
 
 _MEDIA = MediaConfig(max_bytes=2_000_000, max_pixels=1_000_000)
+_WANTED = Audible(16_000, 0.1, 30.0)
 _TOKEN_BYTES = 16_000  # more than a token may have
 _KEY_SET_BYTES = 1_000_000  # as many as are read
 _HEAD_BYTES = 64_000  # servers and clients read no more headers
@@ -137,6 +140,13 @@ def _image(data: bytes) -> None:
     assert found.width * found.height <= _MEDIA.max_pixels
 
 
+def _clip(data: bytes) -> None:
+    """Decode a clip of audio, in a decoder process."""
+    found = decode_clip(data, _MEDIA, _WANTED, "audio")
+    assert found.dtype == np.float32
+    assert 0 < len(found) <= _WANTED.rate * _WANTED.max_seconds + 1
+
+
 class _Published:
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -166,6 +176,7 @@ PARSERS: Final[Mapping[str, Parser]] = {
     "redirect": Parser(_redirect, (MediaError,)),
     "encoded": Parser(_encoded, (MediaError,)),
     "image": Parser(_image, (MediaError,)),
+    "clip": Parser(_clip, (MediaError,)),
     "token": Parser(_token, (Unauthenticated,)),
     "key-set": Parser(lambda data: read_keys(data[:_KEY_SET_BYTES]), (KeysUnreadable,)),
     "entry": Parser(stored.entry, (StoreCorrupt,)),

@@ -32,7 +32,7 @@ MAKERS: dict[str, Callable[[], Model]] = {**MODELS, "rewriting": lambda: llama(R
 
 def opened(model: Model, **config: object) -> Harness:
     harness = Harness(model, dict(config))
-    pictures = [noise(1), noise(2, 80, 30)] if model.vision else []
+    pictures = [noise(1), noise(2, 80, 30)] if model.encoder else []
     assert "error" not in harness.open("s", pictures, metadata={"user": 7})
     return harness
 

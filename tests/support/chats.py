@@ -30,7 +30,7 @@ class Chats:
         self.harness = Harness(model, config, store=store)
         self.num_alone = 0
         self.pictures = {name: noise(seed) for seed, name in enumerate(("@1", "@2", "@3"), start=1)}
-        self.harness.pictures.update(self.pictures)
+        self.harness.media.update(self.pictures)
 
     def say(
         self, *told: Told, session: str = "s", checked: bool = True, **fields: Any
@@ -73,12 +73,12 @@ class Chats:
         prompt, reply = held.state.log[: turn.usage.prompt_tokens], held.state.log
         pictures = [part for _, said in told for part in said if part in self.pictures]
         inputs: dict[str, Any] = {}
-        if model.vision is not None and pictures:
+        if model.encoder is not None and pictures:
             shown = [[self.pictures[name] for name in pictures]]
-            made = model.vision._processor.image_processor(shown, return_tensors="pt")
+            made = model.encoder._processor.image_processor(shown, return_tensors="pt")
             inputs = {name: made[name] for name in made if isinstance(made[name], torch.Tensor)}
             if "image_grid_thw" in made:
-                mask = model.vision.mask(prompt, held.state.images)
+                mask = model.encoder.mask(prompt, held.state.images)
                 inputs["mm_token_type_ids"] = torch.tensor([list(mask)], dtype=torch.int)
         generated = stock_reply(model, prompt, NEW_TOKENS, **inputs)
         while generated and generated[-1] in model.eos_ids:

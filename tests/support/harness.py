@@ -8,23 +8,24 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, Literal
 
-import PIL.Image
+import numpy as np
 import torch
 
 from tests.support.clock import FakeClock
 from tests.support.decoding import PlainDecoder
 from tests.support.pictures import png
+from tests.support.sounds import Medium, wav
 from ts_stateful.config.schema import Config, load_config
 from ts_stateful.engine.services import Services, WorkQueue
+from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.encoders.loader import ReadImage, TurnMedia
 from ts_stateful.language.engine import LanguageKind, build_engine
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.loader import ImageLoader, ReadImage
-from ts_stateful.media.load import ImageFile
+from ts_stateful.media.load import MediaFile
 from ts_stateful.protocol.chat import AnyRequest
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind, Submit
-from ts_stateful.protocol.requests import Close, Image, Open, Prompt
+from ts_stateful.protocol.requests import Audio, Close, Image, Media, Open, Prompt
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.base import Store
 from ts_stateful.store.ordered_calls import StoreCalls
@@ -87,7 +88,7 @@ class Harness:
         self.model = model
         self.clock = FakeClock()
         self.executor = LaterExecutor()
-        self.pictures: dict[str, PIL.Image.Image] = {}
+        self.media: dict[str, Medium] = {}
         self.events: dict[str, list[Event]] = {}
         self.refuse_image: StatefulError | None = None
         self.clients: list[Hashable] = []  # those whose images were loaded
@@ -95,7 +96,7 @@ class Harness:
         self._ids = itertools.count(first_id)
         access = StoreAccess(store, policy, self.executor) if store else None
         calls = StoreCalls(access, self._queue) if access else None
-        images = ImageLoader(self, self._queue)
+        images = TurnMedia(self, self._queue)
         self.engine = build_engine(
             model,
             config,
@@ -112,12 +113,12 @@ class Harness:
 
     def load(
         self,
-        images: Sequence[Image],
+        images: Sequence[Media],
         files: Sequence[bytes],
         read: ReadImage,
         client: Hashable,
-    ) -> Future[list[ImageInput]]:
-        loaded: Future[list[ImageInput]] = Future()
+    ) -> Future[list[MediaInput]]:
+        loaded: Future[list[MediaInput]] = Future()
 
         def run() -> None:
             try:
@@ -130,13 +131,14 @@ class Harness:
         return loaded
 
     def read_all(
-        self, images: Sequence[Image], files: Sequence[bytes], read: ReadImage
-    ) -> list[ImageInput]:
+        self, images: Sequence[Media], files: Sequence[bytes], read: ReadImage
+    ) -> list[MediaInput]:
         """Read what was asked for; on the thread that has the job."""
         if self.refuse_image is not None:
             raise self.refuse_image
-        pictures = [self.pictures[image.url or ""] for image in images]
-        return [read(ImageFile(png(picture), PlainDecoder(), "images")) for picture in pictures]
+        media = [self.media[image.url or ""] for image in images]
+        files_of = [wav(each) if isinstance(each, np.ndarray) else png(each) for each in media]
+        return [read(MediaFile(data, PlainDecoder(), "images")) for data in files_of]
 
     def submit(self, command: AnyRequest, request_id: str = "", **fields: Any) -> str:
         """Submits a request; returns its id."""
@@ -203,16 +205,18 @@ class Harness:
         self.run()
         return self.last(request_id)
 
-    def open(
-        self, session_id: str, images: Iterable[PIL.Image.Image] = (), **fields: Any
-    ) -> dict[str, Any]:
-        """Opens a session on these pictures."""
-        names = []
-        for picture in images:
-            names.append(f"picture-{len(self.pictures)}")
-            self.pictures[names[-1]] = picture
-        refs = tuple(Image(url=name) for name in names)
-        return self.ask(Open(session_id=session_id, images=refs, **fields), creates_session=True)
+    def open(self, session_id: str, media: Iterable[Medium] = (), **fields: Any) -> dict[str, Any]:
+        """Opens a session on these pictures or clips."""
+        images, audio = list[Image](), list[Audio]()
+        for medium in media:
+            name = f"picture-{len(self.media)}"
+            self.media[name] = medium
+            if isinstance(medium, np.ndarray):
+                audio.append(Audio(url=name))
+            else:
+                images.append(Image(url=name))
+        command = Open(session_id=session_id, images=tuple(images), audio=tuple(audio), **fields)
+        return self.ask(command, creates_session=True)
 
     def prompt(self, session_id: str, text: str, **fields: Any) -> dict[str, Any]:
         """One turn."""
@@ -248,15 +252,13 @@ def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tok
     log, turn, seen = session.state.log, session.turns[-1], len(session.state.images)
     prompt, reply = log[: turn.usage.prompt_tokens], log[turn.usage.prompt_tokens :]
     inputs: dict[str, Any] = {}
-    if model.vision is not None and session.state.images:
-        # All images of the conversation at once, as a processor is given them: tiled ones are padded to one another.
-        pictures = model.vision.arranged(list(harness.pictures.values())[:seen])
-        made = model.vision._processor(
-            text=[model.vision.image_token * seen], images=pictures, return_tensors="pt"
-        )
+    if model.encoder is not None and session.state.images:
+        # All media of the conversation at once, as a processor is given them: tiled ones are padded to one another.
+        media = list(harness.media.values())[:seen]
+        made = model.encoder.process(model.encoder.token * seen, media)
         ids = {"input_ids", "attention_mask"}
         inputs = {n: made[n] for n in made if n not in ids and isinstance(made[n], torch.Tensor)}
-        mask = torch.tensor([list(model.vision.mask(prompt, session.state.images))])
+        mask = torch.tensor([list(model.encoder.mask(prompt, session.state.images))])
         inputs |= {name: mask for name in inputs if name.endswith("token_type_ids")}
     generated = stock_reply(model, prompt, max_new_tokens, **inputs)
     while generated and generated[-1] in model.eos_ids:

@@ -9,7 +9,9 @@ from typing import Any
 import PIL.Image
 import torch
 
-__all__ = ["encoded", "noise", "png", "png_base64"]
+__all__ = ["Picture", "encoded", "noise", "png", "png_base64"]
+
+Picture = PIL.Image.Image
 
 
 def noise(seed: int, width: int = 40, height: int = 56) -> PIL.Image.Image:

@@ -17,6 +17,7 @@ __all__ = ["COMMANDS", "ChatLoop", "ChatOptions"]
 
 COMMANDS = """\
 /image FILE  send an image (a file or a URL) with the next prompt
+/audio FILE  the same with a clip of audio, for a model that hears
 /info        show the session's state, turns, tokens and bytes
 /fork        continue in a copy of the session; the original keeps its turns
 /rewind N    remove all turns after turn N; 0 removes all turns
@@ -35,6 +36,7 @@ class ChatOptions:
     session: Session | None = None
     system: str | None = None
     images: tuple[str, ...] = ()
+    audio: tuple[str, ...] = ()
     prompt: PromptOptions = field(default_factory=PromptOptions)
 
 
@@ -56,7 +58,7 @@ class ChatLoop:
         self._clock = clock
         self._session = options.session
         self._sessions = [] if self._session is None else [self._session]  # with its forks
-        self._images = list(options.images)
+        self._images, self._audio = list(options.images), list(options.audio)
         self._num_failures = 0
 
     def run(self) -> int:
@@ -96,9 +98,11 @@ class ChatLoop:
         except (ClientError, StatefulError, OSError) as error:
             self._num_failures += 1
             self._terminal.aside(f"error: {_reason(error)}")
-            if self._images:
-                self._images.clear()
-                self._terminal.aside("the images were dropped; give them again with /image")
+            if self._images or self._audio:
+                self._forget_files()
+                self._terminal.aside(
+                    "the files were dropped; give them again with /image or /audio"
+                )
             if isinstance(error, SessionError) and error.status in (404, 410):
                 self._forget_session()
                 self._terminal.aside("the session has ended; the next prompt opens a new one")
@@ -112,6 +116,9 @@ class ChatLoop:
         if name == "/image" and argument:
             self._images.append(argument)
             self._terminal.aside("the image goes with the next prompt")
+        elif name == "/audio" and argument:
+            self._audio.append(argument)
+            self._terminal.aside("the clip goes with the next prompt")
         elif name == "/info":
             self._info()
         elif name == "/fork":
@@ -170,10 +177,14 @@ class ChatLoop:
 
     def _prompt(self, line: str) -> None:
         if self._session is None:
-            self._session = self._server.open(images=self._images, system=self._options.system)
+            self._session = self._server.open(
+                images=self._images, audio=self._audio, system=self._options.system
+            )
             self._sessions.append(self._session)
-            self._images.clear()
-        reply = self._session.prompt(line, images=self._images, **self._options.prompt)
+            self._forget_files()
+        reply = self._session.prompt(
+            line, images=self._images, audio=self._audio, **self._options.prompt
+        )
         started_at = self._clock.monotonic()
         first_s: float | None = None
         try:
@@ -183,9 +194,13 @@ class ChatLoop:
                 self._terminal.text(piece)
         except KeyboardInterrupt:  # the reply has cancelled its turn
             reply.close()
-        self._images.clear()
+        self._forget_files()
         self._terminal.line()
         self._terminal.aside(_figures(reply, first_s))
+
+    def _forget_files(self) -> None:
+        self._images.clear()
+        self._audio.clear()
 
     def _close(self) -> None:
         for session in self._sessions:

@@ -102,7 +102,8 @@ def _talk(options: argparse.Namespace) -> int:
 
 def _chat(server: Server, options: argparse.Namespace) -> int:
     session = server.attach(options.session) if options.session else None
-    given = ChatOptions(session, options.system, tuple(options.image), _prompt_options(options))
+    files = tuple(options.image), tuple(options.audio)
+    given = ChatOptions(session, options.system, *files, _prompt_options(options))
     chat = ChatLoop(server, Terminal(sys.stdout), sys.stdin, given)
     return _FAILED if chat.run() and not sys.stdin.isatty() else _OK
 
@@ -111,18 +112,23 @@ def _prompt(server: Server, options: argparse.Namespace) -> int:
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
     if options.session:
         session = server.attach(options.session)
-        _print_reply(session, text, options, options.image)
+        _print_reply(session, text, options, options.image, options.audio)
     else:
-        with server.open(images=options.image, system=options.system) as session:
-            _print_reply(session, text, options, [])
+        opened = server.open(images=options.image, audio=options.audio, system=options.system)
+        with opened as session:
+            _print_reply(session, text, options, (), ())
     return _OK
 
 
 def _print_reply(
-    session: Session, text: str, options: argparse.Namespace, images: Sequence[str]
+    session: Session,
+    text: str,
+    options: argparse.Namespace,
+    images: Sequence[str],
+    audio: Sequence[str],
 ) -> None:
     terminal = Terminal(sys.stdout)
-    reply = session.prompt(text, images=images, **_prompt_options(options))
+    reply = session.prompt(text, images=images, audio=audio, **_prompt_options(options))
     if options.json:
         reply.result()
         terminal.line(json.dumps(_document(reply), ensure_ascii=False))

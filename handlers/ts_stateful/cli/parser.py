@@ -197,6 +197,13 @@ def _generation_options() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a file or a URL; may be repeated",
     )
+    group.add_argument(
+        "--audio",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="the same, a clip for a model that hears",
+    )
     group.add_argument("--system", metavar="TEXT", help="the system prompt")
     group.add_argument("--session", metavar="ID", help="continue this session, and leave it open")
     group.add_argument("--max-new-tokens", type=int, metavar="N", help="limit of the reply")

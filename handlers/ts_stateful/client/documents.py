@@ -36,7 +36,7 @@ def encode(command: Command) -> bytes:
 
 def seconds_to_send(command: Command, num_raw_bytes: int = 0) -> float:
     """Return the longest time that the files of a request, and its raw bytes, may take to arrive."""
-    texts = [image.base64 for image in command.images] if isinstance(command, Open | Prompt) else []
+    texts = [image.base64 for image in command.media] if isinstance(command, Open | Prompt) else []
     texts += [command.base64] if isinstance(command, Upload) else []
     return (num_raw_bytes + sum(len(text or "") for text in texts)) / _SLOW_BYTES_PER_S
 

@@ -9,7 +9,7 @@ import msgspec
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.uploads import ImageUploads
 from ts_stateful.protocol.answers import Forked, Opened, SessionInfo
-from ts_stateful.protocol.requests import Image, Info, Open
+from ts_stateful.protocol.requests import Info, Media, Open
 from ts_stateful.protocol.session_ids import new_session_id
 
 __all__ = ["OpenSession", "open_under_new_id"]
@@ -19,7 +19,7 @@ class OpenSession:
     """The id of a session, the number of its next turn, and its uploads.
 
     `opened` is the server's answer to `open` or `fork`; None if the session was attached to. `opening` is the request that
-    opens the session again, None if the caller does not want that. `first_images` go with turn 1.
+    opens the session again, None if the caller does not want that. `first_media` go with turn 1.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class OpenSession:
         opened: Opened | None = None,
         *,
         opening: Open | None = None,
-        first_images: Sequence[Image] = (),
+        first_media: Sequence[Media] = (),
     ) -> None:
         self.calls = calls
         self.session_id = session_id
         self.opened = opened
         self.opening = opening
         self.num_reopened = 0
-        self.uploads = ImageUploads(calls, first_images)
+        self.uploads = ImageUploads(calls, first_media)
         self._num_turns: int | None = (
             None  # committed, in progress or waiting; None: ask the server
         )

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from ts_stateful.client.addresses import parse_address
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import MAX_BODY_BYTES
 from ts_stateful.client.errors import ClientError
-from ts_stateful.client.images import ImageSource, wire_images
+from ts_stateful.client.images import ImageSource, wire_audio, wire_images, with_media
 from ts_stateful.client.open_session import OpenSession, open_under_new_id
 from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.client.session import Session
@@ -24,7 +22,7 @@ from ts_stateful.client.uploads import fits
 from ts_stateful.protocol.answers import Closed, HelloAnswer, Opened, Usage
 from ts_stateful.protocol.errors import SessionExists, SessionNotFound
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import Close, Hello, Image, Open
+from ts_stateful.protocol.requests import Close, Hello, Media, Open
 from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 from ts_stateful.protocol.session_ids import check_session_id, new_session_id
 
@@ -118,6 +116,7 @@ class Server:
         self,
         *,
         images: Iterable[ImageSource] = (),
+        audio: Iterable[ImageSource] = (),
         system: str | None = None,
         ttl_s: float | None = None,
         session_id: str | None = None,
@@ -126,19 +125,19 @@ class Server:
         reopen: bool = False,
         timeout_s: float | None = None,
     ) -> Session:
-        """Open a session; images and the system prompt are processed before this returns.
+        """Open a session; images or clips of audio and the system prompt are processed before this returns.
 
-        Images are paths, URLs or bytes. Without a `session_id` the session gets a new one of 128 random bits. With `reopen`, a
-        prompt that finds the session expired or lost opens it again under a new id and runs there. The new session has the
-        same images and system prompt, but not the turns. An `adapter` of the server computes all replies.
+        Images and clips are paths, URLs or bytes. Without a `session_id` the session gets a new one of 128 random bits. With
+        `reopen`, a prompt that finds the session expired or lost opens it again under a new id and runs there. The new session
+        has the same images and system prompt, but not the turns. An `adapter` of the server computes all replies.
 
-        Images that are too large for a request go with the session's first prompt, uploaded in parts. That prompt then raises
+        Those that are too large for a request go with the session's first prompt, uploaded in parts. That prompt then raises
         their errors, and its first piece takes longer. The conversation is the same, also after a `fork` or a `rewind`.
 
         Raises:
             StatefulError: the server refuses, for instance `TooManySessions` or `MediaInvalid`.
             ClientError: the server could not be asked, or not in time.
-            OSError: an image file cannot be read.
+            OSError: a file cannot be read.
         """
         # Made here and not by the server: an `open` whose answer was lost can be repeated and leaves no second session.
         name = new_session_id() if session_id is None else check_session_id(session_id)
@@ -146,14 +145,15 @@ class Server:
             session_id=name,
             system=system,
             images=wire_images(images),
+            audio=wire_audio(audio),
             ttl_s=ttl_s,
             metadata=dict(metadata or {}),
             adapter=adapter,
         )
-        first_images: tuple[Image, ...] = ()
+        first_media: tuple[Media, ...] = ()
         if not fits(command, self._calls.transport.max_body_bytes):
-            first_images = command.images
-            command = msgspec.structs.replace(command, images=())
+            first_media = command.media
+            command = with_media(command, ())
 
         # An id that the caller chose may have been open before.
         lost = partial(self._lost_answer, command, timeout_s)
@@ -165,7 +165,7 @@ class Server:
                 opened.session_id,
                 opened,
                 opening=command if reopen else None,
-                first_images=first_images,
+                first_media=first_media,
             )
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 import msgspec
 
 from ts_stateful.client.errors import ClientError
-from ts_stateful.client.images import ImageSource, wire_images
+from ts_stateful.client.images import ImageSource, wire_audio, wire_images
 from ts_stateful.client.open_session import OpenSession
 from ts_stateful.client.reply import Reply
 from ts_stateful.protocol.answers import (
@@ -93,6 +93,7 @@ class Session:
         prompt: str,
         *,
         images: Iterable[ImageSource] = (),
+        audio: Iterable[ImageSource] = (),
         stream: bool = True,
         timeout_s: float | None = None,
         **options: Unpack[PromptOptions],
@@ -100,7 +101,7 @@ class Session:
         """Begin a turn. Iterate over the reply for its pieces as they come; nothing is sent before that.
 
         `timeout_s` bounds the whole turn. The loop raises `StatefulError` if the server refuses and `ClientError` if the
-        connection fails; a broken connection is resumed within the deadline. Images that are too large for a request are
+        connection fails; a broken connection is resumed within the deadline. Files that are too large for a request are
         uploaded in parts before it.
         """
         if isinstance(options.get("stop"), list):
@@ -109,6 +110,7 @@ class Session:
             session_id=self.session_id,
             prompt=prompt,
             images=wire_images(images),
+            audio=wire_audio(audio),
             stream=stream,
             **options,
         )
@@ -119,12 +121,13 @@ class Session:
         prompt: str,
         *,
         images: Iterable[ImageSource] = (),
+        audio: Iterable[ImageSource] = (),
         timeout_s: float | None = None,
         **options: Unpack[PromptOptions],
     ) -> str:
         """Run one turn and return its text in one piece."""
         return self.prompt(
-            prompt, images=images, stream=False, timeout_s=timeout_s, **options
+            prompt, images=images, audio=audio, stream=False, timeout_s=timeout_s, **options
         ).result()
 
     def continue_(
@@ -167,10 +170,8 @@ class Session:
         lost = partial(self._lost_answer, command, timeout_s)
         applied = (SessionExists, lost) if session_id is None else None
         forked = self._calls.call(command, Forked, timeout_s, applied=applied)
-        first_images = self._session.uploads.first
-        return Session(
-            OpenSession(self._calls, forked.session_id, forked, first_images=first_images)
-        )
+        first_media = self._session.uploads.first
+        return Session(OpenSession(self._calls, forked.session_id, forked, first_media=first_media))
 
     def _lost_answer(self, command: Fork, timeout_s: float | None) -> Forked:
         """Make up the lost answer to a `fork`; see `Server.open`."""

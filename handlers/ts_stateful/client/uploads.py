@@ -1,4 +1,4 @@
-"""Images that are too large for a request: they are uploaded in parts before the prompt that refers to them."""
+"""Images and clips that are too large for a request: they are uploaded in parts before the prompt that refers to them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import msgspec
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import encode
 from ts_stateful.client.errors import ProtocolError
+from ts_stateful.client.images import with_media
 from ts_stateful.client.retry import Attempts
 from ts_stateful.protocol.answers import Uploaded
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.requests import Image, Open, Prompt, Upload
+from ts_stateful.protocol.requests import Media, Open, Prompt, Upload
 
 __all__ = ["ImageUploads", "fits"]
 
@@ -24,19 +25,19 @@ _ENVELOPE_BYTES = 1024
 # Smaller than most servers' limit: while an engine reads a part, it generates nothing for any session.
 _MAX_PART_CHARS = 1_000_000
 _MAX_ROUNDS = 5
-_FIELD = re.compile(r"images\[\d+\]\.upload")
+_FIELD = re.compile(r"(images|audio)\[\d+\]\.upload")
 
 
 def fits(command: Open | Prompt, max_body_bytes: int) -> bool:
     """Return True if a request can be sent in one piece; a request without files always is."""
-    files = sum(len(image.base64 or "") for image in command.images)
+    files = sum(len(image.base64 or "") for image in command.media)
     return not files or len(encode(command)) + _ENVELOPE_BYTES <= max_body_bytes
 
 
 class ImageUploads:
-    """The uploads of one session. `first` are the images that its `open` could not carry: turn 1 has them."""
+    """The uploads of one session. `first` are the files that its `open` could not carry: turn 1 has them."""
 
-    def __init__(self, calls: Calls, first: Sequence[Image] = ()) -> None:
+    def __init__(self, calls: Calls, first: Sequence[Media] = ()) -> None:
         self.first = tuple(first)
         self._calls = calls
         self._complete: set[tuple[str, str]] = set()  # session ids and hashes
@@ -49,14 +50,10 @@ class ImageUploads:
             ClientError: there was no answer.
         """
         if prompt.turn == 1 and self.first:
-            prompt = msgspec.structs.replace(prompt, images=(*self.first, *prompt.images))
+            prompt = with_media(prompt, (*self.first, *prompt.media))
         if fits(prompt, self._calls.transport.max_body_bytes):
             return prompt
-        images = tuple(
-            image if image.base64 is None else self._uploaded(prompt, image.base64, attempts)
-            for image in prompt.images
-        )
-        return msgspec.structs.replace(prompt, images=images)
+        return with_media(prompt, [self._uploaded(prompt, each, attempts) for each in prompt.media])
 
     def lost(self, error: Exception) -> bool:
         """Return True if a prompt failed because the server dropped an upload; `carried` then uploads again."""
@@ -67,7 +64,9 @@ class ImageUploads:
         self._complete.clear()
         return True
 
-    def _uploaded(self, prompt: Prompt, text: str, attempts: Attempts) -> Image:
+    def _uploaded(self, prompt: Prompt, image: Media, attempts: Attempts) -> Media:
+        if (text := image.base64) is None:
+            return image
         # Parts are cut from the text: four characters are always three bytes.
         room = self._calls.transport.max_body_bytes - _ENVELOPE_BYTES
         size = max(4, min(room, _MAX_PART_CHARS) // 4 * 4)
@@ -85,7 +84,7 @@ class ImageUploads:
                     break
             if not missing:
                 self._complete.add(key)
-                return Image(upload=sha256)
+                return type(image)(upload=sha256)
         raise ProtocolError(
             f"the server lost parts of an image in {_MAX_ROUNDS} uploads; send a smaller image"
         )

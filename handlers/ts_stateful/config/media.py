@@ -14,7 +14,10 @@ _Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """`handler.media`: the allowed images and their sources. Safe by default."""
+    """`handler.media`: the allowed images and clips of audio, and their sources. Safe by default.
+
+    What is said of images holds for clips, too.
+    """
 
     allowed_schemes: tuple[Literal["https", "http", "data"], ...] = ("https", "data")
     """Where images may come from."""
@@ -30,6 +33,8 @@ class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     """Bytes of one image."""
     max_pixels: Count = 40_000_000
     """Pixels of one image."""
+    max_audio_sec: Positive = 600.0
+    """Seconds of one clip of audio, if the model takes as much."""
     max_images: Count = 8
     """Images of one request, and uploads of one session."""
     max_upload_bytes: Count = 500_000_000

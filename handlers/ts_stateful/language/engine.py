@@ -1,4 +1,4 @@
-"""Language and vision-language models as a kind of model for the engine."""
+"""Language models, also those that see or hear, as a kind of model for the engine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.recompute_cost import RecomputeCost
 from ts_stateful.language.decoding import Decoding
+from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.encoders.loader import TurnMedia
 from ts_stateful.language.grammar.compiler import GrammarCompiler, load_vocabulary
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model, load_model
 from ts_stateful.language.network.memory import limits_of
 from ts_stateful.language.persistence.persistence import make_persistence
-from ts_stateful.language.trial import verify_images
+from ts_stateful.language.trial import verify_media
 from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.requests import LanguageRequests
-from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.loader import ImageLoader
 from ts_stateful.media.load import MediaLoader
 from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.errors import InvalidRequest
@@ -49,7 +49,7 @@ class LanguageKind:
         self,
         core: EngineCore[Context],
         model: Model,
-        images: ImageLoader,
+        images: TurnMedia,
         grammars: GrammarCompiler,
     ) -> None:
         self.num_parameters = model.num_parameters
@@ -60,7 +60,7 @@ class LanguageKind:
         self.requests = LanguageRequests(core, model, self.turns, self.persistence)
         self.decoding = Decoding(core, model, self.turns)
         self._core = core
-        self._vision = model.vision
+        self._model = model
         self._grammars = grammars
 
     def admit(self, request: PendingRequest) -> None:
@@ -115,13 +115,13 @@ class LanguageKind:
 
     def stats(self) -> Stats:
         """See `ModelKind`."""
-        vision, offload = self._vision, self.persistence.offload
+        encoder, offload = self._model.encoder, self.persistence.offload
         return Stats(
             turns_in_progress=len(self.turns.waiters),
             tokens_generated=self.decoding.num_tokens,
             tokens_drafted=self.decoding.drafter.num_drafted,
             tokens_accepted=self.decoding.drafter.num_accepted,
-            images_encoded=vision.num_encoded if vision else 0,
+            images_encoded=encoder.num_encoded if encoder else 0,
             shared_hits=self._core.shared.num_found,
             shared_bytes=self._core.shared.num_bytes,
             spilled_bytes=offload.num_bytes if offload else 0,
@@ -136,7 +136,7 @@ class LanguageKind:
     def describe(self, session: Session[Context]) -> SessionInfo:
         """See `ModelKind`."""
         saved = self.persistence.is_saved(session)
-        return reports.info(session, self._core.clock, saved=saved)
+        return reports.info(session, self._model, self._core.clock, saved=saved)
 
     def check_integrity(self) -> None:
         """See `ModelKind`."""
@@ -152,7 +152,7 @@ def build_engine(
     model: Model,
     config: Config,
     services: Services,
-    images: ImageLoader,
+    images: TurnMedia,
     max_sessions: int | None = None,
     executor: Executor | None = None,
 ) -> SessionEngine[Context]:
@@ -160,7 +160,7 @@ def build_engine(
 
     `executor` compiles grammars, by default on threads of its own.
     """
-    shared = SharedCache[ImageInput | Prefix](config.handler.shared_cache_bytes)
+    shared = SharedCache[MediaInput | Prefix](config.handler.shared_cache_bytes)
     limits = limits_of(model, config, max_sessions)
     core: EngineCore[Context] = EngineCore(config, limits, services, shared, RecomputeCost(model))
     grammars = GrammarCompiler(
@@ -180,8 +180,8 @@ def load_engine(config: Config, placement: Placement, services: Services) -> Ses
     """
     files = MediaLoader(config.handler.media)
     model = load_model(config.handler, Path(placement.model_dir), torch.device(placement.device))
-    if model.vision is not None:
-        verify_images(model)
+    if model.encoder is not None:
+        verify_media(model)
         files.warm_up()
-    images = ImageLoader(files, services.queue)
+    images = TurnMedia(files, services.queue)
     return build_engine(model, config, services, images, placement.max_sessions)

@@ -36,7 +36,8 @@ def fingerprint(
         "template": _digest(str(getattr(owner, "chat_template", None))),
     }
     if owner is not tokenizer:
-        parts["processor"] = _digest(_without(owner.image_processor.to_dict()))
+        reader = getattr(owner, "image_processor", None) or owner.feature_extractor
+        parts["processor"] = _digest(_without(reader.to_dict()))
     if image_tiling is not None:
         parts["tiling"] = image_tiling
     return parts

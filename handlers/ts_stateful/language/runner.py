@@ -135,10 +135,10 @@ class Runner:
         return self._forward.flat or (self._forward.batched and is_next)
 
     def _strays(self, segment: _Segment) -> list[int]:
-        vision, mask = self._model.vision, segment.sequence.image_mask
-        assert vision is not None
+        encoder, mask = self._model.encoder, segment.sequence.image_mask
+        assert encoder is not None
         assert mask is not None
-        token, ids = vision.image_token_id, segment.sequence.ids
+        token, ids = encoder.token_id, segment.sequence.ids
         return [
             i
             for i in range(segment.start, segment.stop)
@@ -164,19 +164,22 @@ class Runner:
         return Logits([segment.sequence for segment in segments if segment.due], rows[: len(due)])
 
     def _encoded(self, segments: Items[_Segment]) -> dict[str, Any]:
-        """Return the image embeddings of these tokens, if any stand for images."""
-        vision = self._model.vision
-        if vision is None or not segments[0].has_image:
+        """Return what the model needs of the images among these tokens, if there are any."""
+        encoder = self._model.encoder
+        if encoder is None or not segments[0].has_image:
             return {}
-        parts = []
-        for sequence, start, stop in segments:
+        parts, ids, stands = [], list[int](), bytearray()
+        for segment in segments:
+            sequence, start, stop = segment
             mask = sequence.image_mask
             assert mask is not None
             first = mask.count(1, 0, start)
             parts.append(
-                vision.features(sequence.all_images, first, first + mask.count(1, start, stop))
+                encoder.features(sequence.all_images, first, first + mask.count(1, start, stop))
             )
-        return {"mm_encoder_outputs": vision.outputs(parts)}
+            ids += segment.ids
+            stands += mask[start:stop].ljust(stop - start, b"\0")
+        return encoder.inputs(ids, stands, parts)
 
     def _positions(self, segments: Items[_Segment]) -> Tensor | None:
         """Return positions `(3, 1, n)` for models with M-RoPE, else None."""

@@ -1,4 +1,4 @@
-"""A trial of a vision-language model when it is loaded: a chat with images, computed as for a session, beside stock code."""
+"""A trial of a model that sees or hears when it is loaded: a chat with media, computed as for a session, beside stock code."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, cast
 
-import PIL.Image
 import torch
 from torch import Tensor
 
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.encoders.encoder import Encoder, LookAhead, MediaInput
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Block, beginning_of
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.model_support import distance
 from ts_stateful.language.runner import Runner
 from ts_stateful.language.text.dialogue import Dialogue
-from ts_stateful.language.vision.encoder import ImageInput, LookAhead
 from ts_stateful.protocol.chat import Said
 from ts_stateful.sessions.session import Delta
 
-__all__ = ["verify_images"]
+__all__ = ["verify_media"]
 
-_SMALL, _LARGE = (60, 40), (640, 480)
 # A text right after an image, and two adjacent images.
 _PARTS = (None, "Red, or", "blue?\n", None, None, "And this?")
 
@@ -41,7 +39,7 @@ class _Sample:
     """A `Sequence`, as far as a `Runner` reads it."""
 
     ids: list[int]
-    all_images: list[ImageInput]
+    all_images: list[MediaInput]
     context: _States
     image_mask: bytearray
     blocks: list[Block]
@@ -53,65 +51,66 @@ class _Sample:
 
 
 @torch.inference_mode()
-def verify_images(model: Model) -> None:
-    """Verify that images are served as the stock processor and a stock pass read them. A text model passes.
+def verify_media(model: Model) -> None:
+    """Verify that images or clips are served as the stock processor and a stock pass read them. A text model passes.
 
     Raises:
         ConfigError: the token ids or the logits differ, or a call failed.
     """
-    if model.vision is None:
+    encoder = model.encoder
+    if encoder is None:
         return
     try:
-        for large in (_LARGE, _SMALL):
-            pictures = [_picture(size) for size in (_SMALL, large, _SMALL)]
-            if _verify(model, pictures):
+        for decoded in encoder.samples():
+            if _verify(model, encoder, decoded):
                 break
     except ConfigError:
         raise
     except Exception as error:  # stock code that was not made for it may raise anything
         kind = type(model.network).__name__
         raise ConfigError(
-            f"{model.name}: images of {kind} cannot be computed by themselves, only its text can be served"
+            f"{model.name}: {encoder.kind} of {kind} cannot be computed by themselves, only its text can be served"
             f" (`handler.vision: false`): {type(error).__name__}: {error}"
         ) from error
     finally:
-        model.vision.num_encoded = 0
+        encoder.num_encoded = 0
 
 
-def _verify(model: Model, pictures: list[PIL.Image.Image]) -> bool:
-    """Verify a chat with these pictures; return False if the model's window is too small for it."""
-    vision = model.vision
-    assert vision is not None
-    images = [vision.prepare(picture) for picture in pictures]
+def _verify(model: Model, encoder: Encoder[Any], decoded: Items[Any]) -> bool:
+    """Verify a chat with these media; return False if the model's window is too small for it."""
+    images = [encoder.prepare(each) for each in decoded]
     message = model.text.chat_message(Said("user", _PARTS))
     extension = model.text.extend(Dialogue(Delta()), [], [message], [image.ids for image in images])
     if len(extension.ids) > model.context_tokens:
         return False
-    stock = vision.process(extension.rendered, pictures)
+    stock = encoder.process(extension.rendered, decoded)
     expected_ids = stock["input_ids"][0].tolist()
     if expected_ids != extension.ids:
-        raise ConfigError(f"{model.name}: {_difference(expected_ids, extension.ids, vision)}")
+        raise ConfigError(f"{model.name}: {_difference(expected_ids, extension.ids, encoder)}")
     expected = _stock_logits(model, stock)
     found = []
-    for vision.look_ahead in LookAhead:
+    for encoder.look_ahead in LookAhead:
         logits = _session_logits(model, extension.ids, images)
         apart, bound = distance(logits, expected, quantised=model.quantization is not None)
         if apart <= bound:  # not NaN
             return True
         found.append(apart)
     raise ConfigError(
-        f"{model.name}: a chat with images gives other logits than the stock model's, by {min(found):.2g} of their spread"
+        f"{model.name}: a chat with {encoder.kind} gives other logits than the stock model's,"
+        f" by {min(found):.2g} of their spread"
     )
 
 
-def _difference(expected: Items[int], found: Items[int], vision: Any) -> str:
-    token = vision.image_token_id
+def _difference(expected: Items[int], found: Items[int], encoder: Encoder[Any]) -> str:
+    token = encoder.token_id
     if token not in found:
-        return f"its chat template writes no {vision.image_token} for an image, or its processor needs none"
+        return f"its chat template writes no {encoder.token} for one of the {encoder.kind}, or its processor needs none"
     counts = [ids.count(token) for ids in (expected, found)]
     if counts[0] != counts[1]:
-        return f"three images have {counts[0]} tokens together, and {counts[1]} one by one"
-    return "its processor writes other tokens around an image than for the image by itself"
+        return f"three of the {encoder.kind} have {counts[0]} tokens together, and {counts[1]} one by one"
+    return (
+        f"its processor writes other tokens around one of the {encoder.kind} than for it by itself"
+    )
 
 
 def _stock_logits(model: Model, inputs: dict[str, Any]) -> Tensor:
@@ -131,11 +130,11 @@ def _stock_logits(model: Model, inputs: dict[str, Any]) -> Tensor:
     return logits
 
 
-def _session_logits(model: Model, ids: list[int], images: list[ImageInput]) -> Tensor:
+def _session_logits(model: Model, ids: list[int], images: list[MediaInput]) -> Tensor:
     """Return the same, computed in pieces that end within the images if they may."""
-    assert model.vision is not None
-    mask, token = model.vision.mask(ids, images), model.vision.image_token_id
-    blocks = model.vision.blocks(mask)
+    assert model.encoder is not None
+    mask, token = model.encoder.mask(ids, images), model.encoder.token_id
+    blocks = model.encoder.blocks(mask)
     sample = _Sample(ids, images, _States(model.new_kv()), mask, blocks)
     middles = [beginning_of(blocks, middle) for middle in _middles(mask, images, token)]
     runner = Runner(model)
@@ -144,7 +143,7 @@ def _session_logits(model: Model, ids: list[int], images: list[ImageInput]) -> T
     return logits.rows
 
 
-def _middles(mask: bytearray, images: list[ImageInput], image_token: int) -> list[int]:
+def _middles(mask: bytearray, images: list[MediaInput], image_token: int) -> list[int]:
     """Return an index within each image."""
     at = [index for index, stands in enumerate(mask) if stands]
     counts = [image.ids.count(image_token) for image in images]
@@ -152,9 +151,3 @@ def _middles(mask: bytearray, images: list[ImageInput], image_token: int) -> lis
         at[end - count // 2]
         for end, count in zip(itertools.accumulate(counts), counts, strict=True)
     ]
-
-
-def _picture(size: tuple[int, int]) -> PIL.Image.Image:
-    """Return a picture that is different everywhere."""
-    gradients = [PIL.Image.linear_gradient("L").rotate(angle).resize(size) for angle in (0, 90)]
-    return PIL.Image.merge("RGB", [*gradients, PIL.Image.radial_gradient("L").resize(size)])

@@ -1,4 +1,4 @@
-"""Images as base64 text, in the request itself or in a `data:` URL; their size is checked before they are decoded."""
+"""Images and clips as base64 text, in the request itself or in a `data:` URL; their size is checked before they are decoded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ __all__ = ["check_size", "decode_base64", "decode_data_url"]
 
 _WHITESPACE = dict.fromkeys(map(ord, " \t\r\n"))
 _HEADER_MAX_CHARS = 256
-_IMAGE_TYPE = re.compile(
-    r"data:image/[a-z0-9.+-]+(;[a-z0-9.+-]+=[a-z0-9.+-]*)*;base64", re.IGNORECASE | re.ASCII
+_TYPE = re.compile(
+    r"data:(?:image|audio)/[a-z0-9.+-]+(;[a-z0-9.+-]+=[a-z0-9.+-]*)*;base64",
+    re.IGNORECASE | re.ASCII,
 )
 
 
@@ -27,15 +28,18 @@ def decode_base64(text: str, max_bytes: int, field: str) -> bytes:
 
 
 def decode_data_url(url: str, max_bytes: int, field: str) -> bytes:
-    """Decode a `data:image/...;base64,...` URL (RFC 2397) without percent-encoding.
+    """Decode a `data:image/...;base64,...` or `data:audio/...` URL (RFC 2397) without percent-encoding.
 
     Raises:
         MediaTooLarge: there are more than `max_bytes` bytes.
-        MediaInvalid: the type is no image, the encoding is not base64, or the base64 is malformed.
+        MediaInvalid: the type is neither image nor audio, the encoding is not base64, or the base64 is malformed.
     """
     comma = url.find(",", 0, _HEADER_MAX_CHARS)
-    if comma < 0 or _IMAGE_TYPE.fullmatch(url, 0, comma) is None:
-        raise MediaInvalid("a data URL must begin with data:image/<type>;base64,", field=field)
+    if comma < 0 or _TYPE.fullmatch(url, 0, comma) is None:
+        raise MediaInvalid(
+            "a data URL must begin with data:image/<type>;base64, or data:audio/<type>;base64,",
+            field=field,
+        )
     return _decode_strictly(url[comma + 1 :], max_bytes, field)
 
 
@@ -43,7 +47,7 @@ def check_size(num_bytes: int, max_bytes: int, field: str) -> None:
     """Raise MediaTooLarge if `num_bytes` is more than `max_bytes`."""
     if num_bytes > max_bytes:
         raise MediaTooLarge(
-            f"the image has more than {max_bytes} bytes; send a smaller one", field=field
+            f"the file has more than {max_bytes} bytes; send a smaller one", field=field
         )
 
 
@@ -52,7 +56,7 @@ def _decode_strictly(text: str, max_bytes: int, field: str) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:  # wrong character, wrong padding, not ASCII
-        raise MediaInvalid("the image is not valid base64", field=field) from None
+        raise MediaInvalid("the file is not valid base64", field=field) from None
     if not data:
-        raise MediaInvalid("the image is empty", field=field)
+        raise MediaInvalid("the file is empty", field=field)
     return data

@@ -127,7 +127,7 @@ class Fetcher:
         headers: dict[bytes | str, bytes | str] = {
             "Host": target.authority,
             "User-Agent": "ts-stateful",
-            "Accept": "image/*",
+            "Accept": "image/*, audio/*",
             "Accept-Encoding": "identity",  # bytes on the wire are bytes of the image
             "Connection": "close",
         }

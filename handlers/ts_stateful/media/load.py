@@ -1,6 +1,7 @@
-"""All images of one request in their order: fetched, decoded from base64, uploaded or attached.
+"""All images or clips of one request in their order: fetched, decoded from base64, uploaded or attached.
 
-Fetches and decoders have threads of their own, so an image in the request itself never waits for a fetch.
+What is said of images holds for clips of audio, too. Fetches and decoders have threads of their own, so an image in the
+request itself never waits for a fetch.
 """
 
 from __future__ import annotations
@@ -16,47 +17,61 @@ from typing import Protocol, TypeVar
 from PIL.Image import Image as Picture
 
 from ts_stateful.config.schema import MediaConfig
+from ts_stateful.media.decoder.frames import Audible, Samples
 from ts_stateful.media.decoder.pool import DecoderPool, Lease
 from ts_stateful.media.encoded import decode_base64
 from ts_stateful.media.fair_slots import FairSlots, Ticket
 from ts_stateful.media.fetch import Fetcher
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.requests import Image
+from ts_stateful.protocol.requests import Audio, Media
 
-__all__ = ["ImageDecoder", "ImageFile", "MediaLoader", "UploadedImage"]
+__all__ = ["MediaDecoder", "MediaFile", "MediaLoader", "UploadedMedia"]
 
 T = TypeVar("T")
 
 
-class UploadedImage(Image, frozen=True, kw_only=True):
-    """An image that was uploaded before, with its file; not part of the wire protocol."""
+class UploadedMedia(Media, frozen=True, kw_only=True):
+    """A file that was uploaded before; not part of the wire protocol. `kind` is the field of the request that names it."""
 
     data: bytes
+    kind: str = "images"
 
 
-class ImageDecoder(Protocol):
+class MediaDecoder(Protocol):
     """The decoder of a file; see `decoder.pool.Lease`."""
 
-    def decode(self, data: bytes, field: str, /) -> Picture:
+    def decode_image(self, data: bytes, field: str, /) -> Picture:
         """Return the pixels."""
+        ...
+
+    def decode_audio(self, data: bytes, field: str, wanted: Audible, /) -> Samples:
+        """Return the samples."""
         ...
 
 
 @dataclass(frozen=True)
-class ImageFile:
-    """The undecoded bytes of an image's file; `field` names it in errors."""
+class MediaFile:
+    """The undecoded bytes of a file; `field` names it in errors."""
 
     data: bytes
-    decoder: ImageDecoder
+    decoder: MediaDecoder
     field: str
 
-    def decode(self) -> Picture:
-        """Decode the image; see `Lease.decode`.
+    def decode_image(self) -> Picture:
+        """Decode the image; see `Lease.decode_image`.
 
         Raises:
             MediaError: the bytes are not an image, or it is too large.
         """
-        return self.decoder.decode(self.data, self.field)
+        return self.decoder.decode_image(self.data, self.field)
+
+    def decode_audio(self, wanted: Audible) -> Samples:
+        """Decode the clip; see `Lease.decode_audio`.
+
+        Raises:
+            MediaError: the bytes are not audio, or it is too short or too long.
+        """
+        return self.decoder.decode_audio(self.data, self.field, wanted)
 
 
 @dataclass(eq=False)
@@ -112,9 +127,9 @@ class MediaLoader:
 
     def load(
         self,
-        images: Sequence[Image],
+        images: Sequence[Media],
         attachments: Sequence[bytes],
-        read: Callable[[ImageFile], T],
+        read: Callable[[MediaFile], T],
         client: Hashable = None,
     ) -> Future[list[T]]:
         """Call `read` on `images`, then on `attachments` (file parts of a form); return a future of the results in this order.
@@ -137,19 +152,20 @@ class MediaLoader:
         ]
         return asyncio.run_coroutine_threadsafe(self._load(sources, read, client), self._loop)
 
-    def _source(self, index: int, image: Image) -> _Source:
+    def _source(self, index: int, image: Media) -> _Source:
         limit, url = self._config.max_bytes, image.url
-        if isinstance(image, UploadedImage):
-            return _Source(f"images[{index}].upload", partial(bytes, image.data))
+        if isinstance(image, UploadedMedia):
+            return _Source(f"{image.kind}[{index}].upload", partial(bytes, image.data))
+        kind = "audio" if isinstance(image, Audio) else "images"
         if url is None:
-            field = f"images[{index}].base64"
+            field = f"{kind}[{index}].base64"
             return _Source(field, partial(decode_base64, image.base64 or "", limit, field))
-        field = f"images[{index}].url"
+        field = f"{kind}[{index}].url"
         fetch = partial(self._fetcher.fetch, url, field)
         return _Source(field, fetch, remote=url[:5].lower() != "data:")
 
     async def _load(
-        self, sources: Sequence[_Source], read: Callable[[ImageFile], T], client: Hashable
+        self, sources: Sequence[_Source], read: Callable[[MediaFile], T], client: Hashable
     ) -> list[T]:
         if len(sources) > self._config.max_images:
             limit = self._config.max_images
@@ -178,7 +194,7 @@ class MediaLoader:
         source: _Source,
         fetching: Ticket | None,
         request: _Request,
-        read: Callable[[ImageFile], T],
+        read: Callable[[MediaFile], T],
     ) -> T:
         get = source.get
         if fetching is None:
@@ -198,7 +214,7 @@ class MediaLoader:
         field: str,
         get: Callable[[], bytes],
         request: _Request,
-        read: Callable[[ImageFile], T],
+        read: Callable[[MediaFile], T],
     ) -> T:
         if request.is_over:
             raise asyncio.CancelledError
@@ -211,10 +227,10 @@ class MediaLoader:
         finally:
             self._decoding.leave(ticket)
 
-    def _read(self, field: str, get: Callable[[], bytes], read: Callable[[ImageFile], T]) -> T:
+    def _read(self, field: str, get: Callable[[], bytes], read: Callable[[MediaFile], T]) -> T:
         """Read an image on a thread; its pixels are counted until `read` has made something of them."""
         with Lease(self.decoders) as lease:
-            return read(ImageFile(get(), lease, field))
+            return read(MediaFile(get(), lease, field))
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)

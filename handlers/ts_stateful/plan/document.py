@@ -166,4 +166,4 @@ def _warnings(asked: Asked, one: Weight | None, budget: Budget | None) -> Iterat
         weights = show_bytes(asked.weights)
         yield f"the weights count as {weights}, an estimate without their files; give --weights"
     if asked.session_image_tokens is None and asked.model and asked.model.image_tokens is None:
-        yield "the tokens of an image depend on its size and count as 0; give --image-tokens"
+        yield "the tokens of an image or clip depend on its size and count as 0; give --image-tokens"

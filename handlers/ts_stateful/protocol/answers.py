@@ -177,6 +177,7 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     host_bytes: int
     running: bool  # a turn is in progress
     waiting: int  # prompts in the session's queue
+    audio: int = 0  # clips
     saved: bool | None = None  # all committed turns are in the store; None: no store
     adapter: str | None = None
 
@@ -246,6 +247,8 @@ class ServerLimits(Struct, frozen=True, kw_only=True):
     images: int
     image_bytes: int
     image_pixels: int
+    audio: int = 0  # clips of a request; they have as many bytes as images
+    audio_s: float = 0.0
 
 
 class HelloAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,6 +22,7 @@ from ts_stateful.protocol.response_format import ResponseFormat
 from ts_stateful.protocol.strict_json import convert
 
 __all__ = [
+    "Audio",
     "Cancel",
     "Close",
     "Command",
@@ -31,6 +32,7 @@ __all__ = [
     "Image",
     "Info",
     "InputTensor",
+    "Media",
     "Metadata",
     "Open",
     "OutputName",
@@ -59,8 +61,8 @@ Metadata = Annotated[
 ]
 
 
-class Image(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One image: exactly one of a URL, base64 text, or the SHA-256 of a file uploaded to the session."""
+class Media(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One file: exactly one of a URL, base64 text, or the SHA-256 of a file uploaded to the session."""
 
     url: str | None = None
     base64: str | None = None
@@ -68,7 +70,15 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     def __post_init__(self) -> None:
         if (self.url, self.base64, self.upload).count(None) != 2:
-            raise ValueError("an image needs exactly one of `url`, `base64` and `upload`")
+            raise ValueError("a file needs exactly one of `url`, `base64` and `upload`")
+
+
+class Image(Media, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One image."""
+
+
+class Audio(Media, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One clip of audio."""
 
 
 class Command(
@@ -85,17 +95,23 @@ class Command(
 
 
 class Open(Command, frozen=True, tag="open", kw_only=True):
-    """A request to open a session with a system prompt and images; an `adapter` computes all of its replies."""
+    """A request to open a session with a system prompt and images or audio; an `adapter` computes all of its replies."""
 
     system: str | None = None
     images: tuple[Image, ...] = ()
+    audio: tuple[Audio, ...] = ()
     ttl_s: _Seconds | None = None
     metadata: Metadata = {}
     adapter: str | None = None
 
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Return the files, of which a model takes one kind."""
+        return (*self.images, *self.audio)
+
 
 class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
-    """One turn: the user's text and images, and the settings of the generation.
+    """One turn: the user's text and images or audio, and the settings of the generation.
 
     Without `repetition_penalty` that of the model's generation_config.json applies. `logprobs` asks for the log-probability of
     each token of the reply, `top_logprobs` for so many of the likeliest ones beside each. An `adapter` is that of the session.
@@ -103,6 +119,7 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
 
     prompt: str
     images: tuple[Image, ...] = ()
+    audio: tuple[Audio, ...] = ()
     stream: bool = False
     max_new_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
@@ -127,6 +144,11 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
     def __post_init__(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("the field `top_logprobs` needs `logprobs: true`")
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Return the files, of which a model takes one kind."""
+        return (*self.images, *self.audio)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

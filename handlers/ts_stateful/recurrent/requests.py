@@ -118,8 +118,10 @@ class RecurrentRequests:
 
     def _open(self, request: PendingRequest, command: Open) -> None:
         message = request.message
-        if command.system is not None or command.images or message.attachments:
-            field = "system" if command.system is not None else "images"
+        if command.system is not None or command.media or message.attachments:
+            field = (
+                "system" if command.system is not None else "audio" if command.audio else "images"
+            )
             raise InvalidRequest("a model with recurrent states takes none", field=field)
         if command.adapter is not None:
             raise InvalidRequest("a model with recurrent states has no adapters", field="adapter")

@@ -90,11 +90,11 @@ def test_images_are_shared_and_those_of_forgotten_turns_go() -> None:
     for name in ("llava", "qwen2_vl"):
         model = MAKERS[name]()
         harness = opened(model)
-        assert model.vision is not None
+        assert model.encoder is not None
         say(harness, "s", QUESTIONS[0])
-        harness.pictures["later"] = noise(3)
+        harness.media["later"] = noise(3)
         say(harness, "s", "And this?", images=(Image(url="later"),))
-        encoded = model.vision.num_encoded
+        encoded = model.encoder.num_encoded
         fork(harness, "f")
         fork(harness, "early", at_turn=1)
         images = harness.engine.table.get("s").state.images
@@ -106,7 +106,7 @@ def test_images_are_shared_and_those_of_forgotten_turns_go() -> None:
         for session in ("s", "f", "early"):
             say(harness, session, QUESTIONS[2])
             check(harness, session)
-        assert model.vision.num_encoded == encoded
+        assert model.encoder.num_encoded == encoded
 
 
 def test_a_fork_outlives_its_source(plain: Model) -> None:
@@ -142,7 +142,7 @@ def test_a_fork_begins_a_life_of_its_own(plain: Model) -> None:
 def test_a_session_that_is_being_opened_cannot_be_forked() -> None:
     """There is no history yet that could be copied."""
     harness = Harness(llava())
-    harness.pictures["slow"] = noise(1)
+    harness.media["slow"] = noise(1)
     opening = harness.submit(
         Open(session_id="s", images=(Image(url="slow"),)), creates_session=True
     )

@@ -102,6 +102,18 @@ def test_the_first_prompt_carries_what_open_could_not(fake: FakeSessions, time: 
     assert images_of(second) is None
 
 
+def test_clips_are_uploaded_as_images_are(http: FakeSessions, time: FakeTime) -> None:
+    """They stay clips, those of `open` in the first prompt too."""
+    with connected(http, time, max_body_bytes=LIMIT) as server:
+        session = server.open(audio=[LARGE])
+        session.ask("Hello", audio=[b"own"])
+        session.ask("Again", audio=[LARGE])
+    first, second = http.of_kind("prompt")
+    assert first["audio"] == [REFERENCE, {"upload": hashlib.sha256(b"own").hexdigest()}]
+    assert second["audio"] == [REFERENCE]
+    assert (images_of(first), images_of(second)) == (None, None)
+
+
 def test_every_first_prompt_carries_them(http: FakeSessions, time: FakeTime) -> None:
     """After a rewind to the opening, and in a fork of it, the next prompt is a first one; not in a later fork."""
     with connected(http, time, max_body_bytes=LIMIT) as server:

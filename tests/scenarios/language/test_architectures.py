@@ -7,6 +7,7 @@ import torch
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
+from tests.support.sounds import media_of
 from tests.support.tiny import MODELS, MORE_MODELS
 from tests.support.tiny.text import WINDOW
 from ts_stateful.language.network.load import Model
@@ -20,8 +21,7 @@ def test_a_long_conversation_is_exact(name: str) -> None:
     """Turns beside others, cancelled, rolled back and rebuilt: what follows is what `generate` makes of the transcript."""
     model = MORE_MODELS[name]()
     harness = Harness(model)
-    pictures = [noise(1), noise(2, 80, 30)] if model.vision else []
-    assert "error" not in harness.open("s", pictures)
+    assert "error" not in harness.open("s", media_of(model))
     _beside_others(model, harness)
     _after_a_cancel(model, harness)
     _after_a_roll_back(model, harness)

@@ -28,7 +28,7 @@ def crowd(model: Model) -> Harness:
     limits = {"maxNumSequence": ROWS, "batchSize": ROWS, "handler": {"prefillChunk": 48}}
     harness = Harness(model, limits)
     for index in range(ROWS):
-        harness.open(f"s{index}", [noise(1)] if model.vision and index % 4 == 0 else [])
+        harness.open(f"s{index}", [noise(1)] if model.encoder and index % 4 == 0 else [])
     return harness
 
 

@@ -32,7 +32,7 @@ def test_the_same_history_is_not_computed_again(model: Model) -> None:
     """Turn after turn, the client sends everything and only what is new is prefilled."""
     chats = Chats(model)
     told: list[Told] = [("system", "Be brief."), ("user", "What color is it?")]
-    if model.vision is not None:
+    if model.encoder is not None:
         told[1] = ("user", ["@1", "What color is it?"])
     fields: dict[str, Any] = {"creates_session": True}
     for number, question in enumerate(("And the square?", "Tell me more.", "Why?"), start=1):
@@ -124,17 +124,17 @@ def test_images_stand_where_they_are_told_and_are_known_by_their_pixels() -> Non
     """Before, between and behind texts; another picture is another history."""
     model = llava()
     chats = Chats(model)
-    assert model.vision is not None
+    assert model.encoder is not None
     told: Told = ("user", ["Look:", "@1", "and", "@2", "compare."])
     first = chats.say(told, creates_session=True)
-    encoded = model.vision.num_encoded
+    encoded = model.encoder.num_encoded
     more = chats.say(told, ("assistant", first["text"]), ("user", ["And", "@3"]))
-    assert (more["turn"], model.vision.num_encoded) == (2, encoded + 1)
+    assert (more["turn"], model.encoder.num_encoded) == (2, encoded + 1)
     swapped = chats.say(("user", ["Look:", "@2", "and", "@1", "compare."]))
     assert swapped["turn"] == 1
     assert cached(swapped) < len(model.tokenizer("Look:").input_ids) + 16  # up to the first image
     assert [image.key for image in chats.session().state.images] == [
-        model.vision.key(chats.pictures[name]) for name in ("@2", "@1")
+        model.encoder.key(chats.pictures[name]) for name in ("@2", "@1")
     ]
 
 
@@ -143,11 +143,11 @@ def test_an_image_that_the_session_shows_is_not_fetched_again() -> None:
     chats = Chats(llava())
     told: Told = ("user", ["@1", "What?"])
     first = chats.say(told, creates_session=True)
-    del chats.harness.pictures["@1"]
+    del chats.harness.media["@1"]
     more: list[Told] = [told, ("assistant", first["text"]), ("user", ["And", "@2"])]
     second = chats.say(*more)
     assert second["turn"] == 2
-    del chats.harness.pictures["@2"]
+    del chats.harness.media["@2"]
     assert chats.say(*more[:2], ("user", "Another question."))["turn"] == 2
     assert list(chats.session().state.by_url) == ["@1"]
 

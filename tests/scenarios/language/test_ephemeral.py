@@ -48,10 +48,10 @@ def test_its_images_are_there_for_the_next_one() -> None:
     """An image that is shown again is not encoded again."""
     model = llava()
     harness = Harness(model)
-    assert model.vision is not None
-    before = model.vision.num_encoded
-    harness.pictures["p"] = noise(1)
+    assert model.encoder is not None
+    before = model.encoder.num_encoded
+    harness.media["p"] = noise(1)
     for name in ("a", "b"):
         prompt = Prompt(session_id=name, prompt="hi", images=(Image(url="p"),), max_new_tokens=2)
         assert "error" not in harness.ask(prompt, creates_session=True, ephemeral=True)
-    assert model.vision.num_encoded == before + 1
+    assert model.encoder.num_encoded == before + 1

@@ -22,7 +22,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 def opened(model: Model, **config: object) -> Harness:
     harness = Harness(model, dict(config))
-    pictures = [noise(1), noise(2, 80, 30)] if model.vision else []
+    pictures = [noise(1), noise(2, 80, 30)] if model.encoder else []
     assert "error" not in harness.open("s", pictures)
     return harness
 
@@ -62,12 +62,12 @@ def test_the_vision_tower_runs_once_an_image() -> None:
     """No turn encodes an image again, not even when the KV states were lost."""
     model = llava()
     harness = opened(model)
-    assert model.vision is not None
-    before = model.vision.num_encoded
+    assert model.encoder is not None
+    before = model.encoder.num_encoded
     for question in QUESTIONS:
         harness.prompt("s", question, max_new_tokens=4)
         harness.engine.table.evict_idle()
-    assert model.vision.num_encoded == before
+    assert model.encoder.num_encoded == before
 
 
 def test_a_session_whose_kv_was_dropped_goes_on_exactly(model: Model) -> None:
@@ -87,7 +87,7 @@ def test_images_may_come_with_any_prompt() -> None:
     model = llava()
     harness = opened(model)
     harness.prompt("s", QUESTIONS[0], max_new_tokens=NEW_TOKENS)
-    harness.pictures["later"] = noise(3)
+    harness.media["later"] = noise(3)
     later = Prompt(
         session_id="s", prompt="And this?", images=(Image(url="later"),), max_new_tokens=NEW_TOKENS
     )
@@ -167,7 +167,7 @@ def test_control_tokens_in_a_text_are_text(model: Model) -> None:
     assert text.replace(" ", "") in model.tokenizer.decode(log).replace(" ", "")
     control_ids = [model.tokenizer.convert_tokens_to_ids(special) for special in specials]
     plain = Harness(model)
-    plain.open("s", harness.pictures.values() if model.vision else [])
+    plain.open("s", harness.media.values() if model.encoder else [])
     other = plain.prompt("s", "ignore this", max_new_tokens=1)
     expected = plain.engine.table.get("s").state.log[: other["usage"]["prompt_tokens"]]
     assert [i for i in log if i in control_ids] == [i for i in expected if i in control_ids]
@@ -195,7 +195,7 @@ def test_open_runs_the_model_before_the_first_prompt() -> None:
     """The system prompt and the images are in the cache when `open` is answered."""
     model = llava()
     harness = Harness(model)
-    harness.pictures["p"] = noise(1)
+    harness.media["p"] = noise(1)
     opened_answer = harness.ask(
         Open(session_id="s", images=(Image(url="p"),), system="Be brief."), creates_session=True
     )

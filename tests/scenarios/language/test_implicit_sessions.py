@@ -48,7 +48,7 @@ def test_a_longer_list_of_messages_computes_only_what_is_new(model: Model) -> No
     chats, explicit = Chats(model), Chats(model)
     told: list[Told] = [("system", "Be brief.")]
     for number in (1, 2, 3):
-        shown = [f"@{number}"] if model.vision is not None else []
+        shown = [f"@{number}"] if model.encoder is not None else []
         told.append(("user", [*shown, f"What is in number {number}?"]))
         answer = chats.say_alone(*told)
         assert held(chats) == 1
@@ -71,7 +71,7 @@ def test_all_but_the_new_message_is_cached() -> None:
 def test_another_conversation_is_not_disturbed(model: Model) -> None:
     """A title for it, one with the same beginning, and one with other images."""
     chats = Chats(model)
-    pictures = ["@1"] if model.vision is not None else []
+    pictures = ["@1"] if model.encoder is not None else []
     one: Told = ("user", [*pictures, "What color is it?"])
     first = chats.say_alone(one)
     chats.say_alone(("user", f"Write a title for: What color is it? {first['text']}"))
@@ -81,7 +81,7 @@ def test_another_conversation_is_not_disturbed(model: Model) -> None:
     assert before == 0
     chats.say_alone(one, reply(first), SQUARE)
     assert stats(chats).implicit_continued == before + 1
-    if model.vision is not None:
+    if model.encoder is not None:
         chats.say_alone(("user", ["@2", "What color is it?"]), reply(first), SQUARE)
         assert stats(chats).implicit_continued == before + 1
 

@@ -104,7 +104,7 @@ class LateSchedules(RuleBasedStateMachine):
         )
         table = harness.engine.table
         table.limits = table.limits._replace(host_bytes=self.host_bytes)  # as on a GPU
-        harness.pictures |= {name: noise(seed) for seed, name in enumerate(PICTURES)}
+        harness.media |= {name: noise(seed) for seed, name in enumerate(PICTURES)}
         return harness
 
     def _ask(self, engine: int, command: Any, **fields: Any) -> None:

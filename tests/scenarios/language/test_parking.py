@@ -56,7 +56,7 @@ def test_parked_sessions_go_on_exactly() -> None:
     assert {turn["timing"]["restored_from"] for turn in answers[0]} == {"store"}
     assert held(small) == {"s2", "s3"}
     for name in ("s2", "s3"):
-        small.pictures = {"p": noise(int(name[1]))}
+        small.media = {"p": noise(int(name[1]))}
         reference_reply(model, small, name, 4)
 
 

@@ -64,7 +64,7 @@ def test_a_response_is_continued_by_what_is_new(model: Model) -> None:
     chats = Chats(model)
     told: list[Told] = []
     for number in (1, 2, 3):
-        shown = [f"@{number}"] if model.vision is not None else []
+        shown = [f"@{number}"] if model.encoder is not None else []
         new: Told = ("user", [*shown, f"What is in number {number}?"])
         answer = ask(chats, respond(chats, new, after=number - 1, instructions="Be brief."))
         told.append(new)
@@ -79,7 +79,7 @@ def test_a_response_is_continued_by_what_is_new(model: Model) -> None:
 def test_an_older_response_branches(model: Model) -> None:
     """The session goes on as if nothing had happened, and so does the branch."""
     chats = Chats(model)
-    shown = ["@1"] if model.vision is not None else []
+    shown = ["@1"] if model.encoder is not None else []
     color: Told = ("user", [*shown, "What color is it?"])
     first = ask(chats, respond(chats, color))
     second = ask(chats, respond(chats, SQUARE, after=1))
@@ -111,7 +111,7 @@ def test_a_client_may_expect_what_the_session_has() -> None:
 def test_messages_without_a_reply_are_read_by_the_next_turn(model: Model) -> None:
     """Before the first turn, and between two; with images."""
     chats = Chats(model)
-    shown = ["@1"] if model.vision is not None else []
+    shown = ["@1"] if model.encoder is not None else []
     seen: Told = ("user", [*shown, "Look at this."])
     added = ask(chats, respond(chats, seen, generates=False))
     assert (added["turn"], added["text"], added["finish_reason"]) == (1, "", "stop")
@@ -120,7 +120,7 @@ def test_messages_without_a_reply_are_read_by_the_next_turn(model: Model) -> Non
     first = ask(chats, respond(chats, COLOR, after=None))
     chats.check([seen, COLOR])
     assert cached(first) >= num_computed - 2
-    more = ["@2"] if model.vision is not None else []
+    more = ["@2"] if model.encoder is not None else []
     other: Told = ("user", [*more, "And at this."])
     ask(chats, respond(chats, other, after=None, generates=False))
     last = ask(chats, respond(chats, SQUARE, after=None))
@@ -147,11 +147,11 @@ def test_another_engine_of_the_same_store_goes_on(model: Model) -> None:
     """With notes, with messages that have no reply yet, and with a branch."""
     store = MemoryStore()
     chats, other = Chats(model, store), Chats(model, store)
-    shown = ["@1"] if model.vision is not None else []
+    shown = ["@1"] if model.encoder is not None else []
     color: Told = ("user", [*shown, "What color is it?"])
     first = ask(chats, respond(chats, color, note="first"))
     second = ask(chats, respond(chats, SQUARE, after=1, note="second"))
-    more = ["@2"] if model.vision is not None else []
+    more = ["@2"] if model.encoder is not None else []
     added: Told = ("user", [*more, "And this?"])
     ask(chats, respond(chats, added, after=2, generates=False, note="third"))
     recalled = ask(other, Recall(session_id="s", turn=2, all=True))
@@ -334,7 +334,7 @@ def test_a_client_that_sends_all_items_computes_only_what_is_new(model: Model, s
     told: list[Told] = []
     num_before = 0
     for number in (1, 2, 3, 4):
-        shown = [f"@{number}"] if number < 4 and model.vision is not None else []
+        shown = [f"@{number}"] if number < 4 and model.encoder is not None else []
         told.append(("user", [*shown, f"What is in number {number}?"]))
         name = f"s{number}"
         request = respond(chats, *told, session=name, instructions="Be brief.")

@@ -31,7 +31,7 @@ def ask(name: str, seed: int, *, image: bool = False, **fields: Any) -> Chat:
 
 def alone(model: Model, seed: int, *, image: bool) -> dict[str, Any]:
     harness = Harness(model)
-    harness.pictures["picture"] = noise(1)
+    harness.media["picture"] = noise(1)
     return harness.ask(ask("a", seed, image=image), creates_session=True, ephemeral=True)
 
 
@@ -39,11 +39,11 @@ def alone(model: Model, seed: int, *, image: bool) -> dict[str, Any]:
 def test_only_the_first_computes_the_prompt(name: str) -> None:
     """Others copy its states, and compute the last token, whose logits choose their first."""
     model = MODELS[name]()
-    image = model.vision is not None
+    image = model.encoder is not None
     expected = [alone(model, seed, image=image)["text"] for seed in (5, 6, 7)]
     assert len(set(expected)) > 1
     harness = Harness(model)
-    harness.pictures["picture"] = noise(1)
+    harness.media["picture"] = noise(1)
     first, *others = (f"r.{index}" for index in range(3))
     for index, request in enumerate((first, *others)):
         harness.submit(

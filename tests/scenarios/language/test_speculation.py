@@ -55,7 +55,7 @@ def talk(model: Model, oracle: Oracle, **settings: Any) -> tuple[Harness, list[d
     answers: list[list[dict[str, Any]]] = []
     for speculation in (False, True):
         harness = Harness(model, {"handler": {"speculation": speculation}})
-        harness.open("s", [noise(1)] if model.vision else [])
+        harness.open("s", [noise(1)] if model.encoder else [])
         lengths = (0, 1, 4, 2, 9, 0, 30)
         oracle.num_right = iter(lengths * 100)
         replies = []

@@ -70,7 +70,7 @@ def test_without_images_what_has_some_needs_an_engine_that_has_them(
     assert "with its images" in refused["error"]["message"]
     assert not store.list("adopted")
     second.open("other", [noise(1)])
-    second.pictures = first.pictures
+    second.media = first.media
     assert second.ask(ask("And now?"))["turn"] == 2
     reference_reply(model, second, "s", 8)
 

@@ -94,7 +94,7 @@ def test_a_prompt_whose_image_loads_is_not_overtaken() -> None:
     """A later prompt waits for an earlier one that waits for its image."""
     harness = Harness(llava())
     harness.open("s")
-    harness.pictures["slow"] = noise(1)
+    harness.media["slow"] = noise(1)
     one = harness.submit(ask("One", images=(Image(url="slow"),)))
     two = harness.submit(ask("Two"))
     harness.run()

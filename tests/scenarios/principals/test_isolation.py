@@ -83,7 +83,7 @@ def model() -> Model:
 def server(model: Model, store: FailingStore | None = None) -> FrontedEngine:
     """A server that trusts a proxy's header."""
     made = FrontedEngine(model, store)
-    made.harness.pictures["picture-0"] = noise(1, 16, 16)
+    made.harness.media["picture-0"] = noise(1, 16, 16)
     return made
 
 

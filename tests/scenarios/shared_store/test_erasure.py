@@ -82,7 +82,7 @@ def test_a_closed_session_takes_its_images_and_those_of_no_other(
 ) -> None:
     """Two sessions show the same image, and one has a fork; the others go on at another engine."""
     first, second = (Harness(model, store=any_store) for _ in range(2))
-    second.pictures = first.pictures
+    second.media = first.media
     for session_id in ("s", "other"):
         first.open(session_id, [noise(1)])
     first.ask(ask("What is it?"))

@@ -17,19 +17,19 @@ from ts_stateful.protocol.requests import Cancel, Close, Fork, Image, Info, Open
 def test_a_session_goes_on_elsewhere(model: Model, first: Harness, second: Harness) -> None:
     """Images, system prompt, turns: the next reply is that of the engine which has had it all along."""
     alone = Harness(model)
-    second.pictures = first.pictures
+    second.media = first.media
     for harness in (first, alone):
         harness.open("s", [noise(1)], system="Be brief.")
         for text in ("What is it?", "And now?"):
             harness.ask(ask(text))
     here = alone.ask(ask("And then?"))
-    encoded = model.vision.num_encoded if model.vision else 0
+    encoded = model.encoder.num_encoded if model.encoder else 0
     there = second.ask(ask("And then?"))
     assert there["text"] == here["text"] != ""
     assert there["timing"]["restored_from"] == "store"
     assert there["turn"] == 3
-    assert model.vision is not None
-    assert model.vision.num_encoded == encoded
+    assert model.encoder is not None
+    assert model.encoder.num_encoded == encoded
     reference_reply(model, second, "s", 8)
 
 
@@ -81,9 +81,9 @@ def test_best_effort_makes_up_for_images_too(
 ) -> None:
     """A turn whose image could not be written leaves no gap in the log."""
     first = Harness(model, store=store, policy="best_effort")
-    second.pictures = first.pictures
+    second.media = first.media
     first.open("s")
-    first.pictures["new"] = noise(3)
+    first.media["new"] = noise(3)
     store.fails = True
     assert first.ask(ask("See", images=(Image(url="new"),)))["turn"] == 1
     assert first.ask(Info(session_id="s"))["saved"] is False
@@ -97,7 +97,7 @@ def test_best_effort_makes_up_for_images_too(
 
 def test_forks_and_rewinds_are_kept(first: Harness, second: Harness, model: Model) -> None:
     """A fork goes on elsewhere as well, and a rewind is not undone by moving."""
-    second.pictures = first.pictures
+    second.media = first.media
     first.open("s", [noise(1)])
     for text in ("One", "Two", "Three"):
         first.ask(ask(text))

@@ -41,7 +41,7 @@ def harness(model: Model, store: FileStore) -> Harness:
     assert isinstance(opened, OpenedEntry)
     object.__setattr__(model, "fingerprint", opened.fingerprint)
     made = Harness(model, store=store)
-    made.pictures["picture-0"] = noise(1, 16, 16)
+    made.media["picture-0"] = noise(1, 16, 16)
     return made
 
 
@@ -53,17 +53,17 @@ def start(store: FileStore) -> Start:
 
 def test_sessions_go_on(harness: Harness, model: Model, store: FileStore) -> None:
     """With their images, texts and the turns that count; their logs have both versions then, and are read again."""
-    assert model.vision is not None
-    encoded = model.vision.num_encoded
+    assert model.encoder is not None
+    encoded = model.encoder.num_encoded
     for session_id in ("s", "f"):
         assert harness.ask(Info(session_id=session_id))["turns"] == 2
         answer = harness.prompt(session_id, "Go on", max_new_tokens=8, ignore_eos=True)
         assert (answer["turn"], answer["timing"]["restored_from"]) == (3, "store")
         reference_reply(model, harness, session_id, 8)
-    assert model.vision.num_encoded == encoded
+    assert model.encoder.num_encoded == encoded
     assert harness.engine.table.get("s").metadata == {"user": "Anna"}
     after = Harness(model, store=store)
-    after.pictures = harness.pictures
+    after.media = harness.media
     assert after.ask(Rewind(session_id="s", to_turn=1))["turn"] == 1
     assert after.ask(ask("Again"))["turn"] == 2
     reference_reply(model, after, "s", 8)

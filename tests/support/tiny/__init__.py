@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.support.tiny.hearing import audio_flamingo3, glm_asr, qwen2_audio
 from tests.support.tiny.latent import (
     deepseek_v2,
     deepseek_v3,
@@ -122,6 +123,7 @@ MODELS = _named(
 )
 # Other supported models, each tested in one long conversation.
 MORE_MODELS = _named(
+    audio_flamingo3,
     bamba,
     bloom,
     codegen,
@@ -138,6 +140,7 @@ MORE_MODELS = _named(
     gemma4_vision,
     glm4_moe_lite,
     glm4v,
+    glm_asr,
     glm_moe_dsa,
     gpt_neo,
     gpt_neox,
@@ -165,6 +168,7 @@ MORE_MODELS = _named(
     opt,
     pixtral,
     qwen2_5_vl,
+    qwen2_audio,
     qwen2_moe,
     qwen3_5,
     qwen3_5_vision,

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.network.load import Model, load_model
-from ts_stateful.language.trial import verify_images
+from ts_stateful.language.trial import verify_media
 
 __all__ = ["Checkpoint", "loaded", "write"]
 
@@ -60,5 +60,5 @@ def loaded(
         image_tiling=image_tiling,
     )
     model = load_model(settings, folder, torch.device("cpu"))
-    verify_images(model)
+    verify_media(model)
     return model

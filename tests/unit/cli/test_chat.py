@@ -104,7 +104,7 @@ def test_chat_survives_errors(
     assert "no such command: /dance" in out
     assert "the next prompt opens a new one" in out
     assert "error: no/such.png: No such file" in out
-    assert "the images were dropped" in out
+    assert "the files were dropped" in out
     assert reply_to("four") in out
     assert len(fake.of_kind("open")) == 2
     assert "five" not in out

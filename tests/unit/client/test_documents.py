@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ts_stateful.client import MAX_BODY_BYTES, ProtocolError, RequestTooLarge, ServerRefused
 from ts_stateful.client.documents import check_size, encode, is_last, parse, refusal
-from ts_stateful.client.images import wire_images
+from ts_stateful.client.images import wire_audio, wire_images
 from ts_stateful.client.transports.sse import EventParser
 from ts_stateful.protocol.answers import TurnAnswer
 from ts_stateful.protocol.errors import QueueFull, SessionNotFound, StatefulError
@@ -98,8 +98,10 @@ def test_a_missing_file_is_an_os_error() -> None:
 
 def test_one_image_instead_of_a_list_is_refused() -> None:
     """A lone string would be taken for a list of letters."""
-    with pytest.raises(TypeError, match="list"):
+    with pytest.raises(TypeError, match=r"images=\[\.\.\.\]"):
         wire_images("scene.png")
+    with pytest.raises(TypeError, match=r"audio=\[\.\.\.\]"):
+        wire_audio("scene.wav")
 
 
 def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:

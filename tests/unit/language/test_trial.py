@@ -11,9 +11,9 @@ import torch
 from tests.support.tiny import MODELS, MORE_MODELS, looking_ahead, unserved
 from tests.support.tiny.published import Checkpoint, write
 from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.language.encoders.encoder import LookAhead
 from ts_stateful.language.network.load import load_model
-from ts_stateful.language.trial import verify_images
-from ts_stateful.language.vision.encoder import LookAhead
+from ts_stateful.language.trial import verify_media
 
 CPU = torch.device("cpu")
 LOOK_AHEAD = {"gemma3_vision": LookAhead.ALL, "gemma4_vision": LookAhead.WINDOWED}
@@ -30,29 +30,30 @@ SEEING = [
     "qwen3_vl",
     "smolvlm",
 ]
+HEARING = ["audio_flamingo3", "glm_asr", "qwen2_audio"]
 
 
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("name", [*SEEING, *HEARING])
 def test_served_models_pass(name: str) -> None:
-    """Small and large pictures, adjacent ones, and text right after one; the trial finds what looks ahead."""
+    """Small and large pictures or clips, adjacent ones, and text right after one; the trial finds what looks ahead."""
     model = {**MODELS, **MORE_MODELS}[name]()
-    assert model.vision is not None
-    model.vision.look_ahead = LookAhead.NONE
-    verify_images(model)
-    assert model.vision.look_ahead is LOOK_AHEAD.get(name, LookAhead.NONE)
-    assert model.vision.num_encoded == 0
+    assert model.encoder is not None
+    model.encoder.look_ahead = LookAhead.NONE
+    verify_media(model)
+    assert model.encoder.look_ahead is LOOK_AHEAD.get(name, LookAhead.NONE)
+    assert model.encoder.num_encoded == 0
     assert model.network.config.get_text_config(decoder=True)._attn_implementation == "ts_stateful"
 
 
 def test_a_text_model_passes() -> None:
     """There is nothing to try."""
-    verify_images(MODELS["llama"]())
+    verify_media(MODELS["llama"]())
 
 
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (unserved.idefics2, "other tokens around an image"),
+        (unserved.idefics2, "other tokens around one of the images"),
         (unserved.ovis2, "cannot be computed"),
         (unserved.fuyu, "cannot be computed"),
         (looking_ahead.paligemma, "its attention is bidirectional"),
@@ -63,5 +64,5 @@ def test_others_are_refused(build: Callable[[], Checkpoint], reason: str, tmp_pa
     """With one sentence, and no traceback."""
     folder = write(build(), tmp_path / build.__name__)
     with pytest.raises(ConfigError, match=reason) as refused:
-        verify_images(load_model(HandlerConfig(model=str(folder)), folder, CPU))
+        verify_media(load_model(HandlerConfig(model=str(folder)), folder, CPU))
     assert len(str(refused.value)) < 600

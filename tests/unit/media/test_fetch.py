@@ -52,7 +52,7 @@ def test_a_request_has_few_headers(
         assert headers == {
             "Host": f"127.0.0.1:{site.server_port}",
             "User-Agent": "ts-stateful",
-            "Accept": "image/*",
+            "Accept": "image/*, audio/*",
             "Accept-Encoding": "identity",
             "Connection": "close",
         }
@@ -159,7 +159,7 @@ def test_a_body_is_cut_off_at_the_limit(
     """A body beyond the limit is refused while it comes, or at once where the server admits it."""
     site.routes["/"] = route
     message = refusal(make_fetcher(max_bytes=1000), site.url, MediaTooLarge)
-    assert message == "the image has more than 1000 bytes; send a smaller one"
+    assert message == "the file has more than 1000 bytes; send a smaller one"
 
 
 def test_a_body_of_the_limit_is_taken(site: Site, make_fetcher: MakeFetcher) -> None:

@@ -16,7 +16,7 @@ from PIL import Image as Pictures
 from tests.support.web import Names
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.fetch import Fetcher
-from ts_stateful.media.load import ImageFile, MediaLoader, UploadedImage
+from ts_stateful.media.load import MediaFile, MediaLoader, UploadedMedia
 from ts_stateful.protocol.errors import (
     InvalidRequest,
     MediaForbidden,
@@ -26,7 +26,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.requests import Image
 
-DECODE = ImageFile.decode
+DECODE = MediaFile.decode_image
 
 
 def png(level: int) -> bytes:
@@ -68,7 +68,7 @@ def make() -> Iterator[Make]:
 
 def test_an_upload_is_a_file_like_any_other(make: Make) -> None:
     """It keeps its place among the other images."""
-    images = [Image(url=url(1)), UploadedImage(upload="0" * 64, data=png(2))]
+    images = [Image(url=url(1)), UploadedMedia(upload="0" * 64, data=png(2))]
     files = make().load(images, [png(3)], lambda file: (file.data, file.field)).result()
     assert files[1] == (png(2), "images[1].upload")
 
@@ -165,7 +165,7 @@ def test_inline_images_do_not_wait_for_fetches(make: Make) -> None:
     loader = make(names, fetches=2, fetches_per_client=2, timeout_sec=600)
     remote = [Image(url="https://example.com/")] * 8
     dead = [loader.load(remote, [], DECODE, client) for client in ("a", None, "a")]
-    inline = [Image(url=url(1)), Image(base64=text(2)), UploadedImage(upload="0", data=png(3))]
+    inline = [Image(url=url(1)), Image(base64=text(2)), UploadedMedia(upload="0", data=png(3))]
     assert levels(loader.load(inline, [png(4)], DECODE).result()) == [1, 2, 3, 4]
     assert not any(each.done() for each in dead)
     answering.set()
@@ -218,10 +218,10 @@ def test_a_decoder_that_dies_in_the_middle_fails_no_request(make: Make) -> None:
     """Its image is decoded again, those of other requests go on."""
     loader = make()
 
-    def read(file: ImageFile) -> Pictures.Image:
+    def read(file: MediaFile) -> Pictures.Image:
         for pid in loader.decoders.idle_pids:
             os.kill(pid, signal.SIGKILL)
-        return file.decode()
+        return file.decode_image()
 
     futures = [loader.load([Image(base64=text(n))], [png(n)], read) for n in range(1, 9)]
     assert [levels(each.result()) for each in futures] == [[n, n] for n in range(1, 9)]

@@ -72,10 +72,7 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
         return
     auto, kind = library.models.auto, config.get("model_type")
     kinds = auto.configuration_auto.CONFIG_MAPPING_NAMES
-    texts = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    images = auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    media = auto.modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    served = {name for name in (texts.get(kind), images.get(kind)) if name}
+    served, hears = _served_classes(config, auto.modeling_auto)
     if "auto_map" in config:
         return  # code of its own
     if kind not in kinds:
@@ -84,10 +81,10 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
             f"{folder}/config.json has the model_type {kind!r}, which transformers {library.__version__} does not have",
             f"{_nearest(str(kind), kinds)}correct it, or install a newer transformers",
         )
-    elif not served and kind in media:
+    elif not served and kind in auto.modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
         yield error(
             _KEY,
-            f"{folder} is a {kind} model, which takes audio, and audio is not served",
+            f"{folder} is a {kind} model, which takes audio in a way that is not served",
             "docs/models.md has the families that are served",
         )
     elif not served:
@@ -98,12 +95,29 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
         )
     else:
         yield from _check_class(next(iter(config.get("architectures") or ()), ""), served, library)
-        if kind in media and config.get("audio_config"):
+        if config.get("audio_config") and not hears:
             yield warning(
                 _KEY,
-                f"{folder} is a {kind} model, which takes audio, and audio is not served",
+                f"{folder} is a {kind} model, which takes audio besides images, and is served without audio",
                 "ignore this if sessions send none",
             )
+
+
+def _served_classes(config: dict[str, Any], auto: Any) -> tuple[set[str], bool]:
+    """Return the names of the classes that serve a configuration, and True if they hear."""
+    kind = config.get("model_type")
+    mappings = [
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    ]
+    served = {mapping[kind] for mapping in mappings if kind in mapping}
+    if served or not config.get("audio_config") or config.get("is_encoder_decoder"):
+        return served, False
+    hearing = (
+        auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    )
+    return {mapping[kind] for mapping in hearing if kind in mapping}, True
 
 
 def _check_class(name: str, served: Collection[str], library: Any) -> Iterator[Finding]:

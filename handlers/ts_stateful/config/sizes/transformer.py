@@ -30,7 +30,7 @@ _GROWING_ROPE = {"dynamic", "longrope", "su"}
 
 @dataclass(frozen=True)
 class TransformerSize:
-    """The sizes of a model. `window` is in tokens; `image_tokens` are those of one image (0: no images; None: they vary).
+    """The sizes of a model. `window` is in tokens; `image_tokens` are those of one image or clip (0: none; None: they vary).
 
     `layers` are those with keys and values, of which `indexes` choose tokens by a further key of `index_dim` numbers; `fixed`
     are the recurrent states of others.
@@ -201,7 +201,7 @@ def _window(sizes: Numbers) -> int | None:
 def _image_tokens(document: Mapping[str, Any]) -> int | None:
     vision = document.get("vision_config")
     if not isinstance(vision, dict):
-        return 0
+        return None if isinstance(document.get("audio_config"), dict) else 0
     if isinstance(length := document.get("image_seq_length"), int):
         return length
     size, patch = vision.get("image_size"), vision.get("patch_size")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -11,9 +11,9 @@ from ts_stateful.frontend.dialects.openai_fields import IMAGE_URL, MESSAGE, PART
 from ts_stateful.frontend.dialects.openai_tools import CallFields, calls_of
 from ts_stateful.protocol.chat import Said
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.requests import Image
+from ts_stateful.protocol.requests import Audio, Image
 
-__all__ = ["MAX_PARTS", "ChatMessage", "read_messages", "supported_message"]
+__all__ = ["MAX_PARTS", "ChatMessage", "Messages", "read_messages", "supported_message"]
 
 # Every message and part costs an engine time, even an empty one.
 MAX_PARTS = 4096
@@ -31,12 +31,32 @@ class _Picture(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"
     image_url: _Url
 
 
-_KINDS: dict[str, type[Struct]] = {"text": _Text, "image_url": _Picture}
+class _Recording(Struct, frozen=True, forbid_unknown_fields=True):
+    data: str
+    format: Literal["wav", "flac"]
+
+
+class _Clip(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_audio"):
+    input_audio: _Recording
+
+
+_KINDS: dict[str, type[Struct]] = {"text": _Text, "image_url": _Picture, "input_audio": _Clip}
+
+
+class Messages(NamedTuple):
+    """The said messages, and the media in them, with the client's paths of those of a request that has one kind."""
+
+    said: tuple[Said, ...]
+    images: tuple[Image, ...]
+    audio: tuple[Audio, ...]
+    fields: tuple[str, ...]
 
 
 class ChatMessage(CallFields, frozen=True, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[_Text | _Picture], Meta(min_length=1, max_length=MAX_PARTS)]
+    content: (
+        str | Annotated[list[_Text | _Picture | _Clip], Meta(min_length=1, max_length=MAX_PARTS)]
+    )
     reasoning_content: str = ""
 
 
@@ -65,11 +85,10 @@ def _part(part: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, An
     return wanted
 
 
-def read_messages(
-    asked: list[ChatMessage],
-) -> tuple[tuple[Said, ...], tuple[Image, ...], tuple[str, ...]]:
+def read_messages(asked: list[ChatMessage]) -> Messages:
     messages: list[Said] = []
     images: list[Image] = []
+    audio: list[Audio] = []
     fields: list[str] = []
     for index, message in enumerate(asked):
         role = "system" if message.role == "developer" else message.role
@@ -79,19 +98,27 @@ def read_messages(
             continue
         parts: list[str | None] = []
         for number, part in enumerate(message.content):
-            field = f"messages[{index}].content[{number}].image_url"
+            field = f"messages[{index}].content[{number}]"
             if isinstance(part, _Text):
                 parts.append(part.text)
-            elif role != "user":
-                raise InvalidRequest("only a user's message may have images", field=field)
-            else:
-                parts.append(None)
+                continue
+            parts.append(None)
+            if role != "user":
+                kind = "image_url" if isinstance(part, _Picture) else "input_audio"
+                raise InvalidRequest(
+                    "only a user's message may have images or audio", field=f"{field}.{kind}"
+                )
+            if isinstance(part, _Picture):
                 images.append(Image(url=part.image_url.url))
-                fields.append(f"{field}.url")
+                fields.append(f"{field}.image_url.url")
+            else:
+                clip = part.input_audio
+                audio.append(Audio(url=f"data:audio/{clip.format};base64,{clip.data}"))
+                fields.append(f"{field}.input_audio.data")
         messages.append(said(tuple(parts)))
     if sum(len(said.parts) for said in messages) > MAX_PARTS:
         raise InvalidRequest(f"more than {MAX_PARTS} parts", field="messages")
-    return tuple(messages), tuple(images), tuple(fields)
+    return Messages(tuple(messages), tuple(images), tuple(audio), tuple(fields))
 
 
 def _said(message: ChatMessage, role: str, field: str, parts: tuple[str | None, ...]) -> Said:

@@ -124,7 +124,7 @@ class _TextBody(_Generation, frozen=True, kw_only=True):
 
 
 class Completion(NamedTuple):
-    """A completion that was asked for; `image_fields` are the client's paths of the images of `prompt`, in their order."""
+    """A completion that was asked for; `image_fields` are the client's paths of the media of `prompt`, in their order."""
 
     model: str
     prompt: Chat | RawPrompt
@@ -147,14 +147,15 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     body: _ChatBody = convert(_supported(document, _ChatBody, fields), _ChatBody)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("it needs `logprobs: true`", field="top_logprobs")
-    messages, images, image_fields = read_messages(body.messages)
+    read = read_messages(body.messages)
     asked, tools = format_of(body), tools_of(body.tools, body.tool_choice)
     calls = forced_of(body.tool_choice, tools)
     if calls is not None and asked.format is not None:
         raise InvalidRequest("a call has its own form; leave one of both out", field=asked.field)
     chat = Chat(
-        messages=messages,
-        images=images,
+        messages=read.said,
+        images=read.images,
+        audio=read.audio,
         max_new_tokens=body.max_completion_tokens or body.max_tokens or _MAX_TOKENS,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
@@ -169,7 +170,7 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         model,
         chat,
         _checked(body, fields),
-        image_fields,
+        read.fields,
         fields.ignored,
         asked.field,
         names_tool=bool(calls),

@@ -20,10 +20,10 @@ from ts_stateful.protocol.chat import ToolCall
 __all__ = ["ChatResponder", "OpenAiResponder", "TextResponder", "image_field", "scored"]
 
 _DONE = b"data: [DONE]\n\n"
-_IMAGE_FIELD = re.compile(r"images\[(\d+)\]\.\w+")
+_IMAGE_FIELD = re.compile(r"(?:images|audio)\[(\d+)\]\.\w+")
 _FINISH_REASONS = {"length": "length"}  # any other reason is a `stop`
 # Our names of fields to those of a chat, where they differ.
-_PARAMS = {"prompt": "messages", "system": "messages", "images": "messages"}
+_PARAMS = {"prompt": "messages", "system": "messages", "images": "messages", "audio": "messages"}
 _CODES = {"context_too_long": (400, "context_length_exceeded")}
 _TYPES = {404: "invalid_request_error", 429: "rate_limit_error"}
 
@@ -233,7 +233,7 @@ class ChatResponder(_CompletionResponder):
 
 
 def image_field(field: str | None, image_fields: Sequence[str]) -> str | None:
-    """Return the client's path of an image that an error is about; None if it is about something else."""
+    """Return the client's path of an image or clip that an error is about; None if it is about something else."""
     image = _IMAGE_FIELD.fullmatch(field or "")
     if image is None or int(image[1]) >= len(image_fields):
         return None

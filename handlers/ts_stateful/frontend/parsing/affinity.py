@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable
 
 from ts_stateful.protocol.chat import Chat, Said
-from ts_stateful.protocol.requests import Image
+from ts_stateful.protocol.requests import Media
 
 __all__ = ["affinity_of"]
 
@@ -27,10 +27,10 @@ def affinity_of(chat: Chat, dialogue: str | None) -> tuple[str, ...]:
         return name, name
     replies = [at for at, said in enumerate(chat.messages) if said.role == "assistant"]
     beginnings = (chat.messages, *(chat.messages[:at] for at in replies[-1:]))
-    return tuple(_digest(_texts(messages, chat.images)) for messages in beginnings)
+    return tuple(_digest(_texts(messages, chat.media)) for messages in beginnings)
 
 
-def _texts(messages: Iterable[Said], images: Iterable[Image]) -> Iterable[str]:
+def _texts(messages: Iterable[Said], images: Iterable[Media]) -> Iterable[str]:
     urls = iter(images)
     for said in messages:
         yield said.role
@@ -38,7 +38,7 @@ def _texts(messages: Iterable[Said], images: Iterable[Image]) -> Iterable[str]:
             yield f"text {part}" if part is not None else _name(next(urls))
 
 
-def _name(image: Image) -> str:
+def _name(image: Media) -> str:
     url = image.url or ""
     return f"image {len(url)} {url[:_URL_CHARS]}"
 

@@ -23,7 +23,9 @@ _RETRY_AFTER_S = 1.0
 _OTHER_PARTS = 8  # the JSON, and what TorchServe's own clients send beside it
 # The content of a string after one of these keys, up to its first quote, which may be escaped. If a match begins within another
 # string, at an escaped quote, the next quote ends that string, so that the content is one of a string again.
-_IMAGE_DATA = re.compile(rb'"(?:base64"\s*:\s*"|(?:url|path)"\s*:\s*"(?=data:))([^"]{1024,})"')
+_IMAGE_DATA = re.compile(
+    rb'"(?:(?:base64|data)"\s*:\s*"|(?:url|path)"\s*:\s*"(?=data:))([^"]{1024,})"'
+)
 _BACKSLASH = ord("\\")
 _ALL = bytes(range(256))
 _NOT_BRACKETS = bytes(set(_ALL) - set(b"[]{}"))

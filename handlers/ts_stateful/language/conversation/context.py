@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 
 from ts_stateful.language.conversation.drafts import Drafts
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.text.dialogue import Dialogue, common_prefix
-from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.session_log.journal import LogPosition
 from ts_stateful.sessions.session import Delta, Residency, Turn
@@ -35,7 +35,7 @@ class Past(NamedTuple):
     opening: Delta
     dialogue: Dialogue
     log: list[int]
-    images: list[ImageInput]
+    images: list[MediaInput]
 
 
 class Stored(NamedTuple):
@@ -59,8 +59,8 @@ class Context:
         self.opening = opening
         self.dialogue = Dialogue(opening)
         self.log = list(opening.ids)
-        self.images: list[ImageInput] = []
-        self.by_url: dict[str, ImageInput] = {}  # of these; never changed, but replaced
+        self.images: list[MediaInput] = []
+        self.by_url: dict[str, MediaInput] = {}  # of these; never changed, but replaced
         self.kv = kv
         self.adapter: str | None = None  # by which its states are computed; stays the same
         self.prefix: Prefix | None = None
@@ -72,7 +72,7 @@ class Context:
         self.incoming = False  # KV states are being read from there
         # Bytes on the device that are kept free for KV states, with those that are there.
         self.reserved = 0
-        self.unseen: dict[ImageInput, int] = {}  # the same for embeddings of images, by image
+        self.unseen: dict[MediaInput, int] = {}  # the same for embeddings of images, by image
         self._recalled = False  # KV states came from there, and were not used since
         self._device = kv.device
         self._kv_on_host = False
@@ -87,7 +87,7 @@ class Context:
         _apply(turn, self.dialogue, self.log)
         self.failed = None
 
-    def remember(self, urls: Mapping[str, ImageInput]) -> None:
+    def remember(self, urls: Mapping[str, MediaInput]) -> None:
         """Add URLs of the session's images, and drop those of images that it does not show any more."""
         shown = set(self.images)
         known = {**self.by_url, **urls}
@@ -163,7 +163,7 @@ class Context:
         return self.kv.num_bytes if self._kv_on_host else 0
 
     @property
-    def shared(self) -> list[ImageInput | Prefix]:
+    def shared(self) -> list[MediaInput | Prefix]:
         """The images and the system prompt, which other sessions may have too."""
         return [*self.images, self.prefix] if self.prefix else [*self.images]
 

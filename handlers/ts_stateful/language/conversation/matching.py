@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.text.dialogue import common_prefix
-from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.sessions.session import Message, Turn
 
 __all__ = ["Branch", "branch", "same_states"]
@@ -23,11 +23,11 @@ class Branch(NamedTuple):
 
     num_turns: int | None
     messages: tuple[Message, ...]
-    images: list[ImageInput]
+    images: list[MediaInput]
 
 
 def branch(
-    context: Context, turns: Sequence[Turn], sent: Sequence[Message], images: Sequence[ImageInput]
+    context: Context, turns: Sequence[Turn], sent: Sequence[Message], images: Sequence[MediaInput]
 ) -> Branch:
     """Compare the messages that a client sends, at least one, and their images with a session after `turns`.
 
@@ -59,7 +59,7 @@ def branch(
 
 
 def same_states(
-    held: Context, ids: Sequence[int], images: Sequence[ImageInput], image_token: int | None
+    held: Context, ids: Sequence[int], images: Sequence[MediaInput], image_token: int | None
 ) -> int:
     """Return for how many of `ids`, in which `images` stand, the KV states of `held` are valid.
 
@@ -80,7 +80,7 @@ def same_states(
 _Unit = tuple[object, tuple[str, ...]]  # a message without its images, and these
 
 
-def _units(messages: Sequence[Message], images: Sequence[ImageInput]) -> Iterator[_Unit]:
+def _units(messages: Sequence[Message], images: Sequence[MediaInput]) -> Iterator[_Unit]:
     keys = iter([image.key for image in images])
     for message in messages:
         shown = tuple(itertools.islice(keys, message.num_images))

@@ -9,6 +9,7 @@ from typing import Any
 
 from ts_stateful.language.conversation.context import Context, Past
 from ts_stateful.language.conversation.drafts import TokenHistory
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.grammar.matcher import Matcher
 from ts_stateful.language.kv.spans import Block
 from ts_stateful.language.network.logprobs import Chosen
@@ -17,7 +18,6 @@ from ts_stateful.language.network.sampler import SamplingRow
 from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.text.reply_parser import ReplyParser
-from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.chat import Discard, Respond
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
@@ -86,8 +86,8 @@ class Sequence:
     # They have their answer; their clients come back with `continue`.
     pulled: list[Subscriber] = field(default_factory=list)
     orphaned_at: float | None = None  # when the last waiting request left
-    images: list[ImageInput] = field(default_factory=list)  # new with this turn
-    urls: dict[str, ImageInput] = field(
+    images: list[MediaInput] = field(default_factory=list)  # new with this turn
+    urls: dict[str, MediaInput] = field(
         default_factory=dict
     )  # of images in a conversation that the client sent
     replay: tuple[Chosen, ...] = ()  # tokens that an engine that died had chosen already
@@ -155,7 +155,7 @@ class Sequence:
         return subscribers + [waiter.request_id for waiter in self.continues]
 
     @property
-    def all_images(self) -> list[ImageInput]:
+    def all_images(self) -> list[MediaInput]:
         """The images of the history and, last, this turn's."""
         return self.base.images + self.images
 

@@ -12,20 +12,24 @@ import torch
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
     PreTrainedModel,
 )
 
 from ts_stateful.config.check import check_checkpoint
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.config.weights import HOW_TO_CONVERT
+from ts_stateful.language.encoders.processor import load_processor, load_tokenizer
 from ts_stateful.language.network.model_support import check_config
 from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
-from ts_stateful.language.vision.processor import load_processor, load_tokenizer
 
-__all__ = ["read_checkpoint"]
+__all__ = ["hears", "read_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,15 +58,14 @@ def read_checkpoint(
     try:
         config = AutoConfig.from_pretrained(name, **options)
         check_config(config, name)
-        sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         dtype = choose_dtype(
             settings.dtype,
             device,
             config.get_text_config(decoder=True).dtype or config.dtype,
             bfloat16=has_bfloat16(torch.cpu.get_capabilities()),
         )
-        network = _read_weights(name, sees=sees, dtype=dtype, **options)
-        if sees and settings.vision:
+        network = _read_weights(name, _auto_class(config), dtype=dtype, **options)
+        if hears(config) or (_sees(config) and settings.vision):
             owner = load_processor(name, config.model_type, **options)
         else:
             owner = load_tokenizer(name, **options)
@@ -75,6 +78,29 @@ def read_checkpoint(
     if settings.response_template is not None:
         getattr(owner, "tokenizer", owner).response_template = dict(settings.response_template)
     return Checkpoint(network, owner, _quantization(config))
+
+
+def _sees(config: Any) -> bool:
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def hears(config: Any) -> bool:
+    """Return True for the configuration of a model that takes audio and no images."""
+    return not _sees(config) and getattr(config, "audio_config", None) is not None
+
+
+def _auto_class(config: Any) -> Any:
+    if _sees(config):
+        return AutoModelForImageTextToText
+    if not hears(config):
+        return AutoModelForCausalLM
+    for auto, mapping in (
+        (AutoModelForMultimodalLM, MODEL_FOR_MULTIMODAL_LM_MAPPING),
+        (AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
+    ):
+        if type(config) in mapping:
+            return auto
+    raise ValueError(f"transformers has no class for audio of {config.model_type}")
 
 
 def _quantization(config: Any) -> str | None:
@@ -92,10 +118,9 @@ def _check(folder: Path, *, has_template: bool) -> None:
         logger.warning("%s: %s; %s", finding.key, finding.message, finding.cure)
 
 
-def _read_weights(name: str, *, sees: bool, **options: Any) -> PreTrainedModel:
+def _read_weights(name: str, auto: Any, **options: Any) -> PreTrainedModel:
     """Read safetensors. A pickle can run code, and a pull request on the hub is not the revision that was configured."""
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-    auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     try:
         network, found = auto.from_pretrained(
             name, use_safetensors=True, output_loading_info=True, **options

@@ -128,8 +128,9 @@ class Forward:
             inputs["position_ids"] = positions
         if self.cache.states is not None and self._attends:
             inputs["attention_mask"] = self._mask
+        if "inputs_embeds" not in inputs:
+            inputs["input_ids"] = ids
         output = self.network(
-            input_ids=ids,
             use_cache=True,
             return_dict=True,
             **inputs,

@@ -15,6 +15,9 @@ from transformers import (
 )
 
 from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.language.encoders.encoder import Encoder
+from ts_stateful.language.encoders.hearing import Hearing
+from ts_stateful.language.encoders.vision import Vision
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import find_fused
@@ -25,7 +28,7 @@ from ts_stateful.language.kernels.select import find_kernels
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.adapters import Adapters, load_adapter
-from ts_stateful.language.network.checkpoint import read_checkpoint
+from ts_stateful.language.network.checkpoint import hears, read_checkpoint
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.model_support import (
     check_network,
@@ -33,26 +36,26 @@ from ts_stateful.language.network.model_support import (
     verified_forward,
 )
 from ts_stateful.language.network.penalties import Penalties
-from ts_stateful.language.text.chat_template import ChatText
+from ts_stateful.language.text.chat_template import ChatText, Placeholder
 from ts_stateful.language.text.reply_parser import find_template
 from ts_stateful.language.text.token_bytes import TokenBytes
-from ts_stateful.language.vision.encoder import Vision
 
 __all__ = ["Model", "accelerate", "build_model", "load_model", "resolve_model", "use_adapters"]
 
 logger = logging.getLogger(__name__)
+_PARTS = {"images": "image", "audio": "audio"}  # of messages, as chat templates name them
 _MEND = "mend handler.responseTemplate, or response_template in tokenizer_config.json"
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A loaded model: `vision` is None for a text model; `context_tokens` is its window."""
+    """A loaded model: `encoder` is None for a text model; `context_tokens` is its window."""
 
     name: str
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     text: ChatText
-    vision: Vision | None
+    encoder: Encoder[Any] | None
     context_tokens: int
     eos_ids: frozenset[int]
     penalties: Penalties
@@ -208,11 +211,11 @@ def build_model(
     tokenizer = getattr(owner, "tokenizer", owner)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(f"{name}: it needs a fast tokenizer (a tokenizer.json)")
-    has_vision = owner is not tokenizer
-    check_network(network, name, has_vision=has_vision, image_tiling=image_tiling)
-    vision = Vision(network, owner, image_tiling) if has_vision else None
+    sees = owner is not tokenizer and not hears(network.config)
+    check_network(network, name, has_vision=sees, image_tiling=image_tiling)
+    encoder = _encoder(network, owner, image_tiling, sees=sees) if owner is not tokenizer else None
     forward = verified_forward(network, name, quantised=quantization is not None)
-    text = _chat_text(name, network, tokenizer, owner, vision.image_token if vision else None)
+    text = _chat_text(name, network, tokenizer, owner, encoder)
     eos_ids = _eos_ids(network, tokenizer)
     window = find_window(network.config, name, context_length)
     logger.info("%s: a context has at most %d tokens, limited by %s", name, *window)
@@ -221,7 +224,7 @@ def build_model(
         network=network,
         tokenizer=tokenizer,
         text=text,
-        vision=vision,
+        encoder=encoder,
         context_tokens=window.num_tokens,
         eos_ids=frozenset(eos_ids),
         penalties=Penalties(network.generation_config, eos_ids, name),
@@ -230,6 +233,12 @@ def build_model(
         fingerprint=fingerprint(network, tokenizer, owner, image_tiling),
         quantization=quantization,
     )
+
+
+def _encoder(
+    network: PreTrainedModel, owner: Any, image_tiling: str | None, *, sees: bool
+) -> Encoder[Any]:
+    return Vision(network, owner, image_tiling) if sees else Hearing(network, owner)
 
 
 def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -243,10 +252,11 @@ def _chat_text(
     network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     owner: Any,
-    image_token: str | None,
+    encoder: Encoder[Any] | None,
 ) -> ChatText:
+    placeholder = None if encoder is None else Placeholder(encoder.token, _PARTS[encoder.kind])
     try:
-        text = ChatText(tokenizer, owner, image_token, find_template(owner, tokenizer, network))
+        text = ChatText(tokenizer, owner, placeholder, find_template(owner, tokenizer, network))
     except ValueError as error:
         raise ConfigError(
             f"{name}: the response template cannot be used: {error}; {_MEND}"

@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.persistence.entries import ImageRef
-from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.session_log.blobs import get_blob, put_blob
 from ts_stateful.session_log.log import SessionLog
@@ -22,7 +22,7 @@ _SHARED = "blobs"  # where earlier programs wrote images, for all sessions that 
 _FEATURE, _INPUT = "feature.", "input."
 
 
-def image_tensors(image: ImageInput) -> dict[str, torch.Tensor]:
+def image_tensors(image: MediaInput) -> dict[str, torch.Tensor]:
     """Return the tensors from which `load_image` makes the image again."""
     tensors = {"ids": torch.tensor(image.ids)}
     if image.grid is not None:
@@ -48,7 +48,7 @@ def save_image(
     return put_blob(log.store, log.prefix, save(copies, {"origin": origin}), ttl_s)
 
 
-def load_image(log: SessionLog[Any], ref: ImageRef, device: torch.device) -> ImageInput:
+def load_image(log: SessionLog[Any], ref: ImageRef, device: torch.device) -> MediaInput:
     """Return the image of that reference in a session's log, its embeddings on `device`.
 
     Raises:
@@ -80,7 +80,7 @@ def load_image(log: SessionLog[Any], ref: ImageRef, device: torch.device) -> Ima
         ) from error
     grid = tensors.pop("grid", None)
     features = [tensors.pop(name) for name in sorted(tensors) if name.startswith(_FEATURE)]
-    return ImageInput(
+    return MediaInput(
         key=ref.key or "",
         ids=ids.tolist(),
         grid=grid,

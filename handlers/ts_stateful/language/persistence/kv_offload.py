@@ -51,7 +51,7 @@ class KvOffload:
         budget_bytes: int,
     ) -> None:
         self.num_read = self.num_failed = 0
-        self._image_token = model.vision.image_token_id if model.vision else None
+        self._image_token = model.encoder.token_id if model.encoder else None
         self._table = table
         self._stored = StoredKV(model, calls.store)
         self._calls = calls

@@ -26,10 +26,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.kv.cache import KVCache, Snapshot
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import session_logs
-from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.store.base import Store, StoreCorrupt
 
 __all__ = ["ReadKV", "StoredKV", "Transcript"]
@@ -46,7 +46,7 @@ class Transcript(NamedTuple):
     session_id: str
     origin: str
     log: Sequence[int]
-    images: Sequence[ImageInput]
+    images: Sequence[MediaInput]
     adapter: str | None = None
 
 
@@ -178,13 +178,13 @@ class StoredKV:
         ids = transcript.log[:stop]
         digest.update(array("q", ids).tobytes())
         # A generated image token counts as one image more here; at worst, a piece is not found.
-        vision = self._model.vision
-        count = ids.count(vision.image_token_id) if vision else 0
+        encoder = self._model.encoder
+        count = ids.count(encoder.token_id) if encoder else 0
         for image in transcript.images:
-            if count <= 0 or vision is None:
+            if count <= 0 or encoder is None:
                 break
             digest.update(f" {image.key}".encode())
-            count -= image.ids.count(vision.image_token_id)
+            count -= image.ids.count(encoder.token_id)
         return digest.hexdigest()
 
     def _ranges(self, snapshot: Snapshot) -> Iterator[tuple[int, int]]:

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from ts_stateful.clock import Clock
 from ts_stateful.language.conversation.context import Context, Past
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import (
@@ -32,7 +33,6 @@ from ts_stateful.language.persistence.image_records import (
     load_image,
     save_image,
 )
-from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.errors import SessionExpired, SessionNotFound
 from ts_stateful.session_log.journal import LogPosition, Write, Written
 from ts_stateful.session_log.log import Log
@@ -43,7 +43,7 @@ from ts_stateful.store.base import Store
 
 __all__ = ["RecordSettings", "SessionRecords"]
 
-_Part = tuple[LogEntry, list[ImageInput]]
+_Part = tuple[LogEntry, list[MediaInput]]
 
 
 class RecordSettings(NamedTuple):
@@ -60,7 +60,7 @@ class SessionRecords:
         self,
         model: Model,
         store: Store,
-        shared: SharedCache[ImageInput | Prefix],
+        shared: SharedCache[MediaInput | Prefix],
         settings: RecordSettings,
         clock: Clock,
     ) -> None:
@@ -76,7 +76,7 @@ class SessionRecords:
         """Return True if the entries of the session are enough to restore it."""
         return self._content == "all" or (self._content == "text" and not session.state.images)
 
-    def opening(self, session: Session[Context], images: Iterable[ImageInput]) -> Write:
+    def opening(self, session: Session[Context], images: Iterable[MediaInput]) -> Write:
         """Record that the session is open, with these images."""
         return self._write(session, [(self._opened(session), list(images))])
 
@@ -84,7 +84,7 @@ class SessionRecords:
         self,
         session: Session[Context],
         turn: Turn,
-        images: Iterable[ImageInput],
+        images: Iterable[MediaInput],
         *,
         creates_session: bool = False,
         past: Past | None = None,
@@ -250,13 +250,13 @@ class SessionRecords:
             entries.append(structs.replace(entry, images=tuple(refs)) if refs else entry)
         return Written(entries, keys)
 
-    def _images(self, session_id: str, refs: Sequence[ImageRef]) -> list[ImageInput]:
+    def _images(self, session_id: str, refs: Sequence[ImageRef]) -> list[MediaInput]:
         log, images = self.logs.log(session_id), []
         for ref in refs:
             image = self._shared.get(
                 ref.key or "", partial(load_image, log, ref, self._model.device)
             )
-            assert isinstance(image, ImageInput)
+            assert isinstance(image, MediaInput)
             images.append(image)
         return images
 

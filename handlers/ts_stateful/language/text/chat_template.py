@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from transformers import PreTrainedTokenizerFast
@@ -19,45 +19,49 @@ from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.sessions.session import Delta, Message
 
-__all__ = ["ChatText"]
+__all__ = ["ChatText", "Placeholder"]
 
 _CUT = "\ue0f0user\ue0f0"  # private-use characters, in the place of the first user's text
 _ANCHOR_CHARS = 48
 
 
+class Placeholder(NamedTuple):
+    """The token of an image or clip in rendered text, and the type of its part of a message."""
+
+    token: str
+    part: str = "image"
+
+
 class ChatText:
     """The text side of one model; generated ids are kept verbatim.
 
-    `owner` is the processor or tokenizer whose chat template is used. `image_token` is the placeholder of an image in rendered
-    text, None for a text model. As in processors, it becomes its expansion before the text is tokenized (576 times `<image>`
-    for LLaVA). Control tokens that a text spells out are marked, so that they are tokenized as text.
+    `owner` is the processor or tokenizer whose chat template is used. A text model has no `placeholder`. As in processors, it
+    becomes its expansion before the text is tokenized (576 times `<image>` for LLaVA). Control tokens that a text spells out
+    are marked, so that they are tokenized as text.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerFast,
         owner: Any,
-        image_token: str | None = None,
+        placeholder: Placeholder | None = None,
         reply_template: ReplyTemplate | None = None,
     ) -> None:
         self.reply_template = reply_template
-        self._tokenizer = tokenizer
-        self._owner = owner
+        self._tokenizer, self._owner = tokenizer, owner
         self.has_template = getattr(owner, "chat_template", None) is not None
-        self._image_token = image_token
-        self._image_token_id = (
-            None if image_token is None else tokenizer.convert_tokens_to_ids(image_token)
-        )
+        self._image, token = placeholder, placeholder.token if placeholder else ""
+        self._image_token_id = tokenizer.convert_tokens_to_ids(token) if token else None
         tokens = [added.content for added in tokenizer.added_tokens_decoder.values()]
         unknown = tokenizer.unk_token
         if unknown in tokens and _is_made_from_text(tokenizer, unknown):
             tokens.remove(unknown)
         controls = sorted((t for t in tokens if not t.isspace()), key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
-        self._takes_parts = image_token is not None or self._hides_texts()
+        self._takes_parts = placeholder is not None or self._hides_texts()
         # Only a marked one has a mark before it.
         (mark,) = mark_control_tokens("x", re.compile("x"))[:1]
-        self._placeholder = re.compile(f"(?<!{mark}){re.escape(image_token or '')}")
+        self._placeholder = re.compile(f"(?<!{mark}){re.escape(token)}")
 
     def _hides_texts(self) -> bool:
         """Return True if the template shows messages of parts alone; templates of text models expect one text."""
@@ -186,9 +190,10 @@ class ChatText:
         ids = self._tokenizer(text).input_ids
         if not ids:
             raise InvalidRequest("it is empty; send at least one character", field="prompt")
-        if self._image_token_id in ids:
+        if self._image is not None and self._image_token_id in ids:
             raise InvalidRequest(
-                f"{self._image_token} stands for an image, which a text completion cannot have; use chat completions",
+                f"{self._image.token} stands for an image or a clip, which a text completion cannot have;"
+                " use chat completions",
                 field="prompt",
             )
         return Extension(0, ids, text)
@@ -201,7 +206,7 @@ class ChatText:
     ) -> str:
         if not self.has_template:
             # Without a template the texts are concatenated.
-            image = self._image_token or ""
+            image = self._image.token if self._image else ""
             return "".join(image if part is None else part for m in messages for part in m.layout)
         try:
             rendered: str = self._owner.apply_chat_template(
@@ -232,16 +237,16 @@ class ChatText:
         """Return parts or a text, as the template expects it. A reply that only calls tools is a text."""
         if not self._takes_parts or not (message.text or message.num_images):
             return message.text
+        image = {"type": self._image.part if self._image else ""}
         return [
-            {"type": "image"} if part is None else {"type": "text", "text": part}
-            for part in message.layout
+            image if part is None else {"type": "text", "text": part} for part in message.layout
         ]
 
     def _encode_whole(self, rendered: str) -> list[int]:
         """Return the ids of a whole rendered conversation."""
         # As processors do, add special tokens (BOS) unless the template wrote them. A tokenizer's own template gets none.
         bos = self._tokenizer.bos_token
-        written = self._image_token is None or (bos is not None and rendered.startswith(bos))
+        written = self._image is None or (bos is not None and rendered.startswith(bos))
         prefix = [] if self.has_template and written else self._tokenizer("").input_ids
         return [*prefix, *self._encode(rendered)]
 

@@ -18,9 +18,9 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import branch, same_states
 from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.kv_lending import lend_kv
-from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.chat import Chat, Respond
 from ts_stateful.sessions.session import Message, Residency, Session
 
@@ -75,9 +75,9 @@ class ImplicitSessions:
         """Return the number of idle ones."""
         return len(self._idle)
 
-    def images_of(self, session: _Session, chat: Chat) -> Mapping[str, ImageInput]:
+    def images_of(self, session: _Session, chat: Chat) -> Mapping[str, MediaInput]:
         """Return the images by URL that are known to the conversation which a request continues; they are not fetched again."""
-        if not any(image.url for image in chat.images):
+        if not any(image.url for image in chat.media):
             return {}
         sent = list(map(self._model.text.chat_message, chat.messages))
         found = next(self._with_text(session, sent), None)
@@ -119,8 +119,8 @@ class ImplicitSessions:
         if found is None:
             return 0
         source = found[0].session
-        vision = self._model.vision
-        token = vision.image_token_id if vision else None
+        encoder = self._model.encoder
+        token = encoder.token_id if encoder else None
         length = same_states(source.state, sequence.ids, sequence.all_images, token)
         length = min(length, source.state.kv.length)
         if source.state.residency is Residency.DEVICE and not source.busy:
@@ -188,7 +188,7 @@ class ImplicitSessions:
         return self._is_on and has_messages and bool(sequence.session.turns)
 
     def _find(
-        self, session: _Session, sent: Items[Message], images: Items[ImageInput]
+        self, session: _Session, sent: Items[Message], images: Items[MediaInput]
     ) -> tuple[_Kept, int] | None:
         """Return the session that has most of the turns that were sent, and their number."""
         for found in self._with_text(session, sent):

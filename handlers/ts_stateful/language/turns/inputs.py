@@ -9,17 +9,17 @@ from functools import partial
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.encoders.known_urls import urls_of
+from ts_stateful.language.encoders.loader import Loaded, TurnMedia
+from ts_stateful.language.encoders.reader import MediaReader
 from ts_stateful.language.grammar.compiler import Compiled, GrammarCompiler
 from ts_stateful.language.grammar.forced_calls import forced_calls
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
-from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.known_urls import urls_of
-from ts_stateful.language.vision.loader import ImageLoader, Loaded
-from ts_stateful.language.vision.reader import ImageReader
 from ts_stateful.protocol.chat import Chat
 from ts_stateful.protocol.errors import StatefulError
-from ts_stateful.protocol.requests import Image, Prompt
+from ts_stateful.protocol.requests import Media, Prompt
 from ts_stateful.protocol.response_format import ResponseFormat
 
 __all__ = ["Ready", "TurnInputs"]
@@ -34,18 +34,18 @@ class TurnInputs:
         self,
         core: EngineCore[Context],
         model: Model,
-        images: ImageLoader,
+        images: TurnMedia,
         grammars: GrammarCompiler,
         implicit: ImplicitSessions,
     ) -> None:
         self._images = images
-        self._reader = ImageReader(model.vision, core.shared) if model.vision else None
+        self._reader = MediaReader(model.encoder, core.shared) if model.encoder else None
         self._grammars = grammars
         self._model = model
         self._implicit = implicit
 
     def get(
-        self, sequence: Sequence, images: Items[Image], files: Items[bytes], ready: Ready
+        self, sequence: Sequence, images: Items[Media], files: Items[bytes], ready: Ready
     ) -> None:
         """Get what a turn needs, and pass it to `ready` with the error if something cannot be had."""
         if not images and not files:
@@ -62,7 +62,7 @@ class TurnInputs:
             then=partial(self._loaded, sequence, ready),
         )
 
-    def _known_images(self, sequence: Sequence) -> Mapping[str, ImageInput]:
+    def _known_images(self, sequence: Sequence) -> Mapping[str, MediaInput]:
         if not isinstance(sequence.command, Chat):
             return {}
         if sequence.ephemeral:
@@ -77,7 +77,7 @@ class TurnInputs:
             return
         sequence.images = loaded
         if isinstance(sequence.command, Chat):
-            sequence.urls = urls_of(sequence.command.images, loaded)
+            sequence.urls = urls_of(sequence.command.media, loaded)
         self._compile(sequence, ready)
 
     def _compile(self, sequence: Sequence, ready: Ready) -> None:

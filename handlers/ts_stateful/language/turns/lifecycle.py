@@ -9,6 +9,7 @@ from functools import partial
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.encoders.loader import TurnMedia
 from ts_stateful.language.grammar.compiler import GrammarCompiler
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.persistence import NoPersistence
@@ -18,7 +19,6 @@ from ts_stateful.language.turns.inputs import TurnInputs
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
 from ts_stateful.language.turns.preparation import Preparation, added_messages, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
-from ts_stateful.language.vision.loader import ImageLoader
 from ts_stateful.protocol.chat import Discard, Respond
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import (
@@ -29,7 +29,7 @@ from ts_stateful.protocol.errors import (
     TurnGap,
 )
 from ts_stateful.protocol.events import Submit
-from ts_stateful.protocol.requests import Fork, Image, Prompt, Rewind
+from ts_stateful.protocol.requests import Fork, Media, Prompt, Rewind
 from ts_stateful.session_log.journal import Done
 from ts_stateful.sessions.session import Session, Turn
 
@@ -44,7 +44,7 @@ class Turns:
         core: EngineCore[Context],
         model: Model,
         persistence: NoPersistence,
-        images: ImageLoader,
+        images: TurnMedia,
         grammars: GrammarCompiler,
     ) -> None:
         handler = core.config.handler
@@ -59,7 +59,7 @@ class Turns:
         self._inputs = TurnInputs(core, model, images, grammars, self.implicit)
         self._preparation = Preparation(core, model, self.implicit)
 
-    def admit(self, sequence: Sequence, images: Items[Image], files: Items[bytes]) -> None:
+    def admit(self, sequence: Sequence, images: Items[Media], files: Items[bytes]) -> None:
         """Take a turn into its session; it runs when its images are there and the turns before it are done."""
         sequence.session.work.append(sequence)
         self._core.table.touch(sequence.session)

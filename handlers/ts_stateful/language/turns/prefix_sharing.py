@@ -10,10 +10,10 @@ from collections.abc import Sequence as Items
 
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.kv.prefix import Prefix, prefix_key, prefix_length
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.dialogue import Dialogue, common_prefix
-from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.chat import Chat, Respond
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Open
@@ -30,12 +30,12 @@ class PrefixSharing:
     def __init__(
         self,
         model: Model,
-        shared: SharedCache[ImageInput | Prefix],
+        shared: SharedCache[MediaInput | Prefix],
         table: SessionTable[Context],
     ) -> None:
         self._table = table
         self._text = model.text
-        self._image_token = model.vision.image_token_id if model.vision else None
+        self._image_token = model.encoder.token_id if model.encoder else None
         self._shared = shared
 
     def lend(self, sequence: Sequence) -> int:

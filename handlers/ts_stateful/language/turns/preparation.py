@@ -53,16 +53,16 @@ class Preparation:
         _check_window(sequence, self._model.context_tokens)
         if isinstance(sequence.command, Prompt):
             sequence.penalties = self._model.penalties.row(sequence.command, sequence.num_prompt)
-        if self._model.vision is not None and sequence.all_images:
-            sequence.image_mask = self._model.vision.mask(sequence.ids, sequence.all_images)
-            sequence.blocks = self._model.vision.blocks(sequence.image_mask)
+        if self._model.encoder is not None and sequence.all_images:
+            sequence.image_mask = self._model.encoder.mask(sequence.ids, sequence.all_images)
+            sequence.blocks = self._model.encoder.blocks(sequence.image_mask)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
         lent = (self._implicit.lend(sequence), self.prefixes.lend(sequence), _lend_prompt(sequence))
         known = max(extension.keep, *lent)
         if sequence.past is not None:
-            vision = self._model.vision
-            token = vision.image_token_id if vision else None
+            encoder = self._model.encoder
+            token = encoder.token_id if encoder else None
             known = same_states(context, sequence.ids, sequence.all_images, token)
         # The last id is always computed: its logits choose the first token.
         keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
@@ -136,7 +136,7 @@ class Preparation:
         context = sequence.context
         num_tokens = sequence.num_prompt + sequence.max_new_tokens
         needed = context.kv.most_bytes(num_tokens)
-        unseen = self._model.vision.unseen(sequence.all_images) if self._model.vision else {}
+        unseen = self._model.encoder.unseen(sequence.all_images) if self._model.encoder else {}
         missing = max(0, needed - context.device_bytes) + sum(unseen.values())
         if not self._table.make_room(missing):
             raise OutOfMemory(

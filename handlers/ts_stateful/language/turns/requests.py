@@ -9,6 +9,7 @@ from ts_stateful.engine.reports import server_hello
 from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.encoders.uploads import Uploads
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.logprobs import Chosen
 from ts_stateful.language.persistence.persistence import NoPersistence
@@ -18,7 +19,6 @@ from ts_stateful.language.turns.idempotency import Idempotency, prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.preparation import check_command
 from ts_stateful.language.turns.responses import ResponseTurns
-from ts_stateful.language.vision.uploads import Uploads
 from ts_stateful.protocol.answers import Cancelled, Closed
 from ts_stateful.protocol.chat import Discard, Recall, Respond
 from ts_stateful.protocol.errors import InvalidRequest, QueueFull, TurnGap
@@ -29,7 +29,6 @@ from ts_stateful.protocol.requests import (
     Continue,
     Fork,
     Hello,
-    Image,
     Info,
     Open,
     Prompt,
@@ -120,7 +119,7 @@ class LanguageRequests:
         elif isinstance(command, Info):
             session = self._session(command.session_id)
             saved = self._persistence.is_saved(session)
-            answer = reports.info(session, self._core.clock, saved=saved)
+            answer = reports.info(session, self._model, self._core.clock, saved=saved)
             self._outbox.answer(request_id, answer, session_id=session.session_id)
         else:
             raise InvalidRequest(
@@ -135,12 +134,12 @@ class LanguageRequests:
     def _new_session(self, message: Submit, command: Open | Prompt) -> Session[Context]:
         if command.session_id is None:
             raise InvalidRequest("name the session", field="session_id")
-        self._check_images(command.images, message.attachments)
-        self.uploads.find(None, command.images)
+        self._check_media(command, message.attachments)
+        self.uploads.find(None, command.media)
         check_command(command, self._model)
         self._check_quotas(message, command.session_id)
         asked = command if isinstance(command, Open) else Open()
-        num_images = len(asked.images) + (len(message.attachments) if asked is command else 0)
+        num_images = len(asked.media) + (len(message.attachments) if asked is command else 0)
         opening = self._model.text.begin(asked.system, num_images)
         context = Context(opening, self._model.new_kv())
         context.adapter = command.adapter
@@ -168,7 +167,7 @@ class LanguageRequests:
         session = self._session(command.session_id)
         if command.turn is not None and self._idempotency.reattach(session, command.turn, message):
             return
-        self._check_images(command.images, message.attachments)
+        self._check_media(command, message.attachments)
         check_command(command, self._model)
         if command.adapter not in (None, session.state.adapter):
             has = session.state.adapter
@@ -191,23 +190,30 @@ class LanguageRequests:
         self._check_quotas(message, session.session_id)
         self._admit(session, command, message)
 
-    def _check_images(self, images: tuple[Image, ...], files: tuple[bytes, ...]) -> None:
-        count, limit = len(images) + len(files), self._core.config.handler.media.max_images
-        if count and self._model.vision is None:
+    def _check_media(self, command: Open | Prompt, files: tuple[bytes, ...]) -> None:
+        """Refuse media of another kind than the model's, and too many; `files` are of its kind."""
+        encoder = self._model.encoder
+        kind = "images" if encoder is None else encoder.kind
+        for field, named in (("images", command.images), ("audio", command.audio)):
+            if named and (encoder is None or field != kind):
+                raise InvalidRequest(f"this model takes no {field}", field=field)
+        if files and encoder is None:
             raise InvalidRequest("this model takes no images", field="images")
+        count, limit = len(command.media) + len(files), self._core.config.handler.media.max_images
         if count > limit:
-            raise InvalidRequest(f"{count} images; a request takes at most {limit}", field="images")
+            noun = "images" if kind == "images" else "clips"
+            raise InvalidRequest(f"{count} {noun}; a request takes at most {limit}", field=kind)
 
     def _upload(self, message: Submit, command: Upload) -> None:
-        if self._model.vision is None:
-            raise InvalidRequest("this model takes no images", field="type")
+        if self._model.encoder is None:
+            raise InvalidRequest("this model takes no images or audio", field="type")
         session = self._session(command.session_id)
         answer = self.uploads.receive(session, command, message.attachments)
         self._table.touch(session)
         self._outbox.answer(message.request_id, answer, session_id=session.session_id)
 
     def _admit(self, session: Session[Context], command: Open | Prompt, message: Submit) -> None:
-        images = self.uploads.find(session, command.images)
+        images = self.uploads.find(session, command.media)
         sequence = Sequence(
             session,
             command,

@@ -1,22 +1,28 @@
-"""The decoder process: it reads image files from its standard input, a socket, and returns their pixels."""
+"""The decoder process: it reads files from its standard input, a socket, and returns pixels or samples."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
+import numpy as np
 from PIL import Image
 
 from ts_stateful.media.decode import TooManyPixels, open_image, to_pixels
+from ts_stateful.media.decode_audio import TooLong, TooShort, open_clip, to_samples
 from ts_stateful.media.decoder.frames import (
+    AUDIO_FORMATS,
     BYTES_PER_PIXEL,
     FORMATS,
     GO,
-    LENGTH,
+    HEAD,
+    Audible,
     Reply,
     Status,
 )
@@ -27,12 +33,13 @@ __all__ = ["main"]
 # Memory per pixel at the peak. The most that was measured is 21, of a WebP that lies on its side.
 _PEAK_BYTES_PER_PIXEL = 32
 _SPARE_BYTES = 64_000_000
+_TRIAL_RATE = 8_000
 _PART_BYTES = 200_000  # of pixels that are sent at once
 T = TypeVar("T")
 
 
 class _Decoder:
-    """The decoder's end of the connection. At most `timeout_s` seconds of processor time are for one image."""
+    """The decoder's end of the connection. At most `timeout_s` seconds of processor time are for one file."""
 
     def __init__(self, connection: socket.socket, max_pixels: int, timeout_s: float) -> None:
         self._connection = connection
@@ -40,21 +47,25 @@ class _Decoder:
         self._timeout_s = timeout_s
 
     def ready(self, *, is_confined: bool) -> None:
-        """Report that images may come."""
+        """Report that files may come."""
         self._connection.sendall(Reply(Status.OK, is_confined).to_bytes())
 
     def serve(self) -> None:
-        """Decode images until the engine closes the connection, or exits."""
-        while (head := self._read(LENGTH.size)) is not None:
-            data = self._read(*LENGTH.unpack(head))
+        """Decode files until the engine closes the connection, or exits."""
+        while (head := self._read(HEAD.size)) is not None:
+            num_bytes, *wanted = HEAD.unpack(head)
+            data = self._read(num_bytes)
             if data is None:
                 return
             # SIGPROF ends the process: a parser may be in a loop that never returns to Python.
             signal.setitimer(signal.ITIMER_PROF, self._timeout_s)
-            self._answer(bytes(data))
+            if (audible := Audible(*wanted)).rate:
+                self._answer_clip(bytes(data), audible)
+            else:
+                self._answer_image(bytes(data))
             signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def _answer(self, data: bytes) -> None:
+    def _answer_image(self, data: bytes) -> None:
         opened = _attempt(lambda: open_image(data, self._max_pixels))
         if isinstance(opened, Status):
             self._connection.sendall(Reply(opened).to_bytes())
@@ -69,6 +80,21 @@ class _Decoder:
         self._connection.sendall(Reply(Status.OK, *pixels.size).to_bytes())
         for part in _parts(pixels):
             self._connection.sendall(part)
+
+    def _answer_clip(self, data: bytes, wanted: Audible) -> None:
+        opened = _attempt(lambda: open_clip(data, wanted))
+        if isinstance(opened, Status):
+            self._connection.sendall(Reply(opened).to_bytes())
+            return
+        self._connection.sendall(Reply(Status.OK, opened.num_samples, 1).to_bytes())
+        if self._read(len(GO)) is None:
+            return
+        samples = _attempt(lambda: to_samples(opened))
+        if isinstance(samples, Status):
+            self._connection.sendall(Reply(samples).to_bytes())
+            return
+        self._connection.sendall(Reply(Status.OK, len(samples), 1).to_bytes())
+        self._connection.sendall(samples.tobytes())
 
     def _read(self, num_bytes: int) -> bytearray | None:
         data = bytearray(num_bytes)
@@ -86,9 +112,13 @@ def _attempt(step: Callable[[], T]) -> T | Status:
         return step()
     except TooManyPixels:
         return Status.TOO_MANY_PIXELS
+    except TooLong:
+        return Status.TOO_LONG
+    except TooShort:
+        return Status.TOO_SHORT
     except MemoryError:
         return Status.NO_MEMORY
-    except Exception:  # the boundary to Pillow's parsers
+    except Exception:  # the boundary to the parsers of Pillow and libsndfile
         return Status.DAMAGED
 
 
@@ -101,7 +131,7 @@ def _parts(pixels: Image.Image) -> Iterator[bytes]:
 
 
 def _import_all() -> None:
-    """Decode an image of each format: Pillow imports much at first use, and a confined process can open no file."""
+    """Decode a file of each format: libraries import much at first use, and a confined process can open no file."""
     exif = Image.Exif()
     exif[0x0112] = 3
     for kind in FORMATS:
@@ -109,6 +139,12 @@ def _import_all() -> None:
         options = {} if kind in ("GIF", "BMP") else {"exif": exif}
         Image.new("RGBA" if kind == "PNG" else "RGB", (1, 1)).save(file, kind, **options)
         to_pixels(open_image(file.getvalue(), 1))
+    with contextlib.suppress(ImportError):  # an extra, without which no model hears
+        soundfile: Any = import_module("soundfile")
+        for kind in AUDIO_FORMATS:
+            file = io.BytesIO()
+            soundfile.write(file, np.zeros((_TRIAL_RATE, 2)), _TRIAL_RATE, format=kind)
+            to_samples(open_clip(file.getvalue(), Audible(2 * _TRIAL_RATE, 0, 1)))
 
 
 def main(max_bytes: int, max_pixels: int, timeout_s: float) -> int:

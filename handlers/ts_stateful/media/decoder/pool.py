@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from types import TracebackType
 
+import numpy as np
 from PIL import Image
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import MediaConfig
-from ts_stateful.media.decoder.frames import FORMATS, Reply, Status
+from ts_stateful.media.decoder.frames import (
+    AUDIO_FORMATS,
+    BYTES_PER_PIXEL,
+    FORMATS,
+    IMAGE,
+    Audible,
+    Reply,
+    Samples,
+    Status,
+)
 from ts_stateful.media.decoder.process import DecoderDied, DecoderNotStarted, DecoderProcess
 from ts_stateful.media.encoded import check_size
 from ts_stateful.memory import give_memory_back
@@ -107,7 +118,7 @@ class DecoderPool:
 
 
 class Lease:
-    """The right to decode one image. A context manager: leaving it returns the image's pixels to the budget."""
+    """The right to decode one file. A context manager: leaving it returns the file's pixels to the budget."""
 
     def __init__(self, pool: DecoderPool) -> None:
         self._pool = pool
@@ -124,10 +135,10 @@ class Lease:
     ) -> None:
         self._return_pixels()
 
-    def decode(self, data: bytes, field: str) -> Image.Image:
+    def decode_image(self, data: bytes, field: str) -> Image.Image:
         """Decode an image file: RGB, upright, transparency on white; of several frames the first.
 
-        A decoder that dies is replaced, and the image gets a second attempt: it may have been killed for another reason.
+        A decoder that dies is replaced, and the file gets a second attempt: it may have been killed for another reason.
 
         Raises:
             MediaTooLarge: more than `max_bytes` bytes or, by its header, more than `max_pixels` pixels.
@@ -135,28 +146,47 @@ class Lease:
                 kills its decoders.
             DecoderNotStarted: decoders do not start.
         """
+        made = self._decode(data, field, IMAGE)
+        assert isinstance(made, Image.Image)
+        return made
+
+    def decode_audio(self, data: bytes, field: str, wanted: Audible) -> Samples:
+        """Decode a clip: one channel, at the rate that is wanted.
+
+        Raises as `decode_image`, and MediaTooLarge or MediaInvalid if it is longer or shorter than wanted.
+        """
+        longest = min(wanted.max_seconds, self._pool.config.max_audio_sec)
+        made = self._decode(data, field, wanted._replace(max_seconds=longest))
+        assert isinstance(made, np.ndarray)
+        return made
+
+    def _decode(self, data: bytes, field: str, wanted: Audible) -> Image.Image | Samples:
         check_size(len(data), self._pool.config.max_bytes, field)
         try:
-            return self._attempt(self._pool.take(), data, field)
+            return self._attempt(self._pool.take(), data, field, wanted)
         except DecoderDied as error:
-            logger.warning("%s; another one decodes the image again", error)
+            logger.warning("%s; another one decodes the file again", error)
         try:
-            return self._attempt(self._pool.take(fresh=True), data, field)
+            return self._attempt(self._pool.take(fresh=True), data, field, wanted)
         except DecoderNotStarted:
             raise
         except DecoderDied as error:
-            logger.warning("%s; the image is refused", error)
-            message = "the image cannot be decoded: its decoder crashed; send it in another format"
+            logger.warning("%s; the file is refused", error)
+            message = f"the {_noun(wanted)} cannot be decoded: its decoder crashed; send it in another format"
             raise MediaInvalid(message, field=field) from None
 
-    def _attempt(self, process: DecoderProcess, data: bytes, field: str) -> Image.Image:
+    def _attempt(
+        self, process: DecoderProcess, data: bytes, field: str, wanted: Audible
+    ) -> Image.Image | Samples:
         is_reusable = False
         try:
-            made = self._run(process, data)
+            made = self._run(process, data, wanted)
             is_reusable = True
         except TimeoutError:
             limit_s = self._pool.config.decode_timeout_sec
-            message = f"the image could not be decoded within {limit_s:g} s; send a smaller one"
+            message = (
+                f"the {_noun(wanted)} could not be decoded within {limit_s:g} s; send a smaller one"
+            )
             raise MediaInvalid(message, field=field) from None
         finally:
             if is_reusable:
@@ -164,20 +194,26 @@ class Lease:
             else:
                 process.close()
         if isinstance(made, Status):
-            raise _refusal(made, self._pool.config, field)
+            raise _refusal(made, self._pool.config, field, wanted)
         return made
 
-    def _run(self, process: DecoderProcess, data: bytes) -> Image.Image | Status:
-        opened: Reply = process.open(data)
+    def _run(
+        self, process: DecoderProcess, data: bytes, wanted: Audible
+    ) -> Image.Image | Samples | Status:
+        opened: Reply = process.open(data, wanted)
         if opened.status is not Status.OK:
             return opened.status
-        num_pixels = opened.width * opened.height
-        if num_pixels > self._pool.config.max_pixels:
-            raise DecoderDied("a decoder announced more pixels than are allowed")
+        size, max_pixels = opened.width * opened.height, self._pool.config.max_pixels
+        if size > (math.ceil(wanted.rate * wanted.max_seconds) if wanted.rate else max_pixels):
+            raise DecoderDied("a decoder announced more than is allowed")
         self._return_pixels()
+        # A sample takes the memory of one pixel and a third.
+        num_pixels = min(max_pixels, 4 * size // BYTES_PER_PIXEL) if wanted.rate else size
         self._pool.budget.acquire(num_pixels)
         self._num_pixels = num_pixels
-        return process.decode(num_pixels)
+        if wanted.rate:
+            return process.decode_clip(size + 1)  # the resampler rounds otherwise
+        return process.decode_image(size)
 
     def _return_pixels(self) -> None:
         if self._num_pixels:
@@ -188,13 +224,22 @@ class Lease:
             self._num_pixels = 0
 
 
-def _refusal(status: Status, config: MediaConfig, field: str) -> MediaError:
-    """Return the error of an image. Its words are the engine's own, as a decoder is not trusted."""
-    if status is Status.TOO_MANY_PIXELS:
-        message = f"the image has more than {config.max_pixels} pixels; send a smaller one"
-        return MediaTooLarge(message, field=field)
-    if status is Status.NO_MEMORY:
-        message = "decoding the image takes more memory than allowed; send a smaller one"
-        return MediaTooLarge(message, field=field)
-    message = f"the image is damaged or in an unknown format; send one of {', '.join(FORMATS)}"
+def _noun(wanted: Audible) -> str:
+    return "clip" if wanted.rate else "image"
+
+
+def _refusal(status: Status, config: MediaConfig, field: str, wanted: Audible) -> MediaError:
+    """Return the error of a file. Its words are the engine's own, as a decoder is not trusted."""
+    noun, formats = _noun(wanted), AUDIO_FORMATS if wanted.rate else FORMATS
+    too_large = {
+        Status.TOO_MANY_PIXELS: f"the image has more than {config.max_pixels} pixels; send a smaller one",
+        Status.TOO_LONG: f"the clip is longer than {wanted.max_seconds:g} s; send a shorter one",
+        Status.NO_MEMORY: f"decoding the {noun} takes more memory than allowed; send a smaller one",
+    }
+    if status in too_large:
+        return MediaTooLarge(too_large[status], field=field)
+    if status is Status.TOO_SHORT:
+        message = f"the clip is shorter than {wanted.min_seconds:g} s; send a longer one"
+    else:
+        message = f"the {noun} is damaged or in an unknown format; send one of {', '.join(formats)}"
     return MediaInvalid(message, field=field)

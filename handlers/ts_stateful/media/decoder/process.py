@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
@@ -18,9 +19,12 @@ from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.decoder.frames import (
     BYTES_PER_PIXEL,
     GO,
-    LENGTH,
+    HEAD,
+    IMAGE,
     REPLY_BYTES,
+    Audible,
     Reply,
+    Samples,
     Status,
 )
 
@@ -72,25 +76,20 @@ class DecoderProcess:
         """The process's id."""
         return int(self._process.pid)
 
-    def open(self, data: bytes) -> Reply:
-        """Send an image file; return its size by its header, or the reason why it has none."""
+    def open(self, data: bytes, wanted: Audible = IMAGE) -> Reply:
+        """Send a file, of which a clip is wanted so; return its size by its header, or the reason why it has none."""
         if not self._is_ready:
             self._wait_for_start()
         self._begin()
         try:
-            self._connection.sendall(LENGTH.pack(len(data)) + data)
+            self._connection.sendall(HEAD.pack(len(data), *wanted) + data)
         except OSError as error:
             raise self._failure(error) from None
         return self._reply()
 
-    def decode(self, max_pixels: int) -> Image.Image | Status:
+    def decode_image(self, max_pixels: int) -> Image.Image | Status:
         """Return the pixels of the opened image in RGB, of which there must be at most `max_pixels`, or a reason why not."""
-        self._begin()
-        try:
-            self._connection.sendall(GO)
-        except OSError as error:
-            raise self._failure(error) from None
-        status, width, height = self._reply()
+        status, width, height = self._go()
         if status is not Status.OK:
             return status
         if not 0 < width * height <= max_pixels:
@@ -104,6 +103,26 @@ class DecoderProcess:
             self._fill(view)
             image.paste(Image.frombytes("RGB", size, view), (0, top))
         return image
+
+    def decode_clip(self, max_samples: int) -> Samples | Status:
+        """Return the samples of the opened clip, of which there must be at most `max_samples`, or a reason why not."""
+        status, num_samples, _ = self._go()
+        if status is not Status.OK:
+            return status
+        if not 0 < num_samples <= max_samples:
+            raise DecoderDied("a decoder sent more samples than it announced")
+        data = bytearray(4 * num_samples)
+        self._fill(memoryview(data))
+        return np.frombuffer(data, np.float32)
+
+    def _go(self) -> Reply:
+        """Have the opened file decoded; return its size."""
+        self._begin()
+        try:
+            self._connection.sendall(GO)
+        except OSError as error:
+            raise self._failure(error) from None
+        return self._reply()
 
     def close(self) -> None:
         """Kill the process, and wait for its end."""

@@ -112,7 +112,7 @@ def test_a_token_has_the_size_that_the_engine_measures(tmp_path: Path, name: str
     assert size.token_bytes("float32") == layout.token_bytes
     assert size.fixed.num_bytes("float32") == layout.num_bytes(0)
     assert size.window == model.context_tokens
-    assert size.sees == (model.vision is not None)
+    assert size.sees == (model.encoder is not None)
     # An estimate, of tiny models.
     assert size.weights == pytest.approx(model.num_parameters, rel=0.4)
 

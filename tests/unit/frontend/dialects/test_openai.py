@@ -47,6 +47,10 @@ def messages(*texts: Any) -> Exchange:
     return completion(messages=list(texts))
 
 
+def _clip_of(kind: str) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": "AAAA", "format": kind}}
+
+
 @pytest.mark.parametrize("headers", [CHAT, {"url_path": "v1/chat/completions/"}, {}])
 def test_the_path_or_the_body_shows_a_conversation(headers: dict[str, str]) -> None:
     """`/invocations` has no path after it."""
@@ -311,8 +315,20 @@ def test_what_changes_nothing_is_taken() -> None:
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
             "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages[0].content[0].input_audio",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [_clip_of("mp3")]}]},
+            "messages[0].content[0].input_audio.format",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [_clip_of("wav")]}]},
+            "messages[0].content[0].input_audio",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},

@@ -30,7 +30,7 @@ def cached(document: dict[str, Any]) -> int:
 
 def opened(harness: Harness, name: str, system: str = SYSTEM, **metadata: Any) -> int:
     """Open a session; return how many of its tokens were shared."""
-    pictures = [noise(1)] if harness.model.vision else []
+    pictures = [noise(1)] if harness.model.encoder else []
     return cached(harness.open(name, pictures, system=system, metadata=metadata))
 
 
@@ -42,7 +42,7 @@ def test_the_second_session_copies_the_system_prompt_and_replies_the_same(model:
     replies = []
     for name in ("first", "second"):
         replies.append(harness.prompt(name, "What is it?", max_new_tokens=6)["text"])
-        if not model.vision:
+        if not model.encoder:
             reference_reply(model, harness, name, 6)
     assert replies[0] == replies[1]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.persistence.entries import ImageRef, LogEntry, session_logs
 from ts_stateful.language.persistence.image_records import image_tensors, load_image, save_image
-from ts_stateful.language.vision.encoder import ImageInput
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.session_log.log import SessionLog
 from ts_stateful.store.backends.memory import MemoryStore
@@ -20,8 +20,8 @@ CPU = torch.device("cpu")
 FEATURES = torch.arange(12, dtype=torch.float32).to(torch.bfloat16).reshape(3, 4)
 
 
-def image(**fields: object) -> ImageInput:
-    made = ImageInput(
+def image(**fields: object) -> MediaInput:
+    made = MediaInput(
         key="k",
         ids=[7, 7, 7],
         grid=torch.tensor([[1, 2, 2]]),
@@ -38,7 +38,7 @@ def log_of(store: MemoryStore, session_id: str = "a") -> SessionLog[LogEntry]:
 
 
 def stored(
-    store: MemoryStore, made: ImageInput, session_id: str = "a", origin: str = "r"
+    store: MemoryStore, made: MediaInput, session_id: str = "a", origin: str = "r"
 ) -> ImageRef:
     digest = save_image(log_of(store, session_id), image_tensors(made), origin, 60.0)
     return ImageRef(digest, made.key, len(made.ids))

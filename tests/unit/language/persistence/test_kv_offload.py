@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.harness import reference_reply
 from tests.support.pictures import noise
+from tests.support.sounds import media_of
 from tests.support.spilling import (
     NEW_TOKENS,
     LateStore,
@@ -36,7 +37,7 @@ def test_what_was_read_is_what_was_there(name: str, store: LateStore) -> None:
     """Every architecture, with images: the reply is that of the undisturbed transcript, and nothing was computed again."""
     made = (MODELS | RECURRENT)[name]()
     harness = make(store, sessions=0, made=made)
-    harness.open("s", [noise(1), noise(2, 80, 30)] if made.vision else [])
+    harness.open("s", media_of(made))
     ask(harness, "s", ignore_eos=False)
     context = harness.engine.table.get("s").state
     unbounded = harness.engine.table.limits
@@ -181,7 +182,7 @@ def test_an_image_of_the_same_size_is_another_one(store: LateStore) -> None:
     stored = harness.kind.persistence.offload._stored  # type: ignore[union-attr]
     meanings = []
     for name, seed in (("s", 1), ("t", 2)):
-        harness.pictures[name] = noise(seed)
+        harness.media[name] = noise(seed)
         harness.open(name)
         ask(harness, name, "See", images=(Image(url=name),))
         context = harness.engine.table.get(name).state

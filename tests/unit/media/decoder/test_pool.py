@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.support.pictures import noise, png
 from ts_stateful.config.schema import MediaConfig
-from ts_stateful.media.decoder.frames import Reply, Status
+from ts_stateful.media.decoder.frames import IMAGE, Audible, Reply, Status
 from ts_stateful.media.decoder.pool import DecoderPool, Lease, PixelBudget
 from ts_stateful.media.decoder.process import DecoderNotStarted, DecoderProcess
 from ts_stateful.protocol.errors import MediaInvalid, MediaTooLarge
@@ -31,13 +31,13 @@ class MortalPool(DecoderPool):
         process = super().take(fresh=fresh)
         if self.killed < self.num_kills:
             self.killed += 1
-            decode = process.decode
+            decode = process.decode_image
 
             def dies(max_pixels: int) -> Image.Image | Status:
                 os.kill(process.pid, signal.SIGKILL)
                 return decode(max_pixels)
 
-            process.decode = dies  # type: ignore[method-assign]
+            process.decode_image = dies  # type: ignore[method-assign]
         return process
 
 
@@ -51,7 +51,7 @@ def pool() -> Iterator[MortalPool]:
 
 def decode(pool: DecoderPool, data: bytes = png(PICTURE)) -> Image.Image:
     with Lease(pool) as lease:
-        return lease.decode(data, "images[0]")
+        return lease.decode_image(data, "images[0]")
 
 
 def test_a_decoder_is_kept_for_the_next_image(pool: MortalPool) -> None:
@@ -145,7 +145,7 @@ class LyingPool(DecoderPool):
     def take(self, *, fresh: bool = False) -> DecoderProcess:
         process = super().take(fresh=fresh)
 
-        def lies(data: bytes) -> Reply:
+        def lies(data: bytes, wanted: Audible = IMAGE) -> Reply:
             return Reply(Status.OK, 65_535, 65_535)
 
         process.open = lies  # type: ignore[method-assign]
@@ -172,7 +172,7 @@ def test_too_many_bytes_never_reach_a_decoder() -> None:
 def test_pixels_are_counted_until_their_image_is_used(pool: MortalPool) -> None:
     """The lease returns them; an image that fits waits for those before it."""
     with Lease(pool) as lease:
-        lease.decode(png(PICTURE), "")
+        lease.decode_image(png(PICTURE), "")
         assert pool.budget.free == 10_000 - PICTURE.width * PICTURE.height
     assert pool.budget.free == 10_000
 
@@ -184,7 +184,7 @@ def test_the_sum_of_pixels_is_bounded(pool: MortalPool) -> None:
 
     def use() -> None:
         with Lease(pool) as lease:
-            size = lease.decode(data, "").size
+            size = lease.decode_image(data, "").size
             with lock:
                 held[0] += size[0] * size[1]
                 most[0] = max(most[0], held[0])

@@ -50,7 +50,7 @@ def heavy() -> bytes:
 def decoded(process: DecoderProcess, data: bytes) -> Image.Image | Status:
     opened = process.open(data)
     assert opened.status is Status.OK
-    return process.decode(opened.width * opened.height)
+    return process.decode_image(opened.width * opened.height)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -169,7 +169,7 @@ def test_a_decoder_that_is_killed_is_reported(make: Make) -> None:
     opened = process.open(png(noise(1)))
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(DecoderDied, match="status -9"):
-        process.decode(opened.width * opened.height)
+        process.decode_image(opened.width * opened.height)
     with pytest.raises(DecoderDied):
         process.open(png(noise(1)))
 
@@ -179,7 +179,7 @@ def test_more_pixels_than_announced_are_not_taken(make: Make) -> None:
     process = make()
     process.open(png(noise(1, 10, 10)))
     with pytest.raises(DecoderDied, match="more pixels"):
-        process.decode(99)
+        process.decode_image(99)
 
 
 def test_memory_beyond_the_limit_is_refused_and_nothing_else(make: Make) -> None:
@@ -188,7 +188,7 @@ def test_memory_beyond_the_limit_is_refused_and_nothing_else(make: Make) -> None
     assert process.open(heavy()).status is Status.OK
     used = psutil.Process(process.pid).memory_info().vms
     resource.prlimit(process.pid, resource.RLIMIT_AS, (used + 10_000_000,) * 2)
-    assert process.decode(40_000_000) is Status.NO_MEMORY
+    assert process.decode_image(40_000_000) is Status.NO_MEMORY
     assert isinstance(decoded(process, png(noise(1))), Image.Image)
 
 
@@ -203,7 +203,7 @@ print(process.pid, flush=True)
 """
 
 
-@pytest.mark.parametrize("then", ["time.sleep(600)", "process.decode(10**8)"])
+@pytest.mark.parametrize("then", ["time.sleep(600)", "process.decode_image(10**8)"])
 def test_a_decoder_exits_with_its_engine(then: str) -> None:
     """Idle or in the middle of an image, also if the engine is killed."""
     engine = subprocess.Popen(

@@ -147,7 +147,7 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
     assert isinstance(model.forward._shortcut, FusedLayers)
     harness = Harness(model)
     for index in range(4):
-        pictures = [noise(1 + index)] if model.vision else []
+        pictures = [noise(1 + index)] if model.encoder else []
         assert "error" not in harness.open(f"s{index}", pictures)
     for turn in range(2):
         turns = [
@@ -162,7 +162,7 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
         harness.run()
         for request_id in submitted:
             assert "error" not in harness.last(request_id)
-        if not model.vision:
+        if not model.encoder:
             for index in range(4):
                 reference_reply(model, harness, f"s{index}", 12)
 

@@ -41,7 +41,7 @@ def test_replies_are_exact_with_kernels_and_replays(name: str) -> None:
     harness = Harness(model)
     names = ["a", "b", "c"]
     for session in names:
-        assert "error" not in harness.open(session, [noise(1)] if model.vision else [])
+        assert "error" not in harness.open(session, [noise(1)] if model.encoder else [])
     requests = []
     for number, session in enumerate(names):
         prompt = Prompt(
@@ -53,9 +53,9 @@ def test_replies_are_exact_with_kernels_and_replays(name: str) -> None:
     harness.run()
     assert all("error" not in harness.last(request) for request in requests)
     assert capturer.num_replays > before + 5
-    pictures = dict(harness.pictures)
+    pictures = dict(harness.media)
     for number, session in enumerate(names):
-        harness.pictures = {f"picture-{number}": pictures[f"picture-{number}"]} if pictures else {}
+        harness.media = {f"picture-{number}": pictures[f"picture-{number}"]} if pictures else {}
         reference_reply(model, harness, session, 6 + number)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.known_urls import KnownImages, urls_of
+from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.encoders.known_urls import KnownImages, urls_of
 from ts_stateful.protocol.errors import MediaForbidden
 from ts_stateful.protocol.requests import Image
 
 
-def seen(key: str) -> ImageInput:
-    return ImageInput(key, [], None, {})
+def seen(key: str) -> MediaInput:
+    return MediaInput(key, [], None, {})
 
 
 IMAGES = [Image(url="https://a"), Image(base64="AA=="), Image(url="https://b")]

@@ -14,19 +14,29 @@ from tests.support.harness import Harness
 from tests.support.pictures import noise, png
 from tests.support.tiny import llama, llava
 from ts_stateful.config.schema import MediaConfig
+from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.encoders.loader import ReadImage
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.loader import ReadImage
 from ts_stateful.media.load import MediaLoader
-from ts_stateful.protocol.requests import Close, Fork, Image, Info, Open, Prompt, Request, Upload
+from ts_stateful.protocol.requests import (
+    Close,
+    Fork,
+    Image,
+    Info,
+    Media,
+    Open,
+    Prompt,
+    Request,
+    Upload,
+)
 
 
 class LoadingHarness(Harness):
     """An engine that loads what was uploaded, as a server does."""
 
     def read_all(
-        self, images: Sequence[Image], files: Sequence[bytes], read: ReadImage
-    ) -> list[ImageInput]:
+        self, images: Sequence[Media], files: Sequence[bytes], read: ReadImage
+    ) -> list[MediaInput]:
         loader = MediaLoader(MediaConfig())
         try:
             return loader.load(images, files, read).result()

@@ -16,8 +16,9 @@ from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny import MODELS, MORE_MODELS, llava, qwen2_vl
 from ts_stateful.config.schema import ConfigError
+from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.encoders.vision import Vision
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.vision.encoder import ImageInput, Vision
 from ts_stateful.protocol.requests import Image, Info, Open, Prompt
 
 QUESTION = "What color is the circle?"
@@ -53,14 +54,14 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-def images_of(harness: Harness, name: str) -> list[ImageInput]:
-    images: list[ImageInput] = harness.engine.table.get(name).state.images
+def images_of(harness: Harness, name: str) -> list[MediaInput]:
+    images: list[MediaInput] = harness.engine.table.get(name).state.images
     return images
 
 
 def held(harness: Harness) -> int:
     """Return the number of images in memory, encoded or not."""
-    return sum(isinstance(thing, ImageInput) for thing in harness.kind._core.shared._used.values())
+    return sum(isinstance(thing, MediaInput) for thing in harness.kind._core.shared._used.values())
 
 
 def test_the_same_image_again_runs_no_tower(model: Model, runs: list[None]) -> None:
@@ -84,7 +85,7 @@ def test_the_same_image_again_runs_no_tower(model: Model, runs: list[None]) -> N
 def test_an_image_that_a_prompt_brings_is_shared_too(model: Model, runs: list[None]) -> None:
     """With other sessions, with other turns and within one request."""
     harness = Harness(model)
-    harness.pictures = {"x": noise(1), "y": noise(1), "z": noise(1)}
+    harness.media = {"x": noise(1), "y": noise(1), "z": noise(1)}
     harness.open("b", [noise(1)])
     harness.open("s")
     for urls in (("x",), ("y", "z")):
@@ -98,10 +99,10 @@ def test_an_image_that_a_prompt_brings_is_shared_too(model: Model, runs: list[No
 def test_two_turns_with_the_same_new_image_share_it(model: Model, runs: list[None]) -> None:
     """The turn that comes first encodes it."""
     harness = Harness(model)
-    harness.pictures = {"x": noise(1), "y": noise(1)}
+    harness.media = {"x": noise(1), "y": noise(1)}
     requests = [
         harness.submit(Open(session_id=name, images=(Image(url=name),)), creates_session=True)
-        for name in harness.pictures
+        for name in harness.media
     ]
     harness.run()
     assert all("error" not in harness.last(request) for request in requests)
@@ -161,7 +162,7 @@ def test_a_name_depends_on_what_makes_the_embeddings() -> None:
 @pytest.mark.parametrize("make", [llava, qwen2_vl, MORE_MODELS["qwen3_vl"], MODELS["idefics3"]])
 def test_the_bytes_of_an_image_are_known_before(make: Callable[[], Model]) -> None:
     """Each image once, however often it is shown; nothing for one that has embeddings."""
-    vision = make().vision
+    vision = make().encoder
     assert vision is not None
     images = [vision.prepare(noise(seed, size)) for seed, size in ((1, 40), (2, 90))]
     expected = vision.unseen([*images, images[0]])
@@ -188,7 +189,7 @@ def test_room_is_made_before_an_image_is_seen(model: Model) -> None:
     _, budget = budget_for_one_image(model)
     harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
     harness.open("old", [noise(2)])
-    harness.pictures["new"] = noise(3)
+    harness.media["new"] = noise(3)
     request = harness.submit(
         Open(session_id="new", images=(Image(url="new"),)), creates_session=True
     )
@@ -204,7 +205,7 @@ def test_room_for_an_image_is_kept_until_it_is_seen(model: Model) -> None:
     """A request that comes in the meantime is rejected with a retryable error, instead of exceeding the budget."""
     kv, budget = budget_for_one_image(model)
     harness = Harness(model, {"handler": {"deviceCacheBytes": budget}})
-    harness.pictures |= {"first": noise(2), "second": noise(3)}
+    harness.media |= {"first": noise(2), "second": noise(3)}
     requests = [
         harness.submit(Open(session_id=name, images=(Image(url=name),)), creates_session=True)
         for name in ("first", "second")

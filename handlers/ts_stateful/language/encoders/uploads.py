@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.encoded import check_size, decode_base64
-from ts_stateful.media.load import UploadedImage
+from ts_stateful.media.load import UploadedMedia
 from ts_stateful.protocol.answers import Uploaded
 from ts_stateful.protocol.errors import InvalidRequest, MediaInvalid
-from ts_stateful.protocol.requests import Image, Upload
+from ts_stateful.protocol.requests import Audio, Media, Upload
 from ts_stateful.sessions.session import Session
 
 __all__ = ["Uploads"]
@@ -108,27 +108,28 @@ class Uploads:
             complete=not missing,
         )
 
-    def find(self, session: Session[Any] | None, images: Items[Image]) -> tuple[Image, ...]:
-        """Return the images, with the data of uploaded ones; `session` is None before it is open.
+    def find(self, session: Session[Any] | None, images: Items[Media]) -> tuple[Media, ...]:
+        """Return the files, with the data of uploaded ones; `session` is None before it is open.
 
         Raises:
             InvalidRequest: an upload is missing in the session, or incomplete.
         """
         return tuple(
-            image if image.upload is None else self._found(session, image.upload, index)
+            image if image.upload is None else self._found(session, image, index)
             for index, image in enumerate(images)
         )
 
-    def _found(self, session: Session[Any] | None, sha256: str, index: int) -> UploadedImage:
+    def _found(self, session: Session[Any] | None, image: Media, index: int) -> UploadedMedia:
         files = {} if session is None else self._files.get(session, {})
-        file = files.get(sha256)
+        kind = "audio" if isinstance(image, Audio) else "images"
+        file = files.get(image.upload or "")
         if file is None or file.whole is None:
             raise InvalidRequest(
                 "no such upload in this session, or it is incomplete; `upload` it again",
-                field=f"images[{index}].upload",
+                field=f"{kind}[{index}].upload",
             )
         file.touched = next(self._clock)
-        return UploadedImage(upload=sha256, data=file.whole)
+        return UploadedMedia(upload=image.upload, data=file.whole, kind=kind)
 
     def _part(self, command: Upload, attachments: Items[bytes]) -> bytes:
         if (command.base64 is not None) + len(attachments) != 1:

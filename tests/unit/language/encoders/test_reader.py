@@ -11,31 +11,31 @@ import pytest
 from tests.support.decoding import PlainDecoder
 from tests.support.pictures import noise, png
 from tests.support.tiny import llava
-from ts_stateful.language.vision.reader import ImageReader
-from ts_stateful.media.load import ImageFile
+from ts_stateful.language.encoders.reader import MediaReader
+from ts_stateful.media.load import MediaFile
 from ts_stateful.protocol.errors import MediaInvalid
 from ts_stateful.sessions.shared import SharedCache
 
 
 @dataclass(frozen=True)
-class Watched(ImageFile):
+class Watched(MediaFile):
     """A file that records when it is decoded."""
 
     decoded: list[str]
 
-    def decode(self) -> Any:
+    def decode_image(self) -> Any:
         self.decoded.append(self.field)
-        return super().decode()
+        return super().decode_image()
 
 
 class Reading:
     """A reader, and the work that it did."""
 
     def __init__(self) -> None:
-        vision = llava().vision
+        vision = llava().encoder
         assert vision is not None
         self.shared: SharedCache[Any] = SharedCache(10**6)
-        self.reader = ImageReader(vision, self.shared)
+        self.reader = MediaReader(vision, self.shared)
         self.decoded: list[str] = []
 
     def read(self, data: bytes, tenant: object = None) -> Any:

@@ -1,4 +1,4 @@
-"""Images of turns, loaded on threads of their own."""
+"""Images and clips of turns, loaded on threads of their own."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from functools import partial
 from typing import Protocol
 
 from ts_stateful.engine.services import WorkQueue
-from ts_stateful.language.vision.encoder import ImageInput
-from ts_stateful.language.vision.known_urls import KnownImages
-from ts_stateful.media.load import ImageFile
+from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.encoders.known_urls import KnownImages
+from ts_stateful.media.load import MediaFile
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
-from ts_stateful.protocol.requests import Image
+from ts_stateful.protocol.requests import Media
 
-__all__ = ["ImageFiles", "ImageLoader", "Loaded", "ReadImage"]
+__all__ = ["Loaded", "MediaFiles", "ReadImage", "TurnMedia"]
 
-Loaded = list[ImageInput] | StatefulError
-ReadImage = Callable[[ImageFile], ImageInput]
+Loaded = list[MediaInput] | StatefulError
+ReadImage = Callable[[MediaFile], MediaInput]
 
 
-class ImageFiles(Protocol):
+class MediaFiles(Protocol):
     """The source of image files; see `media.load.MediaLoader`."""
 
     def load(
         self,
-        images: Sequence[Image],
+        images: Sequence[Media],
         attachments: Sequence[bytes],
         read: ReadImage,
         client: Hashable,
         /,
-    ) -> Future[list[ImageInput]]:
+    ) -> Future[list[MediaInput]]:
         """Begin to load files; the future has what `read` makes of each."""
         ...
 
 
-class ImageLoader:
+class TurnMedia:
     """Loads images; results arrive through the engine's queue."""
 
-    def __init__(self, files: ImageFiles, queue: WorkQueue) -> None:
+    def __init__(self, files: MediaFiles, queue: WorkQueue) -> None:
         self._files = files
         self._queue = queue
 
     def load(
         self,
-        images: Sequence[Image],
+        images: Sequence[Media],
         attachments: Sequence[bytes],
         *,
         client: Hashable,
-        known: Mapping[str, ImageInput],
+        known: Mapping[str, MediaInput],
         read: ReadImage,
         then: Callable[[Loaded], None],
     ) -> None:
@@ -59,13 +59,13 @@ class ImageLoader:
         """
         shown = KnownImages(images, known)
 
-        def loaded(done: Future[list[ImageInput]]) -> None:
+        def loaded(done: Future[list[MediaInput]]) -> None:
             self._queue.put(partial(then, _outcome(shown, done)))
 
         self._files.load(shown.unknown, attachments, read, client).add_done_callback(loaded)
 
 
-def _outcome(shown: KnownImages, done: Future[list[ImageInput]]) -> Loaded:
+def _outcome(shown: KnownImages, done: Future[list[MediaInput]]) -> Loaded:
     error = done.exception()
     if error is None:
         return shown.merge(done.result())

@@ -32,10 +32,10 @@ TYPES = {
 def test_a_stock_processor_reads_images_and_refuses_videos(name: str) -> None:
     """The class that the checkpoint names, with all of its parts but the one for videos."""
     model = {**MODELS, **MORE_MODELS}[name]()
-    assert model.vision is not None
-    processor = model.vision._processor
+    assert model.encoder is not None
+    processor = model.encoder._processor
     assert type(processor).__name__ == TYPES[name]
-    assert model.vision.prepare(noise(1)).ids.count(model.vision.image_token_id) > 0
+    assert model.encoder.prepare(noise(1)).ids.count(model.encoder.token_id) > 0
     if hasattr(processor, "video_processor"):
         with pytest.raises(ImportError, match="torchvision"):
             processor.video_processor(videos=[])

@@ -1,0 +1,192 @@
+"""Encoders of the pictures or clips of a session, and the form in which a model gets their embeddings."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import enum
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ts_stateful.language.fingerprint import weights_digest
+from ts_stateful.language.kv.spans import Block
+from ts_stateful.media.load import MediaFile
+
+__all__ = ["Encoder", "LookAhead", "MediaInput"]
+
+_STANDS = re.compile(b"\1{2,}")
+DecodedT = TypeVar("DecodedT")
+
+
+class LookAhead(enum.Enum):
+    """The layers in which the tokens of an image see one another."""
+
+    NONE = "none"
+    WINDOWED = "windowed"
+    ALL = "all"
+
+
+@dataclass(eq=False)
+class MediaInput:
+    """An image or a clip of a session, or of all sessions that have the same one.
+
+    A model takes one of both kinds, and sessions call both images. `key` names its content (see `Encoder.key`). `ids` are the
+    token ids that stand for it in the context. `tensors` is the processor's output, until `features` replace it: a tensor
+    `(rows, hidden)` per feature map, the first for the tokens that stand for it. A media thread makes it. Afterwards only the
+    engine's thread changes it, once.
+    """
+
+    key: str
+    ids: list[int]
+    grid: Tensor | None  # (1, 3): patches in time, height and width, for models with M-RoPE
+    tensors: dict[str, Tensor]
+    features: tuple[Tensor, ...] | None = field(default=None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its embeddings on the device; 0 before they are computed."""
+        return sum(int(feature.nbytes) for feature in self.features or ())
+
+
+class Encoder(abc.ABC, Generic[DecodedT]):
+    """The part of a model that reads media of one kind; it encodes one at a time.
+
+    Attributes:
+        token, token_id: what stands for a part of an image or clip in a text and in a context.
+        look_ahead: the layers in which the tokens of an image see one another.
+        num_encoded: runs of the tower.
+    """
+
+    kind: ClassVar[Literal["images", "audio"]]
+
+    def __init__(self, network: PreTrainedModel, processor: Any, salts: tuple[str, ...]) -> None:
+        # A copy for media threads, because two threads must not call one tokenizer at once.
+        self._processor = copy.deepcopy(processor)
+        self._lock = threading.Lock()
+        self._identity = (
+            processor.to_json_string(),
+            weights_digest(network),
+            str(network.dtype),
+            *salts,
+        )
+        self._network = network
+        self.token, self.token_id = self._find_token(network, processor)
+        self.look_ahead = LookAhead.NONE
+        self.num_encoded = 0
+
+    @abc.abstractmethod
+    def _find_token(self, network: PreTrainedModel, processor: Any) -> tuple[str, int]:
+        """Return what stands for a part; raise ConfigError if the model does not say it."""
+
+    @property
+    @abc.abstractmethod
+    def token_bytes(self) -> int:
+        """Bytes of the embeddings of one token."""
+
+    @abc.abstractmethod
+    def decode(self, file: MediaFile) -> DecodedT:
+        """Decode a file. For any thread. Raises MediaError."""
+
+    @abc.abstractmethod
+    def key(self, decoded: DecodedT, *salts: str) -> str:
+        """Return a name of the embeddings, from the content and `salts`. For any thread."""
+
+    @abc.abstractmethod
+    def prepare(self, decoded: DecodedT, key: str = "") -> MediaInput:
+        """Run the processor on the CPU. For any thread."""
+
+    @abc.abstractmethod
+    def process(self, text: str, decoded: Sequence[DecodedT]) -> dict[str, Any]:
+        """Return what the stock processor makes of a rendered chat and its media, as it is meant to be used."""
+
+    @abc.abstractmethod
+    def samples(self) -> list[list[DecodedT]]:
+        """Return media of three messages for the trial at load: different sizes, the second one smaller in the next list."""
+
+    @abc.abstractmethod
+    def _features(self, image: MediaInput, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the embeddings `(rows, hidden)` per feature map, by the tower. `inputs` are on the device."""
+
+    @abc.abstractmethod
+    def inputs(
+        self, ids: Sequence[int], mask: bytearray, parts: Sequence[Sequence[Tensor]]
+    ) -> dict[str, Any]:
+        """Return the arguments by which a model finds `parts`, the `features` of several sequences, in a pass over `ids`.
+
+        `mask` has 1 for every id that stands for one of their rows.
+        """
+
+    def unseen(self, images: Sequence[MediaInput]) -> dict[MediaInput, int]:
+        """Return the images without embeddings, and the bytes that each will take on the device."""
+        return {
+            image: image.ids.count(self.token_id) * self.token_bytes
+            for image in images
+            if image.features is None
+        }
+
+    def encode(self, image: MediaInput) -> None:
+        """Run the tower: replace `tensors` by `features`. After an error the image is unchanged."""
+        device, dtype = self._network.device, self._network.dtype
+        inputs = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in image.tensors.items()
+        }
+        features = self._features(image, inputs)
+        self.num_encoded += 1
+        expected = image.ids.count(self.token_id)
+        if features[0].shape[0] != expected:
+            raise RuntimeError(
+                f"{features[0].shape[0]} features of {self.kind} for {expected} tokens"
+            )
+        image.features, image.tensors = features, {}
+
+    def mask(self, ids: Sequence[int], images: Sequence[MediaInput]) -> bytearray:
+        """Return 1 for every id that stands for a part of an image; a generated token of that kind gets 0."""
+        mask = bytearray(len(ids))
+        at = 0
+        for image in images:
+            marks = self._core(image.ids)
+            span = len(marks)
+            while at <= len(ids) - span and (ids[at] != marks[0] or ids[at : at + span] != marks):
+                at += 1
+            for index in range(at, min(at + span, len(ids))):
+                mask[index] = ids[index] == self.token_id
+            at += span
+        return mask
+
+    def _core(self, ids: list[int]) -> list[int]:
+        """Return the ids of an image without those before and after it, which may be tokenized otherwise beside a text."""
+        first, last = ids.index(self.token_id), ids[::-1].index(self.token_id)
+        return ids[first : len(ids) - last]
+
+    def blocks(self, mask: bytearray) -> list[Block]:
+        """Return the runs of image tokens that see one another; none if the model's see only backwards."""
+        if self.look_ahead is LookAhead.NONE:
+            return []
+        only_windowed = self.look_ahead is LookAhead.WINDOWED
+        return [Block(*match.span(), only_windowed) for match in _STANDS.finditer(mask)]
+
+    def features(self, images: Sequence[MediaInput], start: int, stop: int) -> list[Tensor]:
+        """Return the embeddings of image tokens `start` to `stop`, counted over `images`.
+
+        There is one tensor `(tokens, hidden)` per feature map. Runs the tower for images without embeddings.
+        """
+        parts = []
+        at = 0
+        for image in images:
+            count = image.ids.count(self.token_id)
+            first, last = max(0, start - at), min(count, stop - at)
+            if first < last:
+                if image.features is None:
+                    self.encode(image)
+                assert image.features is not None
+                parts.append([feature[first:last] for feature in image.features])
+            at += count
+        return [torch.cat(rows) for rows in zip(*parts, strict=True)]

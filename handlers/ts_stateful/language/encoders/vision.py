@@ -1,0 +1,136 @@
+"""Embeddings of images, by the processor and the vision tower of a stock vision-language model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import PIL.Image
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.language.encoders.encoder import Encoder, MediaInput
+from ts_stateful.media.digest import content_digest
+from ts_stateful.media.load import MediaFile
+
+__all__ = ["Vision"]
+
+_PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
+_SMALL, _LARGE = (60, 40), (640, 480)
+
+
+class Vision(Encoder[PIL.Image.Image]):
+    """The vision part of a model."""
+
+    kind = "images"
+
+    def __init__(self, network: PreTrainedModel, processor: Any, tiling: str | None = None) -> None:
+        self._tower = getattr(network.base_model, "get_image_features", None)
+        accepts = inspect.signature(network.forward).parameters
+        if self._tower is None or "mm_encoder_outputs" not in accepts:
+            raise ConfigError(
+                f"{type(network).__name__} does not accept precomputed image embeddings"
+            )
+        self._accepts = frozenset(inspect.signature(self._tower).parameters)
+        self._tiling = tiling  # as `handler.imageTiling`
+        self._pooled_as_list = True
+        self._output_type: Any = BaseModelOutputWithPooling
+        super().__init__(network, processor, () if tiling is None else (tiling,))
+
+    def _find_token(self, network: PreTrainedModel, processor: Any) -> tuple[str, int]:
+        for owner, name in ((processor, "image_token"), (network.config, "image_token_id")):
+            if getattr(owner, name, None) is None:
+                raise ConfigError(f"{type(owner).__name__} has no {name}")
+        return processor.image_token, network.config.image_token_id
+
+    @property
+    def token_bytes(self) -> int:
+        """See `Encoder`."""
+        config = self._network.config
+        tower = getattr(config, "vision_config", None)
+        deepstack = getattr(tower, "deepstack_visual_indexes", None) or ()
+        width: int = config.get_text_config(decoder=True).hidden_size * (1 + len(deepstack))
+        return width * int(self._network.dtype.itemsize)
+
+    def decode(self, file: MediaFile) -> PIL.Image.Image:
+        """See `Encoder`."""
+        return file.decode_image()
+
+    def key(self, decoded: PIL.Image.Image, *salts: str) -> str:
+        """See `Encoder`."""
+        return content_digest(decoded, *self._identity, *salts)
+
+    def prepare(self, decoded: PIL.Image.Image, key: str = "") -> MediaInput:
+        """See `Encoder`."""
+        copies = 2 if self._tiling == "none" else 1  # an image among several is not cut
+        with self._lock:
+            made = self._processor(
+                text=[self.token * copies],
+                images=self.arranged([decoded] * copies),
+                return_tensors="pt",
+                add_special_tokens=False,
+            )
+        tensors = {
+            name: tensor[:1] if copies > 1 else tensor
+            for name, tensor in made.items()
+            if name in self._accepts and isinstance(tensor, Tensor)
+        }
+        if not any(name in tensors for name in _PIXELS):
+            raise ConfigError("the processor returns no pixels for the model")
+        return MediaInput(
+            key=key,
+            ids=made["input_ids"][0, : made["input_ids"].shape[1] // copies].tolist(),
+            grid=made.get("image_grid_thw"),
+            tensors=tensors,
+        )
+
+    def process(self, text: str, decoded: Sequence[PIL.Image.Image]) -> dict[str, Any]:
+        """See `Encoder`."""
+        bos = self._processor.tokenizer.bos_token
+        has_bos = bos is not None and text.startswith(bos)
+        return dict(
+            self._processor(
+                text=[text],
+                images=self.arranged(decoded),
+                return_tensors="pt",
+                add_special_tokens=not has_bos,
+            )
+        )
+
+    def arranged(self, images: Sequence[PIL.Image.Image]) -> list[Any]:
+        """Return the images of one text as the processor takes them: in a list of their own, or each as if it were alone."""
+        return list(images) if self._tiling == "each" else [list(images)]
+
+    def samples(self) -> list[list[PIL.Image.Image]]:
+        """See `Encoder`."""
+        return [[_picture(size) for size in (_SMALL, large, _SMALL)] for large in (_LARGE, _SMALL)]
+
+    def _features(self, image: MediaInput, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        assert self._tower is not None
+        output = self._tower(**inputs, return_dict=True)
+        self._pooled_as_list = not isinstance(output.pooler_output, Tensor)
+        self._output_type = type(output)
+        maps = [output.pooler_output, *(output.get("deepstack_features") or ())]
+        return tuple(
+            torch.cat([part.reshape(-1, part.shape[-1]) for part in feature]) for feature in maps
+        )
+
+    def inputs(
+        self, ids: Sequence[int], mask: bytearray, parts: Sequence[Sequence[Tensor]]
+    ) -> dict[str, Any]:
+        """See `Encoder`."""
+        rows = [torch.cat(features) for features in zip(*parts, strict=True)]
+        wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
+        deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
+        output = self._output_type(pooler_output=wrapped[0], **deepstack)
+        return {"mm_encoder_outputs": {"image": output}}
+
+
+def _picture(size: tuple[int, int]) -> PIL.Image.Image:
+    """Return a picture that is different everywhere."""
+    gradients = [PIL.Image.linear_gradient("L").rotate(angle).resize(size) for angle in (0, 90)]
+    return PIL.Image.merge("RGB", [*gradients, PIL.Image.radial_gradient("L").resize(size)])
