@@ -14,9 +14,9 @@ __all__ = ["TooLong", "TooShort", "open_clip", "to_samples"]
 
 _MAX_CHANNELS = 8
 _RATES = range(4_000, 192_001)
-_BLOCK_FRAMES = (
-    65_536  # that are read at once: the clip as a whole is in memory at the model's rate alone
-)
+_UNKNOWN_FRAMES = 2**62  # or more: FLAC that was written into a pipe
+# Frames that are read at once: the clip as a whole is in memory at the model's rate alone.
+_BLOCK_FRAMES = 65_536
 
 
 class TooLong(ValueError):
@@ -50,6 +50,8 @@ def open_clip(data: bytes, wanted: Audible) -> Clip:
     file = soundfile.SoundFile(io.BytesIO(data))
     if file.format.removesuffix("EX") not in AUDIO_FORMATS:
         raise ValueError(f"{file.format} is not accepted")
+    if file.frames >= _UNKNOWN_FRAMES:
+        raise ValueError("no length in its header")
     if file.channels > _MAX_CHANNELS or file.samplerate not in _RATES:
         raise ValueError("channels or a rate that no clip of speech has")
     seconds = file.frames / file.samplerate

@@ -76,6 +76,14 @@ def _with_frames(data: bytes, num_bytes: int) -> bytes:
     return data[:at] + struct.pack("<I", num_bytes) + data[at + 4 :]
 
 
+def _without_length() -> bytes:
+    """Return a FLAC file as it is written into a pipe: its STREAMINFO has no number of samples."""
+    data = bytearray(wav(sound(1), kind="FLAC"))
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    return bytes(data)
+
+
 def _numbers_that_are_none() -> bytes:
     buffer = io.BytesIO()
     soundfile.write(buffer, np.full(RATE, np.nan), RATE, format="WAV", subtype="FLOAT")
@@ -94,8 +102,23 @@ def _numbers_that_are_none() -> bytes:
         (wav(sound(1))[:30], MediaInvalid, "damaged"),
         (wav(sound(1), kind="FLAC")[:900], MediaInvalid, "damaged"),
         (_numbers_that_are_none(), MediaInvalid, "damaged"),
+        (_without_length(), MediaInvalid, "damaged"),
         (wav(sound(1), 3_999), MediaInvalid, "damaged"),
         (bytes(1_000_001), MediaTooLarge, "more than 1000000 bytes"),
+    ],
+    ids=[
+        "long",
+        "short",
+        "empty",
+        "header alone",
+        "image",
+        "AIFF",
+        "half of a WAV header",
+        "half of a FLAC file",
+        "not numbers",
+        "no length",
+        "slow",
+        "large",
     ],
 )
 def test_others_are_refused(

@@ -59,6 +59,16 @@ def test_a_clip_is_encoded_once_for_all_sessions() -> None:
     assert (info["audio"], info["images"]) == (1, 0)
 
 
+@pytest.mark.parametrize("build", [audio_flamingo3, glm_asr])
+def test_a_clip_of_several_windows_is_heard_whole(build: Callable[[], Model]) -> None:
+    """Beside a short one, where the processor cuts it."""
+    model = build()
+    harness = Harness(model)
+    harness.open("s", [sound(1, 5.3), sound(2)])
+    harness.prompt("s", "What is it?", max_new_tokens=8)
+    reference_reply(model, harness, "s", 8)
+
+
 @pytest.mark.parametrize(
     ("build", "fields", "named"),
     [
