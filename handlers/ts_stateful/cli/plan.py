@@ -12,8 +12,9 @@ from typing import Any
 from ts_stateful.cli.models import find_model
 from ts_stateful.cli.numbers import positive, whole
 from ts_stateful.cli.terminal import Terminal
+from ts_stateful.config.adapters import read_adapter
 from ts_stateful.config.check import Finding, read_document
-from ts_stateful.config.schema import ConfigError, load_config
+from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize, parse_bytes
 from ts_stateful.plan import Asked, PlanRefused, make_plan
 from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
@@ -25,6 +26,8 @@ _FIELDS = (  # of `Asked`, under their own names
     *("sessions", "active", "gpus", "gpu_memory", "memory", "weight_bytes", "opened_per_min"),
     *("session_tokens", "session_image_tokens"),
 )
+
+_ABSENT = "the adapter {} has no folder here, so its weights do not count"
 
 EPILOG = """\
 Prints a model-config.yaml that `ts-stateful check` accepts, after a table of its arithmetic. Warnings on standard error name
@@ -65,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=["auto", *DTYPE_BYTES], help="dtype of weights and KV states")
     text = "size of the weights (default: by their files, else estimated)"
     add("--weights", dest="weight_bytes", type=_bytes, metavar="BYTES", help=text)
-    text = "a model-config.yaml to start from; its other keys stay, and its states are counted"
+    text = "a model-config.yaml to start from; its other keys stay; its states and adapters are counted"
     add("--config", type=Path, metavar="FILE", help=text)
     text = "one session of a model with states, without --config"
     add("--state-bytes", type=_bytes, metavar="BYTES", help=text)
@@ -86,14 +89,16 @@ def plan(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     kept = {} if options.config is None else read_document(options.config) or {}
     if isinstance(kept, Finding):
         raise ConfigError(f"{kept.key} {kept.message}")
-    made = make_plan(_asked(options, kept), kept, shlex.join(["ts-stateful", *arguments]))
-    for warning in made.warnings:
+    config = load_config(kept)
+    made = make_plan(_asked(options, kept, config), kept, shlex.join(["ts-stateful", *arguments]))
+    absent = [name for name, folder in _adapters(options, config).items() if not folder.is_dir()]
+    for warning in [*made.warnings, *map(_ABSENT.format, absent)]:
         Terminal(sys.stderr).line(f"warning: {warning}")
     Terminal(sys.stdout).text(made.text)
 
 
-def _asked(options: argparse.Namespace, kept: Mapping[str, Any]) -> Asked:
-    base, path = load_config(kept), options.model
+def _asked(options: argparse.Namespace, kept: Mapping[str, Any], base: Config) -> Asked:
+    path = options.model
     frontend, handler, state = base.frontend, base.handler, base.state
     states = StatesSize.of(state.states) if state else None
     if options.state_bytes is not None:
@@ -114,7 +119,19 @@ def _asked(options: argparse.Namespace, kept: Mapping[str, Any]) -> Asked:
         dtype=options.dtype or handler.dtype,
         context=options.context or handler.context_length,
         idle_min=options.idle or frontend.idle_s / 60,
+        num_adapter_weights=sum(
+            read_adapter(name, folder).num_weights
+            for name, folder in _adapters(options, base).items()
+            if folder.is_dir()
+        ),
     )
+
+
+def _adapters(options: argparse.Namespace, config: Config) -> dict[str, Path]:
+    """Return the folders of adapters; they may be in an archive alone."""
+    beside = Path() if options.config is None else options.config.parent
+    adapters = config.handler.adapters.items()
+    return {name: beside / Path(path).expanduser() for name, path in adapters}
 
 
 def _bytes(text: str) -> int:

@@ -6,9 +6,12 @@ Safetensors begin with the length of a JSON header: https://huggingface.co/docs/
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from ts_stateful.config.schema import ConfigError
 
@@ -32,10 +35,11 @@ _PLAIN: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class AdapterFiles(NamedTuple):
-    """The settings of an adapter, and the paths of the layers that it changes."""
+    """The settings of an adapter, the paths of the layers that it changes, and the number of its weights."""
 
     settings: dict[str, Any]
     layers: list[str]
+    num_weights: int
 
 
 def tensor_name(layer: str, which: str) -> str:
@@ -52,8 +56,9 @@ def read_adapter(name: str, folder: Path) -> AdapterFiles:
     key = f"handler.adapters: {name}"
     try:
         settings = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        names = _tensor_names(folder / ADAPTER_WEIGHTS)
-        fields = dict(settings)
+        shapes = _tensor_shapes(folder / ADAPTER_WEIGHTS)
+        num_weights = sum(map(math.prod, shapes.values()))
+        fields, names = dict(settings), sorted(shapes)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{key}: {folder} needs {_CONFIG} and {ADAPTER_WEIGHTS}, as `peft` saves them: {error}"
@@ -72,17 +77,19 @@ def read_adapter(name: str, folder: Path) -> AdapterFiles:
     half = next((path for path in layers if not _is_pair(path, names)), None)
     if half is not None:
         raise ConfigError(f"{key}: {ADAPTER_WEIGHTS} has only one of A and B of `{half}`")
-    return AdapterFiles(fields, list(layers))
+    return AdapterFiles(fields, list(layers), num_weights)
 
 
 def _is_pair(layer: str, names: list[str]) -> bool:
     return all(tensor_name(layer, which) in names for which in "AB")
 
 
-def _tensor_names(file: Path) -> list[str]:
+def _tensor_shapes(file: Path) -> dict[str, list[int]]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > _MAX_HEADER:
             raise ValueError(f"{file.name} is not a safetensors file")
-        header = json.loads(stream.read(length))
-    return sorted(name for name in header if name != "__metadata__")
+        header = msgspec.json.decode(stream.read(length), type=dict[str, dict[str, Any]])
+    return {
+        name: tensor.get("shape", []) for name, tensor in header.items() if name != "__metadata__"
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ts_stateful.config.sizes import StatesSize, TransformerSize
+from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize, TransformerSize
 from ts_stateful.protocol.profile import Profile
 
 __all__ = ["Asked", "PlanRefused"]
@@ -45,6 +45,7 @@ class Asked:
     gpu_memory: int | None = None
     memory: int | None = None
     weight_bytes: int | None = None
+    num_adapter_weights: int = 0
     idle_min: float = 10
     opened_per_min: float = 0
 
@@ -103,7 +104,10 @@ class Asked:
 
     @property
     def weights(self) -> int:
-        """Return the bytes of the model's weights; 0 if unknown."""
+        """Return the bytes of the weights of the model and its adapters; 0 if the model's are unknown."""
+        if self.weight_bytes is None and self.model is None:
+            return 0
+        adapters = self.num_adapter_weights * DTYPE_BYTES[self.counted_dtype]
         if self.weight_bytes is not None:
-            return self.weight_bytes
-        return self.model.weight_bytes(self.counted_dtype) if self.model else 0
+            return self.weight_bytes + adapters
+        return (self.model.weight_bytes(self.counted_dtype) if self.model else 0) + adapters

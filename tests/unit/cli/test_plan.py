@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from ts_stateful.cli import main
 
@@ -93,6 +95,37 @@ def test_rows_of_an_exported_program_stay(
     config.write_text(yaml.safe_dump(document))
     assert main(["plan", "--sessions", "40", "--memory", "8GiB", "--config", str(config)]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["handler"]["maxRows"] == 256
+
+
+def test_adapters_of_the_configuration_are_counted(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the dtype of the weights; one that is only in the archive gets a warning."""
+    config = tmp_path / "model-config.yaml"
+    options = (
+        f"--sessions 40 --model {llama} --weights 2GiB --memory 8GiB --config {config}".split()
+    )
+    planned = []
+    for adapters in ({}, {"near": "near", "far": "far"}):
+        config.write_text(yaml.safe_dump({"handler": {"adapters": adapters}}))
+        if adapters:
+            folder = tmp_path / "near"
+            folder.mkdir()
+            (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+            layer = "base_model.model.model.layers.0.self_attn.q_proj"
+            save_file(
+                {
+                    f"{layer}.lora_A.weight": np.zeros((16_384, 2048), np.float32),
+                    f"{layer}.lora_B.weight": np.zeros((2048, 16_384), np.float32),
+                },
+                folder / "adapter_model.safetensors",
+            )
+        assert main(["plan", *options]) == 0
+        out, err = capsys.readouterr()
+        planned.append(yaml.safe_load(out)["handler"]["deviceCacheBytes"])
+        assert ("the adapter far has no folder here" in err) is bool(adapters)
+        assert "near" not in err
+    assert planned[0] - planned[1] == pytest.approx(0.8 * 4 * 2 * 16_384 * 2048, rel=0.02)
 
 
 def test_bytes_of_a_state_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,7 @@ def load_adapter(network: PreTrainedModel, name: str, folder: Path) -> Adapter:
     Raises:
         ConfigError: it cannot be read, or not be used with this network.
     """
-    settings, layers = read_adapter(name, folder)
+    settings, layers, _ = read_adapter(name, folder)
     key = f"handler.adapters: {name}"
     try:
         data = (folder / ADAPTER_WEIGHTS).read_bytes()
