@@ -250,7 +250,7 @@ def test_a_request_survives_its_decoder(speaker: Speaker) -> None:
     assert speaker.ask({"prompt": "What color is the circle?"}, session=session)["text"] == "red"
     assert engine_of(speaker.server) == engine
     (log,) = Path(engine.environ()["TMPDIR"]).rglob("engine-0.log")
-    assert "another one decodes the image again" in log.read_text()
+    assert "another one decodes the file again" in log.read_text()
 
 
 def kill_busy_decoders(server: LocalServer, until: Callable[[], bool]) -> int:

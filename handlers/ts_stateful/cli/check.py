@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from ts_stateful.cli.models import find_model
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.check import Finding, check_file, read_document, summary
 from ts_stateful.config.schema import load_config
+from ts_stateful.config.sizes import TransformerSize
 
 __all__ = ["check"]
 
 
-def check(path: Path, model_name: str | None) -> bool:
+def check(path: Path, model_name: str | None, *, as_json: bool = False) -> bool:
     """Print the findings of a file, and its capacity if it works. Return False if there is an error.
 
     Raises:
@@ -22,14 +25,22 @@ def check(path: Path, model_name: str | None) -> bool:
     terminal = Terminal(sys.stdout)
     model = find_model(model_name) if model_name is not None else None
     findings = check_file(path, model, None if model_name is None else Path(model_name))
+    works = all(finding.severity != "error" for finding in findings)
+    holds = _holds(path, model) if works else []
+    if as_json:
+        found = {"ok": works, "findings": [asdict(each) for each in findings], "holds": holds}
+        terminal.line(json.dumps(found, ensure_ascii=False))
+        return works
     for finding in findings:
         terminal.line(f"{finding.severity}: {finding.key}: {finding.message}")
         terminal.line(f"  cure: {finding.cure}")
-    if any(finding.severity == "error" for finding in findings):
-        return False
+    for line in holds:
+        terminal.line(f"holds: {line}")
+    if works:
+        terminal.line("ok")
+    return works
+
+
+def _holds(path: Path, model: TransformerSize | None) -> list[str]:
     document = read_document(path)
-    if not isinstance(document, Finding):
-        for line in summary(load_config(document), model):
-            terminal.line(f"holds: {line}")
-    terminal.line("ok")
-    return True
+    return [] if isinstance(document, Finding) else list(summary(load_config(document), model))

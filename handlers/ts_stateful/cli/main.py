@@ -16,6 +16,7 @@ from ts_stateful.cli.admin_options import COMMANDS
 from ts_stateful.cli.chat import ChatLoop, ChatOptions
 from ts_stateful.cli.check import check
 from ts_stateful.cli.doctor import examine
+from ts_stateful.cli.init import init
 from ts_stateful.cli.parser import build_parser
 from ts_stateful.cli.plan import plan
 from ts_stateful.cli.terminal import Terminal
@@ -44,9 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         if options.command == "check":
-            return _OK if check(options.file, options.model) else _FAILED
+            return _OK if check(options.file, options.model, as_json=options.json) else _FAILED
         if options.command == "plan":
             plan(options, arguments)
+            return _OK
+        if options.command == "init":
+            init(options)
             return _OK
         if options.command == "serve":
             return _serve(options)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from ts_stateful.cli import admin_options, doctor, plan, serve_options
+from ts_stateful.cli import admin_options, doctor, init, plan, serve_options
 from ts_stateful.cli.chat import COMMANDS
 from ts_stateful.cli.numbers import positive, whole
 from ts_stateful.version import __version__
@@ -132,9 +132,11 @@ def _add_operating(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_offline(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     """Add the commands that need no server."""
+    init.add_options(add("init", "ask five questions, and write a configuration", init.EPILOG))
     check = add("check", "check a configuration and print its capacity", _CHECK_EPILOG)
     check.add_argument("file", type=Path, help="a model-config.yaml")
     check.add_argument("--model", help="the language model: a folder, a config.json, or a hub id")
+    check.add_argument("--json", action="store_true", help="print one JSON document")
     plan.add_options(add("plan", "print a configuration for a number of sessions", plan.EPILOG))
 
 

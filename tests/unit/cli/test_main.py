@@ -150,6 +150,14 @@ def test_check_finds_what_is_wrong(
     out = capsys.readouterr().out
     assert "error: " in out
     assert "  cure: " in out
+    assert main(["check", str(config), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["holds"]) == (False, [])
+    assert found["findings"][0].keys() == {"severity", "key", "message", "cure"}
+    assert main(["check", str(repository / "model-config.yaml"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert "256 sessions" in found["holds"][0]
 
 
 def test_an_interrupt_elsewhere_is_status_130(

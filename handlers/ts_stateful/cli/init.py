@@ -1,0 +1,125 @@
+"""The command `ts-stateful init`: five questions, and a checked model-config.yaml."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+from ts_stateful.cli.models import find_model
+from ts_stateful.cli.numbers import whole
+from ts_stateful.cli.terminal import Terminal
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.config.sizes import ModelUnknown, TransformerSize, parse_bytes
+from ts_stateful.plan import Asked, make_plan
+
+__all__ = ["EPILOG", "add_options", "init"]
+
+T = TypeVar("T")
+_MAX_SESSIONS, _MAX_GPUS = 1_000_000, 64
+_QUEUED = 8  # prompts of a session
+_SCHEMES = ("file", "redis", "rediss", "s3")
+
+EPILOG = """\
+Asks for the model, the number of sessions, the hardware and the store. An empty line takes the answer in brackets. Then it
+writes a configuration that `ts-stateful check` accepts, with the arithmetic of `ts-stateful plan`, and says how to serve it.
+Answers can also come from a pipe, one a line.
+
+examples:
+  ts-stateful init
+  ts-stateful init production.yaml
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        default=Path("model-config.yaml"),
+        help="the file to write (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the file if it is there")
+
+
+def init(options: argparse.Namespace) -> None:
+    """Ask, and write the file.
+
+    Raises:
+        ConfigError: the file is there, or the answers have ended too early.
+        PlanRefused: the sessions do not fit the hardware; nothing was written.
+    """
+    path: Path = options.file
+    if path.exists() and not options.force:
+        raise ConfigError(f"{path} is there already; give --force to replace it, or another name")
+    ask = _Questions(sys.stdin, Terminal(sys.stdout))
+    name, model = ask("The model: a folder or a hub id (owner/name)", _model)
+    sessions = ask("Sessions that are open at the same time", whole(1, _MAX_SESSIONS), "256")
+    gpus = ask("GPUs, 0 for a CPU", whole(0, _MAX_GPUS), "0")
+    default = "80GiB" if gpus else f"{_machine_bytes() // 2**30}GiB"
+    memory = ask(f"Memory of {'one GPU' if gpus else 'the machine'}", parse_bytes, default)
+    store = ask(
+        "Store of sessions: file:///folder, redis://host, s3://bucket, or none", _store, "none"
+    )
+    asked = Asked(
+        sessions=sessions,
+        model=model,
+        model_name=name,
+        gpus=gpus,
+        gpu_memory=memory if gpus else None,
+        memory=_machine_bytes() if gpus else memory,
+    )
+    kept = {"maxSequenceJobQueueSize": _QUEUED, "handler": {"store": {"url": store}}}
+    made = make_plan(asked, kept, "ts-stateful init")
+    path.write_text(made.text, encoding="utf-8")
+    terminal = Terminal(sys.stdout)
+    for warning in made.warnings:
+        terminal.line(f"warning: {warning}")
+    terminal.line(f"{path} is written. Check it again after changes: ts-stateful check {path}")
+    serve = shlex.join(["ts-stateful", "serve", name, "--config", str(path)])
+    terminal.line(f"Serve it: {serve}")
+
+
+class _Questions:
+    """Questions on a terminal, each of which is asked until it has a good answer."""
+
+    def __init__(self, answers: TextIO, terminal: Terminal) -> None:
+        self._answers = answers
+        self._terminal = terminal
+
+    def __call__(self, question: str, parse: Callable[[str], T], default: str = "") -> T:
+        while True:
+            self._terminal.text(f"{question}{f' [{default}]' if default else ''}: ")
+            line = self._answers.readline()
+            if not line:
+                self._terminal.line()
+                raise ConfigError(
+                    "the answers have ended before the questions; nothing was written"
+                )
+            try:
+                return parse(line.strip() or default)
+            except (ValueError, argparse.ArgumentTypeError, ModelUnknown) as error:
+                self._terminal.line(f"  {error}")
+
+
+def _model(answer: str) -> tuple[str, TransformerSize]:
+    folder = Path(answer).expanduser()
+    name = str(folder.resolve()) if folder.exists() else answer
+    return name, find_model(name)
+
+
+def _store(answer: str) -> str:
+    if answer != "none" and answer.partition("://")[0] not in _SCHEMES:
+        raise ValueError(
+            f"{answer!r} is none of {', '.join(f'{name}://' for name in _SCHEMES)} and `none`"
+        )
+    return answer
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
