@@ -39,7 +39,11 @@ def python() -> Path:
             [str(uv), "venv", "-q", "--clear", "-p", sys.executable, str(folder)], check=True
         )
         install = [str(uv), "pip", "install", "-q", "-p", str(found), "-r", str(requirements)]
-        subprocess.run(install, check=True, env={**os.environ, "UV_HTTP_RETRIES": "8"})
+        subprocess.run(
+            install,
+            check=True,
+            env={**os.environ, "UV_HTTP_RETRIES": "8", "UV_SYSTEM_CERTS": "true"},
+        )
         (folder / "complete").touch()
     return found
 
