@@ -119,7 +119,12 @@ class Predictions:
     async def _write(
         self, responses: AsyncGenerator[Response, None], known: Correlation, send: Send
     ) -> None:
-        """Write an answer; a client that does not read it for too long counts as disconnected."""
+        """Write an answer; a client that does not read it for too long counts as disconnected: the task is cancelled.
+
+        Before Python 3.12 `wait_for` can swallow a cancellation, and the turn would go on without its client.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
         async with contextlib.aclosing(responses):
             is_first = True
             async for response in responses:
@@ -128,7 +133,11 @@ class Predictions:
                     is_first = False
                 more = response.more is True
                 message = {"type": "http.response.body", "body": response.body, "more_body": more}
-                await asyncio.wait_for(send(message), self._write_s)
+                patience = loop.call_later(self._write_s, task.cancel)
+                try:
+                    await send(message)
+                finally:
+                    patience.cancel()
 
 
 class OpenAiRoot(Predictions):
