@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from ts_stateful.cli.models import find_model
-from ts_stateful.cli.numbers import whole
+from ts_stateful.cli.numbers import num_bytes, whole
+from ts_stateful.cli.plan import MAX_SESSIONS
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.config.sizes import ModelUnknown, TransformerSize, parse_bytes
-from ts_stateful.plan import Asked, make_plan
+from ts_stateful.config.sizes import ModelUnknown, TransformerSize
+from ts_stateful.plan import START, Asked, make_plan
 
 __all__ = ["EPILOG", "add_options", "init"]
 
 T = TypeVar("T")
-_MAX_SESSIONS, _MAX_GPUS = 1_000_000, 64
-_QUEUED = 8  # prompts of a session
+_MAX_GPUS = 64
 _SCHEMES = ("file", "redis", "rediss", "s3")
 
 EPILOG = """\
@@ -59,10 +59,10 @@ def init(options: argparse.Namespace) -> None:
         raise ConfigError(f"{path} is there already; give --force to replace it, or another name")
     ask = _Questions(sys.stdin, Terminal(sys.stdout))
     name, model = ask("The model: a folder or a hub id (owner/name)", _model)
-    sessions = ask("Sessions that are open at the same time", whole(1, _MAX_SESSIONS), "256")
+    sessions = ask("Sessions that are open at the same time", whole(1, MAX_SESSIONS), "256")
     gpus = ask("GPUs, 0 for a CPU", whole(0, _MAX_GPUS), "0")
     default = "80GiB" if gpus else f"{_machine_bytes() // 2**30}GiB"
-    memory = ask(f"Memory of {'one GPU' if gpus else 'the machine'}", parse_bytes, default)
+    memory = ask(f"Memory of {'one GPU' if gpus else 'the machine'}", num_bytes, default)
     store = ask(
         "Store of sessions: file:///folder, redis://host, s3://bucket, or none", _store, "none"
     )
@@ -74,7 +74,7 @@ def init(options: argparse.Namespace) -> None:
         gpu_memory=memory if gpus else None,
         memory=_machine_bytes() if gpus else memory,
     )
-    kept = {"maxSequenceJobQueueSize": _QUEUED, "handler": {"store": {"url": store}}}
+    kept = {**START, "handler": {"store": {"url": store}}}
     made = make_plan(asked, kept, "ts-stateful init")
     path.write_text(made.text, encoding="utf-8")
     terminal = Terminal(sys.stdout)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-__all__ = ["positive", "whole"]
+from ts_stateful.config.sizes import parse_bytes
 
-_MAX = 1_000_000_000
+__all__ = ["num_bytes", "positive", "whole"]
+
+_MAX, _MAX_BYTES = 1_000_000_000, 1 << 50
 
 
 def whole(least: int, most: int = _MAX) -> Callable[[str], int]:
@@ -34,3 +36,11 @@ def positive(text: str) -> float:
     if not 0 < value <= _MAX:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {_MAX:,}")
     return value
+
+
+def num_bytes(text: str) -> int:
+    """Convert a size as 80GiB or 24GB."""
+    try:
+        return whole(1, _MAX_BYTES)(str(parse_bytes(text)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

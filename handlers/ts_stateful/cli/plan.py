@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from ts_stateful.cli.models import find_model
-from ts_stateful.cli.numbers import positive, whole
+from ts_stateful.cli.numbers import num_bytes, positive, whole
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.adapters import read_adapter
 from ts_stateful.config.check import Finding, read_document
 from ts_stateful.config.schema import Config, ConfigError, load_config
-from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize, parse_bytes
+from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize
 from ts_stateful.plan import Asked, PlanRefused, make_plan
 from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
 
-__all__ = ["EPILOG", "add_options", "plan"]
+__all__ = ["EPILOG", "MAX_SESSIONS", "add_options", "plan"]
 
-_MAX_BYTES, _MAX_SESSIONS = 1 << 50, 1_000_000
+MAX_SESSIONS = 1_000_000
 _FIELDS = (  # of `Asked`, under their own names
     *("sessions", "active", "gpus", "gpu_memory", "memory", "weight_bytes", "opened_per_min"),
     *("session_tokens", "session_image_tokens"),
@@ -46,7 +46,7 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument_group("sessions").add_argument
-    most = whole(1, _MAX_SESSIONS)
+    most = whole(1, MAX_SESSIONS)
     add("--sessions", type=most, required=True, metavar="N", help="sessions open at once")
     text = "turns in progress at once (default: a tenth of the sessions, at least 16)"
     add("--active", type=whole(1), metavar="N", help=text)
@@ -67,17 +67,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--image-tokens", dest="session_image_tokens", type=whole(0), metavar="N", help=text)
     add("--dtype", choices=["auto", *DTYPE_BYTES], help="dtype of weights and KV states")
     text = "size of the weights (default: by their files, else estimated)"
-    add("--weights", dest="weight_bytes", type=_bytes, metavar="BYTES", help=text)
+    add("--weights", dest="weight_bytes", type=num_bytes, metavar="BYTES", help=text)
     text = "a model-config.yaml to start from; its other keys stay; its states and adapters are counted"
     add("--config", type=Path, metavar="FILE", help=text)
     text = "one session of a model with states, without --config"
-    add("--state-bytes", type=_bytes, metavar="BYTES", help=text)
+    add("--state-bytes", type=num_bytes, metavar="BYTES", help=text)
 
     add = parser.add_argument_group("hardware, with bytes as 80GiB or 24GB").add_argument
     text = "GPUs, with one engine each (default: 0, a CPU)"
     add("--gpus", type=whole(0), default=0, metavar="N", help=text)
-    add("--gpu-memory", type=_bytes, metavar="BYTES", help="memory of one GPU")
-    add("--memory", type=_bytes, metavar="BYTES", help="memory of the machine")
+    add("--gpu-memory", type=num_bytes, metavar="BYTES", help="memory of one GPU")
+    add("--memory", type=num_bytes, metavar="BYTES", help="memory of the machine")
 
 
 def plan(options: argparse.Namespace, arguments: Sequence[str]) -> None:
@@ -90,14 +90,20 @@ def plan(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     if isinstance(kept, Finding):
         raise ConfigError(f"{kept.key} {kept.message}")
     config = load_config(kept)
-    made = make_plan(_asked(options, kept, config), kept, shlex.join(["ts-stateful", *arguments]))
-    absent = [name for name, folder in _adapters(options, config).items() if not folder.is_dir()]
-    for warning in [*made.warnings, *map(_ABSENT.format, absent)]:
+    adapters = _adapters(options, config)
+    here = {name: folder for name, folder in adapters.items() if folder.is_dir()}
+    weights = sum(read_adapter(name, folder).num_weights for name, folder in here.items())
+    asked = _asked(options, kept, config, weights)
+    made = make_plan(asked, kept, shlex.join(["ts-stateful", *arguments]))
+    absent = [_ABSENT.format(name) for name in adapters if name not in here]
+    for warning in [*made.warnings, *absent]:
         Terminal(sys.stderr).line(f"warning: {warning}")
     Terminal(sys.stdout).text(made.text)
 
 
-def _asked(options: argparse.Namespace, kept: Mapping[str, Any], base: Config) -> Asked:
+def _asked(
+    options: argparse.Namespace, kept: Mapping[str, Any], base: Config, num_adapter_weights: int
+) -> Asked:
     path = options.model
     frontend, handler, state = base.frontend, base.handler, base.state
     states = StatesSize.of(state.states) if state else None
@@ -119,11 +125,7 @@ def _asked(options: argparse.Namespace, kept: Mapping[str, Any], base: Config) -
         dtype=options.dtype or handler.dtype,
         context=options.context or handler.context_length,
         idle_min=options.idle or frontend.idle_s / 60,
-        num_adapter_weights=sum(
-            read_adapter(name, folder).num_weights
-            for name, folder in _adapters(options, base).items()
-            if folder.is_dir()
-        ),
+        num_adapter_weights=num_adapter_weights,
     )
 
 
@@ -132,10 +134,3 @@ def _adapters(options: argparse.Namespace, config: Config) -> dict[str, Path]:
     beside = Path() if options.config is None else options.config.parent
     adapters = config.handler.adapters.items()
     return {name: beside / Path(path).expanduser() for name, path in adapters}
-
-
-def _bytes(text: str) -> int:
-    try:
-        return whole(1, _MAX_BYTES)(str(parse_bytes(text)))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -153,31 +153,30 @@ class Runner:
             for segment, span, end in zip(segments, spans, ends, strict=True)
             for token in segment.due
         ]
+        ids = [token for segment in segments for token in segment.ids]
         rows = self._forward(
-            [token for segment in segments for token in segment.ids],
+            ids,
             spans,
             self._positions(segments),
             due or [ends[-1] - 1],  # a model needs at least one
             [segment.sequence.context.adapter for segment in segments],
-            **self._encoded(segments),
+            **self._encoded(segments, ids),
         )
         return Logits([segment.sequence for segment in segments if segment.due], rows[: len(due)])
 
-    def _encoded(self, segments: Items[_Segment]) -> dict[str, Any]:
+    def _encoded(self, segments: Items[_Segment], ids: list[int]) -> dict[str, Any]:
         """Return what the model needs of the images among these tokens, if there are any."""
         encoder = self._model.encoder
         if encoder is None or not segments[0].has_image:
             return {}
-        parts, ids, stands = [], list[int](), bytearray()
-        for segment in segments:
-            sequence, start, stop = segment
+        parts, stands = [], bytearray()
+        for sequence, start, stop in segments:
             mask = sequence.image_mask
             assert mask is not None
             first = mask.count(1, 0, start)
             parts.append(
                 encoder.features(sequence.all_images, first, first + mask.count(1, start, stop))
             )
-            ids += segment.ids
             stands += mask[start:stop].ljust(stop - start, b"\0")
         return encoder.inputs(ids, stands, parts)
 

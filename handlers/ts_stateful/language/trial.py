@@ -90,7 +90,7 @@ def _verify(model: Model, encoder: Encoder[Any], decoded: Items[Any]) -> bool:
     expected = _stock_logits(model, stock)
     found = []
     for encoder.look_ahead in LookAhead:
-        logits = _session_logits(model, extension.ids, images)
+        logits = _session_logits(model, encoder, extension.ids, images)
         apart, bound = distance(logits, expected, quantised=model.quantization is not None)
         if apart <= bound:  # not NaN
             return True
@@ -130,11 +130,12 @@ def _stock_logits(model: Model, inputs: dict[str, Any]) -> Tensor:
     return logits
 
 
-def _session_logits(model: Model, ids: list[int], images: list[MediaInput]) -> Tensor:
+def _session_logits(
+    model: Model, encoder: Encoder[Any], ids: list[int], images: list[MediaInput]
+) -> Tensor:
     """Return the same, computed in pieces that end within the images if they may."""
-    assert model.encoder is not None
-    mask, token = model.encoder.mask(ids, images), model.encoder.token_id
-    blocks = model.encoder.blocks(mask)
+    mask, token = encoder.mask(ids, images), encoder.token_id
+    blocks = encoder.blocks(mask)
     sample = _Sample(ids, images, _States(model.new_kv()), mask, blocks)
     middles = [beginning_of(blocks, middle) for middle in _middles(mask, images, token)]
     runner = Runner(model)

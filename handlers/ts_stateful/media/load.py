@@ -23,7 +23,7 @@ from ts_stateful.media.encoded import decode_base64
 from ts_stateful.media.fair_slots import FairSlots, Ticket
 from ts_stateful.media.fetch import Fetcher
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.requests import Audio, Media
+from ts_stateful.protocol.requests import Media
 
 __all__ = ["MediaDecoder", "MediaFile", "MediaLoader", "UploadedMedia"]
 
@@ -31,10 +31,15 @@ T = TypeVar("T")
 
 
 class UploadedMedia(Media, frozen=True, kw_only=True):
-    """A file that was uploaded before; not part of the wire protocol. `kind` is the field of the request that names it."""
+    """A file that was uploaded before; not part of the wire protocol."""
 
     data: bytes
-    kind: str = "images"
+    named_as: str = "images"
+
+    @property
+    def kind(self) -> str:
+        """See `Media`."""
+        return self.named_as
 
 
 class MediaDecoder(Protocol):
@@ -156,11 +161,10 @@ class MediaLoader:
         limit, url = self._config.max_bytes, image.url
         if isinstance(image, UploadedMedia):
             return _Source(f"{image.kind}[{index}].upload", partial(bytes, image.data))
-        kind = "audio" if isinstance(image, Audio) else "images"
         if url is None:
-            field = f"{kind}[{index}].base64"
+            field = f"{image.kind}[{index}].base64"
             return _Source(field, partial(decode_base64, image.base64 or "", limit, field))
-        field = f"{kind}[{index}].url"
+        field = f"{image.kind}[{index}].url"
         fetch = partial(self._fetcher.fetch, url, field)
         return _Source(field, fetch, remote=url[:5].lower() != "data:")
 

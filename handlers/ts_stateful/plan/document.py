@@ -24,7 +24,7 @@ _LEAST_LIFETIME_MS = 3_600_000
 _LEAST_LOAD_S = 600
 _LOAD_BYTES_PER_S = 200_000_000  # of a disk, which the engines share
 _SHARED_BYTES = 256_000_000  # for images and system prompts without a session
-_START = {"maxSequenceJobQueueSize": 8}  # without a configuration to start from
+START = {"maxSequenceJobQueueSize": 8}  # without a configuration to start from
 
 
 class Plan(NamedTuple):
@@ -52,7 +52,7 @@ def make_plan(asked: Asked, kept: Mapping[str, Any], command: str) -> Plan:
     one = weight(asked)
     budget = find_budget(asked, one) if one else None
     frontend, handler = _frontend(asked), _handler(asked, one, budget)
-    document = edited(kept or _START, model=asked.model_name, profile=asked.profile)
+    document = edited(kept or START, model=asked.model_name, profile=asked.profile)
     kept_handler = document.pop("handler", None) or {}
     document |= _keys(frontend) | {"handler": kept_handler | _keys(handler)}
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)

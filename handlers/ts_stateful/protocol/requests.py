@@ -72,6 +72,11 @@ class Media(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         if (self.url, self.base64, self.upload).count(None) != 2:
             raise ValueError("a file needs exactly one of `url`, `base64` and `upload`")
 
+    @property
+    def kind(self) -> str:
+        """Return the field of requests that has such files."""
+        return "images"
+
 
 class Image(Media, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One image."""
@@ -79,6 +84,11 @@ class Image(Media, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
 
 class Audio(Media, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One clip of audio."""
+
+    @property
+    def kind(self) -> str:
+        """See `Media`."""
+        return "audio"
 
 
 class Command(
@@ -94,15 +104,9 @@ class Command(
     session_id: str | None = None
 
 
-class Open(Command, frozen=True, tag="open", kw_only=True):
-    """A request to open a session with a system prompt and images or audio; an `adapter` computes all of its replies."""
-
-    system: str | None = None
+class _WithMedia(Command, frozen=True, kw_only=True):
     images: tuple[Image, ...] = ()
     audio: tuple[Audio, ...] = ()
-    ttl_s: _Seconds | None = None
-    metadata: Metadata = {}
-    adapter: str | None = None
 
     @property
     def media(self) -> tuple[Media, ...]:
@@ -110,7 +114,16 @@ class Open(Command, frozen=True, tag="open", kw_only=True):
         return (*self.images, *self.audio)
 
 
-class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
+class Open(_WithMedia, frozen=True, tag="open", kw_only=True):
+    """A request to open a session with a system prompt and images or audio; an `adapter` computes all of its replies."""
+
+    system: str | None = None
+    ttl_s: _Seconds | None = None
+    metadata: Metadata = {}
+    adapter: str | None = None
+
+
+class Prompt(_WithMedia, frozen=True, tag="prompt", kw_only=True):
     """One turn: the user's text and images or audio, and the settings of the generation.
 
     Without `repetition_penalty` that of the model's generation_config.json applies. `logprobs` asks for the log-probability of
@@ -118,8 +131,6 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
     """
 
     prompt: str
-    images: tuple[Image, ...] = ()
-    audio: tuple[Audio, ...] = ()
     stream: bool = False
     max_new_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
@@ -144,11 +155,6 @@ class Prompt(Command, frozen=True, tag="prompt", kw_only=True):
     def __post_init__(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("the field `top_logprobs` needs `logprobs: true`")
-
-    @property
-    def media(self) -> tuple[Media, ...]:
-        """Return the files, of which a model takes one kind."""
-        return (*self.images, *self.audio)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def test_every_request_and_field_is_documented_with_its_default(protocol: str) -
         row = rows[str(cls.__struct_config__.tag)]
         fields = {field.name: field for field in msgspec.structs.fields(cls)}
         fields.pop("session_id")
-        assert _names(row) == list(fields), cls
+        assert sorted(_names(row)) == sorted(fields), cls
         for field, default in re.findall(r"`(\w+)` \(([^)]*)\)", row):
             assert json.loads(default) == fields[field].default, field
 

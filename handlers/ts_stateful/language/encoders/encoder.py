@@ -65,6 +65,8 @@ class Encoder(abc.ABC, Generic[DecodedT]):
     """
 
     kind: ClassVar[Literal["images", "audio"]]
+    part: ClassVar[Literal["image", "audio"]]  # of a message, as chat templates name it
+    _num_maps = 1  # tensors of features
 
     def __init__(self, network: PreTrainedModel, processor: Any, salts: tuple[str, ...]) -> None:
         # A copy for media threads, because two threads must not call one tokenizer at once.
@@ -77,6 +79,8 @@ class Encoder(abc.ABC, Generic[DecodedT]):
             *salts,
         )
         self._network = network
+        width = network.config.get_text_config(decoder=True).hidden_size * self._num_maps
+        self._token_bytes: int = width * network.dtype.itemsize
         self.token, self.token_id = self._find_token(network, processor)
         self.look_ahead = LookAhead.NONE
         self.num_encoded = 0
@@ -84,11 +88,6 @@ class Encoder(abc.ABC, Generic[DecodedT]):
     @abc.abstractmethod
     def _find_token(self, network: PreTrainedModel, processor: Any) -> tuple[str, int]:
         """Return what stands for a part; raise ConfigError if the model does not say it."""
-
-    @property
-    @abc.abstractmethod
-    def token_bytes(self) -> int:
-        """Bytes of the embeddings of one token."""
 
     @abc.abstractmethod
     def decode(self, file: MediaFile) -> DecodedT:
@@ -126,7 +125,7 @@ class Encoder(abc.ABC, Generic[DecodedT]):
     def unseen(self, images: Sequence[MediaInput]) -> dict[MediaInput, int]:
         """Return the images without embeddings, and the bytes that each will take on the device."""
         return {
-            image: image.ids.count(self.token_id) * self.token_bytes
+            image: image.ids.count(self.token_id) * self._token_bytes
             for image in images
             if image.features is None
         }

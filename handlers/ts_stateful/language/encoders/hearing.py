@@ -37,7 +37,7 @@ class Hearing(Encoder[Samples]):
     they come instead of the embeddings of tokens.
     """
 
-    kind = "audio"
+    kind = part = "audio"
 
     def __init__(self, network: PreTrainedModel, processor: Any) -> None:
         missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
@@ -58,12 +58,6 @@ class Hearing(Encoder[Samples]):
             raise ConfigError(f"{type(processor).__name__} has no audio_token")
         token: str = processor.audio_token
         return token, int(processor.tokenizer.convert_tokens_to_ids(token))
-
-    @property
-    def token_bytes(self) -> int:
-        """See `Encoder`."""
-        width: int = self._network.config.get_text_config(decoder=True).hidden_size
-        return width * int(self._network.dtype.itemsize)
 
     @property
     def max_seconds(self) -> float:

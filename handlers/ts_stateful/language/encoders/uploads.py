@@ -13,7 +13,7 @@ from ts_stateful.media.encoded import check_size, decode_base64
 from ts_stateful.media.load import UploadedMedia
 from ts_stateful.protocol.answers import Uploaded
 from ts_stateful.protocol.errors import InvalidRequest, MediaInvalid
-from ts_stateful.protocol.requests import Audio, Media, Upload
+from ts_stateful.protocol.requests import Media, Upload
 from ts_stateful.sessions.session import Session
 
 __all__ = ["Uploads"]
@@ -121,15 +121,14 @@ class Uploads:
 
     def _found(self, session: Session[Any] | None, image: Media, index: int) -> UploadedMedia:
         files = {} if session is None else self._files.get(session, {})
-        kind = "audio" if isinstance(image, Audio) else "images"
         file = files.get(image.upload or "")
         if file is None or file.whole is None:
             raise InvalidRequest(
                 "no such upload in this session, or it is incomplete; `upload` it again",
-                field=f"{kind}[{index}].upload",
+                field=f"{image.kind}[{index}].upload",
             )
         file.touched = next(self._clock)
-        return UploadedMedia(upload=image.upload, data=file.whole, kind=kind)
+        return UploadedMedia(upload=image.upload, data=file.whole, named_as=image.kind)
 
     def _part(self, command: Upload, attachments: Items[bytes]) -> bytes:
         if (command.base64 is not None) + len(attachments) != 1:

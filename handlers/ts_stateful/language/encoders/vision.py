@@ -26,7 +26,7 @@ _SMALL, _LARGE = (60, 40), (640, 480)
 class Vision(Encoder[PIL.Image.Image]):
     """The vision part of a model."""
 
-    kind = "images"
+    kind, part = "images", "image"
 
     def __init__(self, network: PreTrainedModel, processor: Any, tiling: str | None = None) -> None:
         self._tower = getattr(network.base_model, "get_image_features", None)
@@ -37,6 +37,8 @@ class Vision(Encoder[PIL.Image.Image]):
             )
         self._accepts = frozenset(inspect.signature(self._tower).parameters)
         self._tiling = tiling  # as `handler.imageTiling`
+        tower = getattr(network.config, "vision_config", None)
+        self._num_maps = 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())
         self._pooled_as_list = True
         self._output_type: Any = BaseModelOutputWithPooling
         super().__init__(network, processor, () if tiling is None else (tiling,))
@@ -46,15 +48,6 @@ class Vision(Encoder[PIL.Image.Image]):
             if getattr(owner, name, None) is None:
                 raise ConfigError(f"{type(owner).__name__} has no {name}")
         return processor.image_token, network.config.image_token_id
-
-    @property
-    def token_bytes(self) -> int:
-        """See `Encoder`."""
-        config = self._network.config
-        tower = getattr(config, "vision_config", None)
-        deepstack = getattr(tower, "deepstack_visual_indexes", None) or ()
-        width: int = config.get_text_config(decoder=True).hidden_size * (1 + len(deepstack))
-        return width * int(self._network.dtype.itemsize)
 
     def decode(self, file: MediaFile) -> PIL.Image.Image:
         """See `Encoder`."""

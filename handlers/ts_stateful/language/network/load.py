@@ -43,7 +43,6 @@ from ts_stateful.language.text.token_bytes import TokenBytes
 __all__ = ["Model", "accelerate", "build_model", "load_model", "resolve_model", "use_adapters"]
 
 logger = logging.getLogger(__name__)
-_PARTS = {"images": "image", "audio": "audio"}  # of messages, as chat templates name them
 _MEND = "mend handler.responseTemplate, or response_template in tokenizer_config.json"
 
 
@@ -254,7 +253,7 @@ def _chat_text(
     owner: Any,
     encoder: Encoder[Any] | None,
 ) -> ChatText:
-    placeholder = None if encoder is None else Placeholder(encoder.token, _PARTS[encoder.kind])
+    placeholder = None if encoder is None else Placeholder(encoder.token, encoder.part)
     try:
         text = ChatText(tokenizer, owner, placeholder, find_template(owner, tokenizer, network))
     except ValueError as error:
