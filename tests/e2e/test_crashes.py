@@ -22,8 +22,9 @@ from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.ports import Ports
 from ts_stateful.serving.server import LocalServer
 
-# `make test PYTEST_ARGS=tests/e2e/test_crashes.py KILLS=100` for more.
+# `make test PYTEST_ARGS=tests/e2e/test_crashes.py KILLS=100` for more, and VICTIMS=engine for no others.
 KILLS = int(os.environ.get("KILLS", "2"))
+VICTIMS = os.environ.get("VICTIMS", "engine,worker").split(",")
 NUM_SESSIONS = 16
 NUM_TURNS = 2
 TURN_S = 600.0  # several engines may have to load in one turn, on a busy machine
@@ -130,12 +131,13 @@ def test_kills_are_not_noticed(
     calm = talk_all(sessions)
     calm_s = time.monotonic() - began
     rng = random.Random(5)
+    mixed = "worker" in VICTIMS and profile is not Profile.ASYNC
     with ThreadPoolExecutor(1) as pool:
         killed = 0
         while killed < KILLS:
             talking = pool.submit(talk_all, sessions)
             while killed < KILLS and not wait([talking], rng.uniform(0.0, calm_s)).done:
-                worker = profile is not Profile.ASYNC and killed % 2 == 1
+                worker = mixed and killed % 2 == 1
                 kill(server, worker=worker, while_it_loads=killed % 4 == 2)
                 killed += 1
             assert talking.result() == calm
