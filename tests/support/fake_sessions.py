@@ -295,12 +295,12 @@ class FakeSessions:
         }
 
     def _hello(self, request: dict[str, Any]) -> dict[str, Any]:
-        limits = ("max_sessions", "idle_s", "lifetime_s", "queued_prompts", "context_tokens")
-        limits += ("images", "image_bytes", "image_pixels")  # type: ignore[assignment]
+        limits = {"max_sessions": 8, "idle_s": 600, "lifetime_s": 3600, "queued_prompts": 8}
+        limits |= {"context_tokens": 1000, "images": 2, "image_bytes": 100, "image_pixels": 10000}
         return {
             "server": "torchserve-stateful",
             "version": "0.0",
             "profile": self.profile,
             "model": "fake",
-            "limits": dict.fromkeys(limits, 1),
+            "limits": limits,
         }

@@ -13,7 +13,10 @@ import msgspec
 
 from ts_stateful.cli.admin import administer_server
 from ts_stateful.cli.admin_options import COMMANDS
-from ts_stateful.cli.chat import ChatLoop, ChatOptions
+from ts_stateful.cli.chat import NAMES, ChatLoop, ChatOptions
+from ts_stateful.cli.chat.files import FileRefused
+from ts_stateful.cli.chat.keyboard import lines_of
+from ts_stateful.cli.chat.words import greeting
 from ts_stateful.cli.check import check
 from ts_stateful.cli.doctor import examine
 from ts_stateful.cli.init import init
@@ -25,7 +28,9 @@ from ts_stateful.client import (
     ClientError,
     PromptOptions,
     Reply,
+    RetryPolicy,
     Server,
+    ServerUnreachable,
     Session,
     connect,
 )
@@ -71,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.message)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ConfigError, ModelUnknown, PlanRefused) as error:
+    except (ConfigError, FileRefused, ModelUnknown, PlanRefused) as error:
         return _fail(str(error))
     except ValueError as error:  # a malformed URL
         return _fail(str(error), _USAGE)
@@ -88,7 +93,20 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _talk(options: argparse.Namespace) -> int:
-    with connect(
+    try:
+        if options.command == "chat":
+            return _chat(options)
+        with _connect(options) as server:
+            return (
+                _prompt(server, options) if options.command == "prompt" else _info(server, options)
+            )
+    except ServerUnreachable as error:
+        hint = "start one with `ts-stateful serve`, or name yours with --url"
+        return _fail(f"no server at {options.url} ({error.message}); {hint}")
+
+
+def _connect(options: argparse.Namespace, policy: RetryPolicy | None = None) -> Server:
+    return connect(
         options.url,
         model=options.model,
         timeout_s=options.timeout,
@@ -96,20 +114,24 @@ def _talk(options: argparse.Namespace) -> int:
         headers=dict(options.header),
         ca_file=options.ca_file,
         max_body_bytes=options.max_body_bytes or MAX_BODY_BYTES,
-    ) as server:
-        if options.command == "chat":
-            return _chat(server, options)
-        if options.command == "prompt":
-            return _prompt(server, options)
-        return _info(server, options)
+        policy=policy or RetryPolicy(),
+    )
 
 
-def _chat(server: Server, options: argparse.Namespace) -> int:
-    session = server.attach(options.session) if options.session else None
-    files = tuple(options.image), tuple(options.audio)
-    given = ChatOptions(session, options.system, *files, _prompt_options(options))
-    chat = ChatLoop(server, Terminal(sys.stdout), sys.stdin, given)
-    return _FAILED if chat.run() and not sys.stdin.isatty() else _OK
+def _chat(options: argparse.Namespace) -> int:
+    impatient = RetryPolicy(max_retries=0)  # a server that is down is reported at once
+    with _connect(options, impatient) as server:
+        hello = server.hello()
+    terminal = Terminal(sys.stdout, formats=not options.plain)
+    for line in greeting(options.url, hello):
+        terminal.aside(line)
+    lines = lines_of(sys.stdin, NAMES, keeps_history=not options.no_history)
+    with _connect(options) as server:
+        session = server.attach(options.session) if options.session else None
+        files = tuple(options.image), tuple(options.audio)
+        given = ChatOptions(session, options.system, *files, _prompt_options(options))
+        chat = ChatLoop(server, hello.limits, terminal, lines, given)
+        return _FAILED if chat.run() and not sys.stdin.isatty() else _OK
 
 
 def _prompt(server: Server, options: argparse.Namespace) -> int:

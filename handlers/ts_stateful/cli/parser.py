@@ -44,7 +44,10 @@ exit status: 0 done, 1 failed (the reason is on standard error), 2 wrong usage, 
 """
 _CHAT_EPILOG = f"""\
 Each line is a prompt. The first one opens the session, and the end of the chat closes it. After each reply the chat prints the
-time to its first piece, its tokens, and the tokens that came from the session's cache.
+time to its first piece, its tokens, those that came from the session's cache, and how full the context is.
+
+With the extra `chat` (prompt_toolkit and rich), a terminal has a history, completion by Tab, and replies as Markdown. Alt-Enter
+or a backslash at the end of a line begins another line of the prompt. The history is in ~/.local/state/ts-stateful/history.
 
 {textwrap.indent(COMMANDS, "  ")}
 
@@ -107,7 +110,8 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
 
-    add("chat", "talk in a session, line by line", _CHAT_EPILOG, connection, generation)
+    chat = "talk in a session, line by line"
+    _add_chat_options(add("chat", chat, _CHAT_EPILOG, connection, generation))
     prompt = add(
         "prompt", "send one prompt and print the reply", _PROMPT_EPILOG, connection, generation
     )
@@ -119,6 +123,15 @@ def build_parser() -> argparse.ArgumentParser:
     _add_operating(add)
     _add_offline(add)
     return parser
+
+
+def _add_chat_options(chat: argparse.ArgumentParser) -> None:
+    chat.add_argument(
+        "--plain", action="store_true", help="show replies as they are, not as Markdown"
+    )
+    chat.add_argument(
+        "--no-history", action="store_true", help="do not keep what is typed for the next chat"
+    )
 
 
 def _add_operating(add: Callable[..., argparse.ArgumentParser]) -> None:

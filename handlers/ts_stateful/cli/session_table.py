@@ -7,7 +7,15 @@ from typing import Any
 
 from ts_stateful.config.sizes.quantities import show_bytes
 
-__all__ = ["ENGINE_COLUMNS", "SESSION_COLUMNS", "aligned", "engine_row", "ordered", "session_row"]
+__all__ = [
+    "ENGINE_COLUMNS",
+    "SESSION_COLUMNS",
+    "aligned",
+    "engine_row",
+    "ordered",
+    "session_row",
+    "show_time",
+]
 
 SESSION_COLUMNS = (
     *("SESSION", "MODEL", "TENANT", "AGE", "IDLE", "TURNS", "TOKENS"),
@@ -35,8 +43,8 @@ def session_row(session: dict[str, Any]) -> tuple[str, ...]:
         session["session_id"],
         session["model"],
         session["tenant"] or "-",
-        _time(session["age_s"]),
-        _time(session["idle_s"]),
+        show_time(session["age_s"]),
+        show_time(session["idle_s"]),
         str(session["turns"]),
         str(session["tokens"]),
         show_bytes(session["device_bytes"]),
@@ -76,7 +84,7 @@ def _of(num_bytes: int, budget: int) -> str:
     return show_bytes(num_bytes) + (f" of {show_bytes(budget)}" if 0 < budget < 1 << 62 else "")
 
 
-def _time(seconds: float) -> str:
+def show_time(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f}s"
     minutes, rest = divmod(round(seconds), 60)

@@ -6,39 +6,82 @@ Text of a server may have control characters. They could move the cursor, retitl
 from __future__ import annotations
 
 import unicodedata
-from typing import TextIO
+from typing import Protocol, TextIO
 
-__all__ = ["Terminal"]
+__all__ = ["ShownReply", "Terminal", "harmless"]
+
+
+class ShownReply(Protocol):
+    """A reply on its way to the output."""
+
+    def add(self, piece: str) -> None:
+        """Show more of it."""
+
+    def close(self) -> None:
+        """Show all of it."""
 
 
 class Terminal:
-    """An output stream: cleaned and dimmed on a terminal, unchanged in a file or a pipe."""
+    """An output stream: cleaned and dimmed on a terminal, unchanged in a file or a pipe.
 
-    def __init__(self, stream: TextIO) -> None:
+    With `formats`, replies are formatted as Markdown on a terminal.
+    """
+
+    def __init__(self, stream: TextIO, *, formats: bool = False) -> None:
         self._stream = stream
-        self._is_tty = stream.isatty()
+        self._formats = formats
+        self._is_in_line = False
+        self.is_tty = stream.isatty()
 
     def text(self, text: str) -> None:
         """Print text at once, without an end of line."""
-        self._stream.write(_harmless(text) if self._is_tty else text)
+        if text:
+            self._is_in_line = not text.endswith("\n")
+        self._stream.write(harmless(text) if self.is_tty else text)
         self._stream.flush()
 
     def line(self, text: str = "") -> None:
         """Print a line."""
-        self.text(text)
-        self._stream.write("\n")
-        self._stream.flush()
+        self.text(f"{text}\n")
+
+    def fresh_line(self) -> None:
+        """End the line in which the output is, if it is in one."""
+        if self._is_in_line:
+            self.line()
 
     def aside(self, text: str) -> None:
         """Print a line that is not part of a reply; dimmed on a terminal."""
-        if self._is_tty:
-            self._stream.write(f"\x1b[2m{_harmless(text)}\x1b[0m\n")
+        if self.is_tty:
+            self._stream.write(f"\x1b[2m{harmless(text)}\x1b[0m\n")
             self._stream.flush()
         else:
             self.line(text)
 
+    def reply(self) -> ShownReply:
+        """Return where the pieces of a reply go."""
+        if self.is_tty and self._formats:
+            try:
+                from ts_stateful.cli.chat.markdown import MarkdownReply  # noqa: PLC0415 - an extra
+            except ModuleNotFoundError:
+                pass
+            else:
+                return MarkdownReply(self._stream)
+        return _PlainReply(self)
 
-def _harmless(text: str) -> str:
+
+class _PlainReply:
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+
+    def add(self, piece: str) -> None:
+        self._terminal.text(piece)
+
+    def close(self) -> None:
+        self._terminal.fresh_line()
+
+
+def harmless(text: str) -> str:
+    """Return the text with U+FFFD for control characters."""
     return "".join(
         "\N{REPLACEMENT CHARACTER}"
         if unicodedata.category(character) == "Cc" and character not in "\n\t"

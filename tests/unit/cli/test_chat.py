@@ -11,15 +11,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.support.clock import FakeClock
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
+from tests.support.ports import free_port
 from ts_stateful.cli.chat import ChatLoop, ChatOptions
+from ts_stateful.cli.chat.keyboard import PipedLines
+from ts_stateful.cli.chat.markdown import MarkdownReply, end_of_block
+from ts_stateful.cli.chat.talk import Exchange, Talk
 from ts_stateful.cli.terminal import Terminal
-from ts_stateful.client import connect
-from ts_stateful.protocol.errors import InternalError, SessionExpired
+from ts_stateful.client import Session, connect
+from ts_stateful.protocol.errors import ContextTooLong, InternalError, MediaInvalid, SessionExpired
 
 _HANDLERS = Path(__file__).resolve().parents[3] / "handlers"
 Run = Callable[..., int]
@@ -39,7 +44,10 @@ def test_chat_is_a_session(
     assert "no session yet" in out
     assert "10 of 20 cached" in out
     assert "ms to the first piece" in out
-    assert "residency: device" in out
+    assert "on the device; 1 KiB on the device" in out
+    assert "[----------] 27 of 1,000" in out
+    assert "connected to " in out
+    assert "1,000 tokens of context; 2 images a prompt; a session ends after 10m00s of rest" in out
     assert "/quit" in out
     assert len(fake.of_kind("open")[0]["images"]) == 1
     assert [len(prompt.get("images", [])) for prompt in fake.of_kind("prompt")] == [0, 1]
@@ -73,18 +81,21 @@ def test_chat_refuses_what_there_is_not(
     assert run("chat", lines=lines) == 1
     out = capsys.readouterr().out
     assert "error: turn_gap: there is no turn 2" in out
-    assert out.count("no such command: ") == 3
+    assert "/rewind takes the number of a turn, or 0" in out
+    assert out.count("there is no session ") == 2
     assert [turn.prompt for turn in next(iter(fake.sessions.values()))] == ["one", "two"]
 
 
 def test_chat_notices_which_sessions_have_ended(url: str, fake: FakeSessions) -> None:
     """The list marks ended sessions and then drops them; a given session stays open."""
-    out, lines = io.StringIO(), io.StringIO("/fork\none\n/sessions\n/sessions 1\ntwo\n")
+    out = io.StringIO()
+    lines = PipedLines(io.StringIO("/fork\none\n/sessions\n/sessions 1\ntwo\n"))
     with connect(url) as server:
         given = server.open(session_id="mine")
         fake.fail("info", Fault(error=SessionExpired("idle")))
         fake.fail("prompt", Fault(error=SessionExpired("idle")))
-        assert ChatLoop(server, Terminal(out), lines, ChatOptions(given)).run() == 1
+        limits = server.hello().limits
+        assert ChatLoop(server, limits, Terminal(out), lines, ChatOptions(given)).run() == 1
     assert "  1  mine  ended\n* 2" in out.getvalue()
     assert "\n  1  mine  0 turns\n* 1  mine  0 turns\n" in out.getvalue()
     assert [turn.prompt for turn in fake.sessions["mine"]] == ["two"]
@@ -104,10 +115,146 @@ def test_chat_survives_errors(
     assert "no such command: /dance" in out
     assert "the next prompt opens a new one" in out
     assert "error: no/such.png: No such file" in out
-    assert "the files were dropped" in out
+    assert reply_to("three") in out
     assert reply_to("four") in out
     assert len(fake.of_kind("open")) == 2
     assert "five" not in out
+
+
+def test_files_are_checked_when_they_are_named(
+    run: Run, fake: FakeSessions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the server would refuse is refused at once, and not sent; a URL is the server's to fetch."""
+    sizes = {"good": 1, "empty": 0, "large": 101}
+    good, empty, large = (str(tmp_path / name) for name in sizes)
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    named = (good, empty, large, str(tmp_path), "https://example.com/a.png", good)
+    lines = "".join(f"/image {name}\n" for name in named)
+    assert run("chat", lines=f"{lines}/image\n/audio {good}\n/images\nHello\n/images\n") == 1
+    out = capsys.readouterr().out
+    for reason in (
+        f"error: {empty} is empty",
+        f"error: {large} has 101 bytes; the server takes images of up to 100 bytes",
+        f"error: {tmp_path}: Is a directory",
+        "error: the server takes 2 images with a prompt",
+        "/image FILE   send an image",
+        "error: this model takes no clips",
+        f"{good}\nhttps://example.com/a.png\n",
+        "no files wait",
+    ):
+        assert reason in out, reason
+    (opened,) = fake.of_kind("open")
+    assert opened["images"] == [{"base64": "AA=="}, {"url": "https://example.com/a.png"}]
+
+
+def test_files_of_a_prompt_that_failed_are_dropped(
+    run: Run, fake: FakeSessions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next prompt would fail for the same file. A file of the options ends the command."""
+    image = tmp_path / "image.png"
+    image.write_bytes(b"image")
+    fake.fail("open", Fault(error=MediaInvalid("not an image")))
+    assert run("chat", lines=f"/image {image}\none\ntwo\n") == 1
+    assert "the files were dropped" in capsys.readouterr().out
+    assert "images" not in fake.of_kind("open")[-1]
+    assert run("chat", "--image", str(tmp_path / "no.png"), lines="one\n") == 1
+    assert "no.png: No such file" in capsys.readouterr().err
+
+
+def test_chat_goes_back_begins_anew_and_saves(
+    run: Run, fake: FakeSessions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`/undo`, `/system`, `/new` and `/save`, which replaces only what this chat has written."""
+    file, other = tmp_path / "talk.md", tmp_path / "other.md"
+    other.write_text("mine")
+    lines = f"/undo\none\ntwo\n/undo\nthree\n/fork\nfour\n/save {file}\n/undo\n/save {file}\n"
+    lines += (
+        f"/save {other}\n/system Be brief.\nfive\n/system\n/new\n/save {other}\n/undo\n/sessions\n"
+    )
+    assert run("chat", "--system", "Be kind.", lines=lines) == 1
+    out = capsys.readouterr().out
+    prompts = [[turn.prompt for turn in turns] for turns in fake.sessions.values()]
+    assert prompts == [["one", "three"], ["one", "three"], ["five"]]
+    assert [opened["system"] for opened in fake.of_kind("open")] == ["Be kind.", "Be brief."]
+    said = (("one", 1), ("three", 2))
+    turns = "".join(
+        f"\n## {number}\n\n**You:** {text}\n\n**Model:** {reply_to(text)}\n"
+        for text, number in said
+    )
+    assert file.read_text() == f"**System:** Be kind.\n{turns}"
+    assert f"3 turns are in {file}" in out
+    assert out.count(f"{other} exists; name another file") == 2
+    assert other.read_text() == "mine"
+    assert out.count("no session yet") == 2
+    assert len(fake.closed) == 3
+
+
+def test_a_saved_talk_says_what_it_lacks() -> None:
+    """Turns from before the chat are not known to it; files are named."""
+    with connect("grpc://127.0.0.1:1") as server:
+        steps = server.steps()  # any session: it is not asked
+        talk = Talk(cast("Session", steps), exchanges={3: Exchange("a", "b", ("cat.png",))})
+    assert talk.markdown() == (
+        "*(turns 1 to 2 are from before this chat)*\n\n## 3\n\n*cat.png*\n\n**You:** a\n\n**Model:** b\n"
+    )
+
+
+def test_an_error_in_mid_reply_is_on_a_line_of_its_own(
+    run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one that has a cure is followed by it."""
+    fake.fail("prompt", Fault(events=1))
+    fake.fail("continue", Fault(error=ContextTooLong("1001 tokens")))
+    run("chat", lines="one\n")
+    out = capsys.readouterr().out
+    assert "\nerror: context_too_long: 1001 tokens\nthe session is full: /undo" in out
+
+
+def test_a_server_that_is_down_is_reported_at_once(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is read, without a retry, and with what to do."""
+    url = f"grpc://127.0.0.1:{free_port()}"
+    assert run("chat", "--url", url, lines="Hello\n") == 1
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert captured.err.startswith(f"error: no server at {url} (")
+    assert "start one with `ts-stateful serve`, or name yours with --url" in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("", 0),
+        ("one\ntwo", 0),
+        ("one\n\n", 5),
+        ("\n\none\n\ntwo", 7),
+        ("one\n", 0),
+        ("one\n ", 0),
+        ("```\na\n\nb\n", 0),
+        ("```\na\n\nb\n```\n\n", 14),
+    ],
+)
+def test_blocks_of_markdown(text: str, end: int) -> None:
+    """A block ends after an empty line, but not within a fence."""
+    assert end_of_block(text) == end
+
+
+def test_replies_are_formatted_block_by_block() -> None:
+    """What is shown of a finished block stays; control characters and hidden addresses are shown."""
+    out = io.StringIO()
+    reply = MarkdownReply(out)
+    text = (
+        "# Title\n\nsome **bold** [text](https://example.com)\x1b[2J\n\n```\ncode\n\n```\n\n1. last"
+    )
+    for character in text:
+        reply.add(character)
+    reply.close()
+    shown = out.getvalue()
+    for part in ("Title", "some bold text (https://example.com)\ufffd[2J", "code", "1 last"):
+        assert shown.count(part) == 1, (part, shown)
 
 
 def test_chat_keeps_a_session_that_it_was_given(run: Run, url: str, fake: FakeSessions) -> None:
@@ -131,8 +278,9 @@ def test_an_interrupted_reply_is_cancelled(url: str, fake: FakeSessions) -> None
 
     out = Interrupting()
     with connect(url) as server:
-        lines = io.StringIO("one\ntwo\n")
-        chat = ChatLoop(server, Terminal(out), lines, ChatOptions(), FakeClock())
+        lines = PipedLines(io.StringIO("one\ntwo\n"))
+        limits = server.hello().limits
+        chat = ChatLoop(server, limits, Terminal(out), lines, ChatOptions(), FakeClock())
         assert chat.run() == 0
     assert "cancelled]" in out.getvalue()
     assert reply_to("two") in out.getvalue()
@@ -164,10 +312,15 @@ sys.exit(main())
 """
 
 
+# A terminal that does not answer where its cursor is.
+_ENVIRON = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+_READS = "\x1b[?2004h"  # it asks for pasted text to be marked
+
+
 class _Pty:
     """The command on a terminal of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **environ: str) -> None:
         self.master, slave = pty.openpty()
         self.seen = ""
         self.process = subprocess.Popen(
@@ -175,7 +328,7 @@ class _Pty:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**os.environ, "PYTHONPATH": str(_HANDLERS), "TERM": "dumb"},
+            env={**os.environ, "PYTHONPATH": str(_HANDLERS), **_ENVIRON, **environ},
             start_new_session=True,
         )
         os.close(slave)
@@ -199,24 +352,47 @@ class _Pty:
         os.close(self.master)
 
 
-def test_chat_on_a_terminal(url: str, fake: FakeSessions) -> None:
+def test_chat_on_a_terminal(url: str, fake: FakeSessions, tmp_path: Path) -> None:
     """On a terminal there is a prompt, Ctrl-C cancels the reply in progress, and Ctrl-D ends."""
-    terminal = _Pty("chat", "--url", url)
+    terminal = _Pty("chat", "--url", url, XDG_STATE_HOME=str(tmp_path))
     try:
-        terminal.expect("> ")
-        terminal.type("Hello\n")
+        terminal.expect(_READS)
+        terminal.type("Hello\r")
         terminal.expect(f"{'You said'}")
         terminal.expect("to the first piece")
-        terminal.expect("> ")
+        terminal.expect(_READS)
         fake.fail("continue", Fault(stalls=True))
-        terminal.type("Wait\n")
+        terminal.type("Wait\r")
         while len(fake.of_kind("continue")) < 2 or fake.faults["continue"]:
             select.select([], [], [], 0.01)
         os.killpg(terminal.process.pid, signal.SIGINT)
         terminal.expect("cancelled]")
-        terminal.expect("> ")
+        terminal.expect(_READS)
         terminal.type("\x04")
         assert terminal.process.wait(30) == 0
     finally:
         terminal.close()
     assert len(fake.closed) == 1
+
+
+def test_pasted_lines_and_the_history_of_another_chat(
+    url: str, fake: FakeSessions, tmp_path: Path
+) -> None:
+    """Pasted text is one prompt, lines can be joined, and the next chat remembers them; nobody else can read that."""
+    for typed in ("\x1b[200~one\ntwo\x1b[201~\r", "\x1b[A\\\rthree\r"):
+        terminal = _Pty("chat", "--url", url, XDG_STATE_HOME=str(tmp_path))
+        try:
+            terminal.expect(_READS)
+            terminal.type(typed)
+            terminal.expect("to the first piece")
+            terminal.expect(_READS)
+            terminal.type("\x04")
+            assert terminal.process.wait(30) == 0
+        finally:
+            terminal.close()
+    assert [prompt["prompt"] for prompt in fake.of_kind("prompt")] == [
+        "one\ntwo",
+        "one\ntwo\nthree",
+    ]
+    history = tmp_path / "ts-stateful" / "history"
+    assert (history.stat().st_mode & 0o777, history.parent.stat().st_mode & 0o777) == (0o600, 0o700)

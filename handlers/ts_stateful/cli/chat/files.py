@@ -1,0 +1,82 @@
+"""The images and clips that wait for the next prompt, each checked when it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ts_stateful.config.sizes.quantities import show_bytes
+from ts_stateful.protocol.answers import ServerLimits
+
+__all__ = ["FileRefused", "Files"]
+
+
+class FileRefused(Exception):
+    """The server would not take the file; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    noun: str
+    most: int  # of one request
+
+    @property
+    def nouns(self) -> str:
+        return f"{self.noun}s"
+
+
+class Files:
+    """Files by kind, for a server with the `limits`."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._max_bytes = limits.image_bytes
+        self._image = _Kind("image", limits.images)
+        self._clip = _Kind("clip", limits.audio)
+        self.images: list[str] = []
+        self.audio: list[str] = []
+
+    def add_images(self, names: Iterable[str]) -> None:
+        """Add images; see `add_audio`."""
+        self._add(names, self.images, self._image)
+
+    def add_audio(self, names: Iterable[str]) -> None:
+        """Add clips.
+
+        Raises:
+            FileRefused: the model takes none, or not as many, or not as large ones.
+            OSError: there is no such file, or it cannot be read.
+        """
+        self._add(names, self.audio, self._clip)
+
+    def _add(self, names: Iterable[str], waiting: list[str], kind: _Kind) -> None:
+        for name in names:
+            if kind.most == 0:
+                raise FileRefused(f"this model takes no {kind.nouns}")
+            if len(waiting) == kind.most:
+                raise FileRefused(f"the server takes {kind.most} {kind.nouns} with a prompt")
+            is_url = "://" in name or name.startswith("data:")
+            waiting.append(name if is_url else self._checked(Path(name).expanduser(), kind))
+
+    def _checked(self, path: Path, kind: _Kind) -> str:
+        with path.open("rb") as file:
+            is_empty = not file.read(1)
+        num_bytes = path.stat().st_size
+        if is_empty:
+            raise FileRefused(f"{path} is empty")
+        if num_bytes > self._max_bytes:
+            raise FileRefused(
+                f"{path} has {show_bytes(num_bytes)}; the server takes {kind.nouns} of up to"
+                f" {show_bytes(self._max_bytes)}"
+            )
+        return str(path)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all files."""
+        return (*self.images, *self.audio)
+
+    def clear(self) -> None:
+        """Forget all files."""
+        self.images.clear()
+        self.audio.clear()

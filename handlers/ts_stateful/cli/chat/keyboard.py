@@ -1,0 +1,117 @@
+"""Lines of a chat: typed at a terminal, or from a pipe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from prompt_toolkit.key_binding import KeyPressEvent
+
+__all__ = ["EDITING_MISSING", "Lines", "PipedLines", "TypedLines", "lines_of"]
+
+EDITING_MISSING = "for history, pasting and Markdown: pip install 'torchserve-stateful[chat]'"
+_MARK = "> "
+
+
+class Lines(Protocol):
+    """A source of prompts and commands."""
+
+    has_editing: bool
+
+    def read(self) -> str | None:
+        """Return the next line; None at the end.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+        """
+
+
+class PipedLines:
+    """The lines of a stream; at a terminal with a mark in front, and without editing."""
+
+    has_editing = False
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def read(self) -> str | None:
+        """See `Lines`."""
+        if not self._stream.isatty():
+            return self._stream.readline() or None
+        try:
+            return input(_MARK)
+        except EOFError:
+            print()  # noqa: T201 - the shell's own mark begins a line
+            return None
+
+
+class TypedLines:
+    """Lines with editing: a history over all chats, pasted text in one piece, and completion of commands and files.
+
+    Enter sends. A line feed is Alt-Enter, or a backslash at the end of a line.
+    """
+
+    has_editing = True
+
+    def __init__(self, commands: tuple[str, ...], history: Path | None) -> None:
+        from prompt_toolkit import PromptSession  # noqa: PLC0415 - an extra
+        from prompt_toolkit.completion import NestedCompleter, PathCompleter  # noqa: PLC0415
+        from prompt_toolkit.history import FileHistory, InMemoryHistory  # noqa: PLC0415
+        from prompt_toolkit.key_binding import KeyBindings  # noqa: PLC0415
+
+        keys = KeyBindings()
+        keys.add("escape", "enter")(_feed_line)
+        keys.add("enter")(_send)
+        files = dict.fromkeys(("/image", "/audio", "/save"), PathCompleter(expanduser=True))
+        self._session: PromptSession[str] = PromptSession(
+            history=InMemoryHistory() if history is None else FileHistory(str(_private(history))),
+            key_bindings=keys,
+            completer=NestedCompleter({**dict.fromkeys(commands), **files}),
+            complete_while_typing=False,
+            prompt_continuation=" " * len(_MARK),
+        )
+
+    def read(self) -> str | None:
+        """See `Lines`."""
+        try:
+            return self._session.prompt(_MARK)
+        except EOFError:
+            return None
+
+
+def lines_of(stream: TextIO, commands: tuple[str, ...], *, keeps_history: bool) -> Lines:
+    """Return the best lines that the stream and the installed packages allow."""
+    if stream.isatty():
+        try:
+            return TypedLines(commands, _history_path() if keeps_history else None)
+        except ModuleNotFoundError:
+            pass
+    return PipedLines(stream)
+
+
+def _feed_line(event: KeyPressEvent) -> None:
+    event.current_buffer.insert_text("\n")
+
+
+def _send(event: KeyPressEvent) -> None:
+    buffer = event.current_buffer
+    if buffer.document.text_before_cursor.endswith("\\"):
+        buffer.delete_before_cursor()
+        buffer.insert_text("\n")
+    else:
+        buffer.validate_and_handle()
+
+
+def _history_path() -> Path:
+    """Return the file of the history, by the XDG Base Directory Specification."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "ts-stateful" / "history"
+
+
+def _private(path: Path) -> Path:
+    """Make sure that no other user of the machine can read the file."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    return path

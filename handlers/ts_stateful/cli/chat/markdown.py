@@ -1,0 +1,68 @@
+"""Replies as Markdown, formatted while they come. Needs the extra `chat`."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+
+from ts_stateful.cli.terminal import harmless
+
+__all__ = ["MarkdownReply", "end_of_block"]
+
+_FENCES = ("```", "~~~")
+
+
+class MarkdownReply:
+    """One reply on a terminal. Its last block is drawn again while it grows; those before it stay as they are."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream)
+        self._text = ""
+        self._block = ""
+        self._live: Live | None = None
+
+    def __rich__(self) -> Markdown:
+        # Links with their addresses: a model may name one and mean another.
+        return Markdown(self._block, hyperlinks=False)
+
+    def add(self, piece: str) -> None:
+        """Show more of the reply."""
+        self._text += harmless(piece)
+        while end := end_of_block(self._text):
+            self._show(self._text[:end])
+            self._end_block()
+            self._console.line()
+            self._text = self._text[end:]
+        self._show(self._text)
+
+    def close(self) -> None:
+        """End the reply, on a line of its own."""
+        self._end_block()
+
+    def _show(self, block: str) -> None:
+        self._block = block
+        if self._live is None and block.strip():
+            self._live = Live(self, console=self._console, refresh_per_second=12)
+            self._live.start()
+
+    def _end_block(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def end_of_block(text: str) -> int:
+    """Return where the first block of Markdown ends, with the empty line after it; 0 if it may go on."""
+    end, is_fenced, is_begun = 0, False, False
+    for line in text.splitlines(keepends=True):
+        end += len(line)
+        if line.lstrip().startswith(_FENCES):
+            is_fenced = not is_fenced
+        if line.strip():
+            is_begun = True
+        elif is_begun and not is_fenced and line.endswith("\n"):
+            return end
+    return 0
