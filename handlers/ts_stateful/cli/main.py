@@ -101,8 +101,9 @@ def _talk(options: argparse.Namespace) -> int:
                 _prompt(server, options) if options.command == "prompt" else _info(server, options)
             )
     except ServerUnreachable as error:
+        reason = error.message.rpartition(": ")[2]  # gRPC names its addresses first
         hint = "start one with `ts-stateful serve`, or name yours with --url"
-        return _fail(f"no server at {options.url} ({error.message}); {hint}")
+        return _fail(f"no server at {options.url} ({reason}); {hint}")
 
 
 def _connect(options: argparse.Namespace, policy: RetryPolicy | None = None) -> Server:

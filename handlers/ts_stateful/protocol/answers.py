@@ -147,7 +147,7 @@ class Uploaded(Struct, frozen=True):
 
 
 class Cancelled(Struct, frozen=True):
-    """Answer to `cancel`; `turn` is None if nothing was running."""
+    """Answer to `cancel`, after the turn has ended; `turn` is None if none was committed."""
 
     session_id: str
     cancelled: bool

@@ -199,6 +199,21 @@ def test_a_cancelled_turn_is_written_down(first: Harness, second: Harness) -> No
     assert replayed["text"] == first.last(request)["text"]
 
 
+def test_cancel_is_answered_when_the_turn_is_written(first: Harness) -> None:
+    """Not before: until then the session is in use, and could not be rewound."""
+    first.open("s")
+    request = first.submit(ask(max_new_tokens=100))
+    first.steps(5)
+    cancels = [first.submit(Cancel(session_id="s")) for _ in range(2)]
+    assert first.num_jobs
+    assert not first.events.keys() & {*cancels}
+    first.run()
+    assert first.last(request)["finish_reason"] == "cancelled"
+    for cancel in cancels:
+        assert first.last(cancel) == {"session_id": "s", "cancelled": True, "turn": 1}
+    assert first.ask(Cancel(session_id="s"))["cancelled"] is False
+
+
 def test_the_first_entry_has_what_the_session_is(first: Harness, store: FailingStore) -> None:
     """Metadata, and the fingerprint of its model."""
     first.open("s", metadata={"tenant": "a"})

@@ -92,6 +92,7 @@ class Sequence:
     )  # of images in a conversation that the client sent
     replay: tuple[Chosen, ...] = ()  # tokens that an engine that died had chosen already
     cancelled: bool = False
+    cancels: list[str] = field(default_factory=list)  # ids of requests that wait for its end alone
     followers: list[Submit] = field(default_factory=list)  # requests to admit when it ends
     leader: Sequence | None = None  # it computes the same prompt; None if there is none, or no more
     led: list[Sequence] = field(default_factory=list)  # the turns that wait for this one's prompt
@@ -150,7 +151,7 @@ class Sequence:
 
     @property
     def request_ids(self) -> list[str]:
-        """The ids of all requests that wait for this turn."""
+        """The ids of all requests that wait for the text of this turn."""
         subscribers = [subscriber.request_id for subscriber in self.subscribers]
         return subscribers + [waiter.request_id for waiter in self.continues]
 

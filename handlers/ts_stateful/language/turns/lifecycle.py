@@ -107,11 +107,12 @@ class Turns:
             self._advance(sequence, leader=leader)
             sequence.leader = None
 
-    def cancel(self, session: Session[Context]) -> bool:
-        """End the turn in progress as it stands; return False if there is none."""
+    def cancel(self, session: Session[Context], request_id: str) -> bool:
+        """End the turn in progress as it stands, and answer the request after that; return False if there is none."""
         running = session.work[0] if session.work else None
         if running is None or not isinstance(running.command, Prompt):
             return False
+        self.waiters.wait_for_end(running, request_id)
         running.cancelled = True
         if running.status is Status.RUNNING:
             self.finish(running, "cancelled")

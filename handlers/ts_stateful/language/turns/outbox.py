@@ -32,7 +32,7 @@ from ts_stateful.protocol.logprobs import num_within
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.sessions.session import Session, Turn
 
-__all__ = ["Outbox", "usage_of"]
+__all__ = ["TurnOutbox", "usage_of"]
 
 _ACK_EVERY = 8  # ids of an unstreamed reply that are reported to the worker together
 

@@ -248,10 +248,9 @@ class LanguageRequests:
             raise TurnGap(f"there is no turn {turn} of this session", field="turn")
 
     def _cancel(self, request_id: str, session: Session[Context]) -> None:
-        number = len(session.turns) + 1
-        cancels = self._turns.cancel(session)
-        answer = Cancelled(session.session_id, cancels, number if cancels else None)
-        self._outbox.answer(request_id, answer, session_id=session.session_id)
+        if not self._turns.cancel(session, request_id):
+            answer = Cancelled(session.session_id, cancelled=False)
+            self._outbox.answer(request_id, answer, session_id=session.session_id)
 
     def _close(self, message: Submit, command: Close) -> None:
         name = command.session_id

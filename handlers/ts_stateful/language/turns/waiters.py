@@ -6,6 +6,7 @@ import itertools
 
 from ts_stateful.language.conversation.turn import PendingContinue, Sequence, Status, Subscriber
 from ts_stateful.language.turns.outbox import TurnOutbox
+from ts_stateful.protocol.answers import Cancelled
 from ts_stateful.protocol.chat import Recall
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Submit
@@ -54,6 +55,11 @@ class Waiters:
         self._requests[request_id] = sequence
         self._answer_waiters(sequence)
 
+    def wait_for_end(self, sequence: Sequence, request_id: str) -> None:
+        """Let a `cancel` wait until the turn is committed or rolled back; it keeps no turn going."""
+        sequence.cancels.append(request_id)
+        self._requests[request_id] = sequence
+
     def find(self, request_id: str) -> Sequence | None:
         """Return the turn that a request waits for."""
         return self._requests.get(request_id)
@@ -64,6 +70,7 @@ class Waiters:
         if sequence is not None:
             sequence.subscribers = [s for s in sequence.subscribers if s.request_id != request_id]
             sequence.continues = [w for w in sequence.continues if w.request_id != request_id]
+            sequence.cancels = [name for name in sequence.cancels if name != request_id]
             self._mark_orphan(sequence)
 
     def tick(self) -> list[Sequence]:
@@ -105,7 +112,7 @@ class Waiters:
             self._outbox.opened(sequence)
         else:
             self._outbox.finished(sequence, turn)
-        self._forget(sequence)
+        self._forget(sequence, turn)
 
     def failed(self, sequence: Sequence, error: StatefulError) -> None:
         """Report that a turn was rolled back."""
@@ -139,8 +146,16 @@ class Waiters:
                 self._reattach_s if sequence.ephemeral else 0.0
             )
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence, turn: Turn | None = None) -> None:
         self._unfinished.discard(sequence)
         self._outbox.over(sequence)
         for request_id in sequence.request_ids:
+            self._requests.pop(request_id, None)
+        self._end_cancels(sequence, turn)
+
+    def _end_cancels(self, sequence: Sequence, turn: Turn | None) -> None:
+        session_id, number = sequence.session.session_id, None if turn is None else turn.number
+        answer = Cancelled(session_id, cancelled=True, turn=number)
+        for request_id in sequence.cancels:
+            self._outbox.answer(request_id, answer, session_id=session_id)
             self._requests.pop(request_id, None)
