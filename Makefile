@@ -9,7 +9,7 @@ MODEL_CONFIG ?= model-config.yaml
 # One of the examples with recurrent state, counter for instance, instead of MODEL; also the name that it is served under.
 EXAMPLE ?=
 # continuous, sequence or async; empty means what the configuration says.
-PROFILE ?= $(if $(EXAMPLE),,continuous)
+PROFILE ?=
 # The server of requests: torchserve or asgi.
 FRONT ?= torchserve
 HTTP_PORT ?= 8080

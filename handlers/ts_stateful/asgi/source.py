@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
+from ts_stateful.config.edit import completed, edited
+from ts_stateful.config.given_model import find_given_model
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.process.private import make_private
 
@@ -20,15 +22,7 @@ __all__ = ["ModelSource", "open_source", "open_sources"]
 
 _CONFIG = "model-config.yaml"
 _MANIFEST = Path("MAR-INF") / "MANIFEST.json"
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-# For a model without a configuration; the keys are TorchServe's.
-_DEFAULTS: dict[str, Any] = {
-    "batchSize": 64,
-    "jobQueueSize": 1000,
-    "maxNumSequence": 256,
-    "maxSequenceJobQueueSize": 8,
-}
 
 
 class ModelSource(Struct, frozen=True):
@@ -82,15 +76,10 @@ def open_source(
         return _archive(path.resolve(), name, config)
     if path.is_dir():
         return _folder(path.resolve(), name or unnamed, config)
-    if _HUB_ID.fullmatch(given):
-        document = _document(config)
-        document["handler"] = {**(document.get("handler") or {}), "model": given}
-        empty = make_private(folder / uuid.uuid4().hex)
-        return ModelSource(_checked(name or unnamed), "1.0", str(empty), document)
-    raise ConfigError(
-        f"{given}: no such file or folder, and no id of a model like owner/name; give a .mar file, the folder of an archive"
-        " or of a model, or the id of a model on the hub"
-    )
+    model = find_given_model(given)
+    document = edited(_document(config or model.config), model=model.setting)
+    inside = make_private(folder / uuid.uuid4().hex) if model.file is None else model.file.parent
+    return ModelSource(_checked(name or unnamed), "1.0", str(inside.resolve()), document)
 
 
 def _unpacked(path: Path, folder: Path) -> Path:
@@ -125,20 +114,20 @@ def _folder(folder: Path, name: str, config: Path | None) -> ModelSource:
         raise ConfigError(f"{folder}: has neither {_CONFIG} nor a model's config.json")
     document = _document(config)
     if is_model:
-        document["handler"] = {**(document.get("handler") or {}), "model": str(folder)}
+        document = edited(document, model=str(folder))
     return ModelSource(_checked(name), "1.0", str(folder), document)
 
 
 def _document(path: Path | None) -> dict[str, Any]:
     if path is None:
-        return dict(_DEFAULTS)
+        return completed({})
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: is not a mapping of keys to values")
-    return document
+    return completed(document)
 
 
 def _checked(name: str) -> str:

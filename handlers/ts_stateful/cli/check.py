@@ -6,12 +6,13 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ts_stateful.cli.models import find_model
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.check import Finding, check_file, read_document, summary
+from ts_stateful.config.edit import completed
 from ts_stateful.config.schema import load_config
-from ts_stateful.config.sizes import TransformerSize
 
 __all__ = ["check"]
 
@@ -26,21 +27,24 @@ def check(path: Path, model_name: str | None, *, as_json: bool = False) -> bool:
     model = find_model(model_name) if model_name is not None else None
     findings = check_file(path, model, None if model_name is None else Path(model_name))
     works = all(finding.severity != "error" for finding in findings)
-    holds = _holds(path, model) if works else []
+    given = read_document(path)
+    given = {} if isinstance(given, Finding) or given is None else given
+    document = completed(given) if works else {}
+    holds = list(summary(load_config(document), model)) if works else []
+    added = {key: value for key, value in document.items() if key not in given}
     if as_json:
-        found = {"ok": works, "findings": [asdict(each) for each in findings], "holds": holds}
+        found: dict[str, Any] = {"ok": works, "findings": [asdict(each) for each in findings]}
+        found |= {"added": added, "holds": holds}
         terminal.line(json.dumps(found, ensure_ascii=False))
         return works
     for finding in findings:
         terminal.line(f"{finding.severity}: {finding.key}: {finding.message}")
         terminal.line(f"  cure: {finding.cure}")
+    if added:
+        keys = ", ".join(f"{key}: {json.dumps(value)}" for key, value in added.items())
+        terminal.line(f"added by `ts-stateful pack` and `serve`, since it is left out: {keys}")
     for line in holds:
         terminal.line(f"holds: {line}")
     if works:
         terminal.line("ok")
     return works
-
-
-def _holds(path: Path, model: TransformerSize | None) -> list[str]:
-    document = read_document(path)
-    return [] if isinstance(document, Finding) else list(summary(load_config(document), model))

@@ -20,6 +20,7 @@ from ts_stateful.cli.chat.words import greeting
 from ts_stateful.cli.check import check
 from ts_stateful.cli.doctor import examine
 from ts_stateful.cli.init import init
+from ts_stateful.cli.pack import pack
 from ts_stateful.cli.parser import build_parser
 from ts_stateful.cli.plan import plan
 from ts_stateful.cli.terminal import Terminal
@@ -36,6 +37,7 @@ from ts_stateful.client import (
 )
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.config.sizes import ModelUnknown
+from ts_stateful.packing import PackingFailed
 from ts_stateful.plan import PlanRefused
 from ts_stateful.protocol.errors import StatefulError
 
@@ -57,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "init":
             init(options)
             return _OK
+        if options.command == "pack":
+            return pack(options)
         if options.command == "serve":
             return _serve(options)
         if options.command == "doctor":
@@ -76,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.message)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ConfigError, FileRefused, ModelUnknown, PlanRefused) as error:
+    except (ConfigError, FileRefused, ModelUnknown, PackingFailed, PlanRefused) as error:
         return _fail(str(error))
     except ValueError as error:  # a malformed URL
         return _fail(str(error), _USAGE)

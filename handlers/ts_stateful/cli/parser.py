@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from ts_stateful.cli import admin_options, doctor, init, plan, serve_options
+from ts_stateful.cli import admin_options, doctor, init, pack_options, plan, serve_options
 from ts_stateful.cli.chat import COMMANDS
 from ts_stateful.cli.numbers import positive, whole
 from ts_stateful.version import __version__
@@ -145,6 +145,9 @@ def _add_operating(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_offline(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     """Add the commands that need no server."""
+    pack_options.add_options(
+        add("pack", "pack a model into an archive for TorchServe", pack_options.EPILOG)
+    )
     init.add_options(add("init", "ask five questions, and write a configuration", init.EPILOG))
     check = add("check", "check a configuration and print its capacity", _CHECK_EPILOG)
     check.add_argument("file", type=Path, help="a model-config.yaml")

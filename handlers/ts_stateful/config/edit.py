@@ -1,23 +1,29 @@
-"""Edits of a model-config.yaml for another model or profile, which `archive.sh` packs.
-
-Comments of the original are lost. A configuration with errors (`config.check`) is refused before packing.
-"""
+"""Edits of a parsed model-config.yaml: another model or profile, and safe values of keys that are left out."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import math
+from collections.abc import Mapping
 from typing import Any
 
-import yaml
+from ts_stateful.config.schema import load_config
+from ts_stateful.protocol.profile import Profile
 
-from ts_stateful.config.check import check_checkpoint, check_config
-from ts_stateful.config.schema import ConfigError, load_config
-from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
+__all__ = ["completed", "edited"]
 
-__all__ = ["edited", "main"]
+_IDLE_MS = 600_000
+
+# Of TorchServe. With its own defaults it would start a worker per core, wait 100 ms before a batch, and queue little.
+_SAFE_KEYS: dict[str, Any] = {
+    "minWorkers": 1,
+    "maxWorkers": 1,
+    "batchSize": 64,
+    "maxBatchDelay": 1,
+    "jobQueueSize": 1000,
+    "responseTimeout": 120,
+    "maxNumSequence": 256,
+    "maxSequenceJobQueueSize": 8,
+}
 
 _PROFILE_KEYS = {
     Profile.CONTINUOUS: "continuousBatching",
@@ -46,57 +52,26 @@ def edited(
         batch_size = int(result.get("batchSize", 1))
         sessions = min(int(result.get("maxNumSequence") or batch_size), batch_size)
         result["maxNumSequence"], result["batchSize"] = sessions, max(batch_size, sessions + 1)
-        result.setdefault("sequenceMaxIdleMSec", 600_000)
+        result.setdefault("sequenceMaxIdleMSec", _IDLE_MS)
     return result
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m ts_stateful.config.edit`: the edited file to standard output, findings to standard error."""
-    options = _parser().parse_args(arguments)
-    profile = Profile(options.profile) if options.profile else None
-    try:
-        document = yaml.safe_load(options.file.read_text()) or {}
-        document = edited(document, model=options.model, profile=profile)
-        config = load_config(document)
-        findings = check_config(config)
-        if options.checkpoint is not None and config.state is None:
-            has_template = config.handler.chat_template is not None
-            findings += check_checkpoint(options.checkpoint, has_template=has_template)
-    except (OSError, yaml.YAMLError, ConfigError, TypeError, ValueError) as error:
-        sys.stderr.write(f"error: {options.file}: {error}\n")
-        return 1
-    for finding in findings:
-        sys.stderr.write(f"{finding}\n")
-    if any(finding.severity == "error" for finding in findings):
-        return 1
-    if options.handler:
-        entry = "state_handler.py" if config.state is not None else "generation_handler.py"
-        sys.stdout.write(f"{entry}\n")
-    else:
-        sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
-    return 0
+def completed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy that has every key of TorchServe whose own default would hang or be slow.
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m ts_stateful.config.edit",
-        description="Print a model-config.yaml for another model or profile.",
-    )
-    parser.add_argument("file", type=Path, help="the model-config.yaml to edit")
-    parser.add_argument(
-        "--model", help="handler.model: a folder in the archive, a path or a hub id"
-    )
-    parser.add_argument(
-        "--checkpoint", type=Path, help="the model's folder on this machine, to be checked"
-    )
-    parser.add_argument("--profile", choices=[profile.value for profile in TORCHSERVE_PROFILES])
-    parser.add_argument(
-        "--handler",
-        action="store_true",
-        help="print the file name of the archive's entry point instead",
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Raises:
+        ConfigError: a key or value is wrong.
+    """
+    config = load_config(document)
+    profile, result, safe = config.frontend.profile, dict(document), dict(_SAFE_KEYS)
+    if not any(document.get(key) for key in _PROFILE_KEYS.values()):
+        result[_PROFILE_KEYS[Profile.CONTINUOUS]] = True
+    if profile is Profile.ASYNC:
+        safe["batchSize"] = 1
+    if profile is Profile.SEQUENCE:  # see `edited`
+        places = document.get("batchSize", safe["batchSize"] + 1)
+        sessions = document.get("maxNumSequence") or max(1, places - 1)
+        safe |= {"maxNumSequence": sessions, "batchSize": sessions + 1}
+        safe["sequenceMaxIdleMSec"] = _IDLE_MS
+    safe["startupTimeout"] = 2 * math.ceil(config.engine.load_timeout_sec)
+    return {**result, **{key: value for key, value in safe.items() if key not in result}}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ts_stateful.asgi.source import open_source, open_sources
+from ts_stateful.config.edit import completed
 from ts_stateful.config.schema import ConfigError
 
 _MANIFEST = {
@@ -56,7 +57,7 @@ def test_an_unpacked_archive_is_served_where_it_is(tmp_path: Path, files: dict[s
     other.write_text("maxNumSequence: 9\n")
     source = open_source(str(folder), tmp_path / "home", name="mine", config=other)
     assert (source.name, source.folder) == ("mine", str(folder))
-    assert source.document == {"maxNumSequence": 9}
+    assert source.document == completed({"maxNumSequence": 9})
 
 
 def test_a_models_folder_is_its_own_model(tmp_path: Path) -> None:
@@ -69,7 +70,8 @@ def test_a_models_folder_is_its_own_model(tmp_path: Path) -> None:
     assert source.document["maxNumSequence"] == 256
     (folder / "model-config.yaml").write_text(_CONFIG)
     source = open_source(str(folder), tmp_path / "home", name=None, config=None)
-    assert source.document == {"maxNumSequence": 7, "handler": {"model": str(folder)}}
+    own = {"maxNumSequence": 7, "handler": {"model": str(folder)}}
+    assert source.document == completed(own)
 
 
 def test_an_id_of_the_hub_is_left_to_the_engine(tmp_path: Path) -> None:
@@ -77,6 +79,16 @@ def test_an_id_of_the_hub_is_left_to_the_engine(tmp_path: Path) -> None:
     source = open_source("owner/some-model", tmp_path / "home", name=None, config=None)
     assert source.document["handler"] == {"model": "owner/some-model"}
     assert list(Path(source.folder).iterdir()) == []
+
+
+def test_a_class_is_served_from_its_file(tmp_path: Path) -> None:
+    """With the configuration beside it."""
+    (tmp_path / "sum.py").write_text("class Sum: ...")
+    (tmp_path / "model-config.yaml").write_text(_CONFIG)
+    source = open_source(f"{tmp_path}/sum.py:Sum", tmp_path / "home", name="sum", config=None)
+    assert (source.name, source.folder) == ("sum", str(tmp_path))
+    assert source.document["handler"] == {"model": "sum.py:Sum"}
+    assert source.document["maxNumSequence"] == 7
 
 
 @pytest.mark.parametrize(

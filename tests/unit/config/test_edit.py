@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from ts_stateful.config.edit import edited, main
-from ts_stateful.config.schema import load_config
+from ts_stateful.config.check import check_config
+from ts_stateful.config.edit import completed, edited
+from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
 
 _DOCUMENT: dict[str, Any] = {
@@ -51,34 +50,30 @@ def test_only_the_model_of_the_handler_is_replaced() -> None:
     assert _DOCUMENT["handler"]["model"] == "model"
 
 
-def test_the_command_prints_the_edited_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command writes YAML that loads as the same configuration."""
-    path = tmp_path / "model-config.yaml"
-    path.write_text(yaml.safe_dump(_DOCUMENT))
-    assert main([str(path), "--model", "a/b", "--profile", "async"]) == 0
-    document = yaml.safe_load(capsys.readouterr().out)
-    assert document == edited(_DOCUMENT, model="a/b", profile=Profile.ASYNC)
+@pytest.mark.parametrize("profile", TORCHSERVE_PROFILES)
+def test_a_configuration_of_a_model_alone_is_completed(profile: Profile) -> None:
+    """Every key whose own default would hang or be slow is there, and no rule has a finding."""
+    keys = edited({}, model="owner/name", profile=profile)
+    for key in ("minWorkers", "maxWorkers", "batchSize", "maxNumSequence"):
+        keys.pop(key, None)
+    document = completed({**keys, "handler": {"model": "owner/name", "loadTimeoutSec": 900.5}})
+    config = load_config(document)
+    assert config.frontend.profile is profile
+    assert config.frontend.startup_timeout_s == 1802
+    assert not check_config(config)
+    assert completed(document) == document
 
 
-def test_a_configuration_that_would_hang_is_not_packed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The finding is on standard error."""
-    path = tmp_path / "model-config.yaml"
-    path.write_text(yaml.safe_dump({**_DOCUMENT, "maxWorkers": 2}))
-    assert main([str(path)]) == 1
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert "maxWorkers" in output.err
+def test_what_is_given_stays() -> None:
+    """Also a place for each session of the sequence profile."""
+    document = {"batchSize": 5, "maxNumSequence": 4, "responseTimeout": 7, "startupTimeout": 9}
+    assert completed(document).items() >= document.items()
+    sequence = completed({"sequenceBatching": True, "batchSize": 5})
+    assert (sequence["maxNumSequence"], sequence["batchSize"]) == (4, 5)
+    assert "continuousBatching" not in sequence
 
 
-def test_an_unknown_key_is_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A typo under `handler:` is named."""
-    path = tmp_path / "model-config.yaml"
-    path.write_text("handler:\n  modle: x\n")
-    assert main([str(path)]) == 1
-    assert "modle" in capsys.readouterr().err
+def test_a_wrong_key_is_not_completed() -> None:
+    """It is named."""
+    with pytest.raises(ConfigError, match="modle"):
+        completed({"handler": {"modle": "x"}})

@@ -30,13 +30,14 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "principals": {"protocol", "config"},
     "frontend": {"protocol", "config", "principals", "process"},
     "client": {"pb", "protocol"},
+    "packing": {"config"},
     "plan": {"protocol", "config"},
     "serving": {"process"},
     "torchserve": {"protocol", "process", "client", "doctor", "serving"},
     "asgi": {"pb", "protocol", "config", "frontend", "principals", "process", "serving"},
     "doctor": {"protocol", "config", "client"},
     "cli": {
-        *("pb", "protocol", "config", "client", "plan", "doctor"),
+        *("pb", "protocol", "config", "client", "packing", "plan", "doctor"),
         *("asgi", "process", "serving", "torchserve"),
     },
 }

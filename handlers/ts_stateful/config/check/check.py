@@ -17,6 +17,7 @@ from ts_stateful.config.check.places import check_places
 from ts_stateful.config.check.safety import check_safety
 from ts_stateful.config.check.states import check_states
 from ts_stateful.config.check.timing import check_timing
+from ts_stateful.config.edit import completed
 from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.config.sizes import TransformerSize
 
@@ -50,13 +51,14 @@ def check_file(
 ) -> list[Finding]:
     """Apply all rules to a `model-config.yaml`; a file that cannot be read or parsed is a finding too.
 
+    Keys that are left out count as `completed` sets them.
     The model's folder is `model_folder`, or that of `handler.model` if it is on this machine.
     """
     document = read_document(path)
     if isinstance(document, Finding):
         return [document]
     try:
-        config = load_config(document)
+        config = load_config(completed(document or {}))
         findings = [*check_config(config, model), *check_adapters(config.handler, path.parent)]
         if config.state is None:
             folders = (path.parent / config.handler.model, Path(config.handler.model).expanduser())

@@ -201,11 +201,12 @@ def test_a_missing_file_is_a_finding(tmp_path: Path) -> None:
     assert "cannot be read" in finding.message
 
 
-def test_an_empty_file_chooses_no_mode(tmp_path: Path) -> None:
-    """TorchServe's defaults have no safe mode."""
+def test_an_empty_file_is_completed(tmp_path: Path) -> None:
+    """TorchServe's defaults have no safe mode; what packs and serves the file adds one."""
     path = tmp_path / "model-config.yaml"
     path.write_text("")
-    assert check_file(path)[0].key == "continuousBatching"
+    assert check_config(load_config({}))[0].key == "continuousBatching"
+    assert not check_file(path)
 
 
 @pytest.mark.parametrize("named", ["in the configuration", "as a model"])

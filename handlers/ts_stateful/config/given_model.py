@@ -1,0 +1,56 @@
+"""The forms in which a model is given to be packed or served."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ts_stateful.config.schema import ConfigError
+
+__all__ = ["GivenModel", "find_given_model"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
+_CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
+_CONFIG = "model-config.yaml"
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """A model. `setting` is its `handler.model` in the archive; `folder` or `file` is packed with it.
+
+    `config` is the configuration that stands beside it, if there is one.
+    """
+
+    setting: str
+    folder: Path | None = None
+    file: Path | None = None
+    config: Path | None = None
+
+
+def find_given_model(given: str) -> GivenModel:
+    """Return the model that `given` names: a folder, the id of a model on the hub, or `module.py:Class`.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    path = Path(given).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{given} has no config.json: not a model's folder")
+        return GivenModel("model", folder=path, config=_beside(path))
+    if match := _CLASS.fullmatch(given):
+        file = Path(match["file"]).expanduser()
+        if not file.is_file():
+            raise ConfigError(f"no such file: {file}")
+        return GivenModel(f"{file.name}:{match['name']}", file=file, config=_beside(file.parent))
+    if _HUB_ID.fullmatch(given):
+        return GivenModel(given)
+    raise ConfigError(
+        f"{given}: no such file or folder, and neither a hub id like owner/name nor a class like module.py:Class"
+    )
+
+
+def _beside(folder: Path) -> Path | None:
+    config = folder / _CONFIG
+    return config if config.is_file() else None

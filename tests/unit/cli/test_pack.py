@@ -1,0 +1,132 @@
+"""`ts-stateful pack`, with the real torch-model-archiver."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ts_stateful.cli.main import main
+
+_CLASS = "class Sum: ..."
+_STATES: dict[str, Any] = {
+    "inputs": [{"name": "number", "datatype": "INT64", "shape": [1]}],
+    "outputs": [{"name": "sum", "datatype": "INT64", "shape": [1]}],
+    "states": [{"name": "total", "datatype": "INT64", "shape": [1]}],
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that looks like a model's."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_text("weights")
+    return folder
+
+
+def test_a_folder_without_a_configuration(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is packed with safe values, and the path is all of the output; warnings are elsewhere."""
+    assert main(["pack", str(model), "--name", "mine", "--output", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'out' / 'mine.mar'}\n"
+    assert "chat template" in err
+    with zipfile.ZipFile(out.strip()) as archive:
+        names = archive.namelist()
+        document = yaml.safe_load(archive.read("model-config.yaml"))
+    assert {"model/config.json", "generation_handler.py"} <= set(names)
+    assert document["handler"] == {"model": "model"}
+    assert (document["minWorkers"], document["continuousBatching"]) == (1, True)
+
+
+def test_a_folder_with_a_configuration_of_its_own(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counts, unless another one is given; its profile stays."""
+    (model / "model-config.yaml").write_text("sequenceBatching: true\nhandler: {threads: 3}\n")
+    other = tmp_path / "other.yaml"
+    other.write_text("handler: {threads: 4}\n")
+    found = []
+    for options in ([], ["--config", str(other)]):
+        arguments = ["pack", str(model), "--format", "no-archive", "--output", str(tmp_path)]
+        assert main([*arguments, *options]) == 0
+        folder = Path(capsys.readouterr().out.strip())
+        document = yaml.safe_load((folder / "model-config.yaml").read_text())
+        found.append((document["handler"]["threads"], "sequenceBatching" in document))
+    assert found == [(3, True), (4, False)]
+
+
+def test_a_class_is_packed_with_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the entry point for recurrent states; `--files` adds others, but replaces nothing."""
+    file, config, files = tmp_path / "sum.py", tmp_path / "c.yaml", tmp_path / "files"
+    file.write_text(_CLASS)
+    config.write_text(json.dumps({"sequenceBatching": True, "handler": _STATES}))
+    (files / "ts_stateful").mkdir(parents=True)
+    (files / "weights.safetensors").write_text("weights")
+    (files / "sum.py").write_text(_CLASS)
+    (files / ".hidden").write_text("x")
+    arguments = ["pack", f"{file}:Sum", "--config", str(config), "--files", str(files)]
+    arguments += ["--output", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    with zipfile.ZipFile(capsys.readouterr().out.strip()) as archive:
+        names = set(archive.namelist())
+        document = yaml.safe_load(archive.read("model-config.yaml"))
+    assert {"sum.py", "weights.safetensors", "state_handler.py"} <= names
+    assert not any(".hidden" in name for name in names)
+    assert document["handler"]["model"] == "sum.py:Sum"
+    (files / "ts_stateful" / "version.py").write_text("0")
+    assert main(arguments) == 1
+    assert "version.py is a name of the package's own" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["chat.mar"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nothing"], "nothing: no such file or folder, and neither a hub id"),
+        (["."], ". has no config.json"),
+        (["none.py:Sum"], "no such file: none.py"),
+        (["{file}:Sum"], "has no states: declare `handler.inputs`"),
+        (["a/b", "--files", "none"], "no such folder: none"),
+        (["a/b", "--config", "{wrong}"], "handler.modle: there is no such key"),
+    ],
+)
+def test_what_cannot_be_packed(
+    arguments: list[str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line has the reason, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    file, wrong = tmp_path / "sum.py", tmp_path / "wrong.yaml"
+    file.write_text(_CLASS)
+    wrong.write_text("handler: {modle: x}")
+    given = [argument.format(file=file, wrong=wrong) for argument in arguments]
+    assert main(["pack", *given, "--output", str(tmp_path / "out")]) == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert reason in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_of_the_archiver_is_reported(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what it had begun is removed."""
+    (model / "broken").symlink_to("nowhere")
+    assert main(["pack", str(model), "--output", str(tmp_path / "out")]) == 1
+    assert "torch-model-archiver failed: " in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
