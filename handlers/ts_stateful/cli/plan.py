@@ -112,7 +112,7 @@ def _asked(
     if states is not None and path is not None:
         raise PlanRefused("--model is for language models, but states are given; omit one of them")
     rows_stay = state is not None and (state.fixed_rows or "maxRows" in kept["handler"])
-    # In an archive, archive.sh calls the folder of a model `model`.
+    # In an archive, `pack` calls the folder of a model `model`.
     name = "model" if path is not None and Path(path).exists() else path
     return Asked(
         **{name: getattr(options, name) for name in _FIELDS},

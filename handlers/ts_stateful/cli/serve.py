@@ -58,7 +58,7 @@ def _problem(options: argparse.Namespace) -> str | None:
             or options.tls_certificate
             or {options.host, options.metrics_host} != {LOOPBACK}
         ):
-            return "--config, --host and --tls-* are for the front asgi; pack the configuration by ./archive.sh"
+            return "--config, --host and --tls-* are for the front asgi; pack the configuration by `ts-stateful pack --config`"
         if options.admin_socket is not None or options.admin_port is not None:
             return "--admin-socket and --admin-port are for the front asgi"
     missing = [path for path in files if path is not None and not path.exists()]

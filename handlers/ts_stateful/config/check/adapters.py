@@ -21,7 +21,7 @@ def check_adapters(handler: HandlerConfig, folder: Path) -> Iterator[Finding]:
             yield warning(
                 key,
                 f"{value} is not a folder here",
-                "ignore this if it is in the archive (`archive.sh --files`), or where the server runs",
+                "ignore this if it is in the archive (`ts-stateful pack --files`), or where the server runs",
             )
             continue
         try:

@@ -151,7 +151,7 @@ def _set_template(owner: Any, template: str, model_dir: Path) -> None:
             template = (model_dir / template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"handler.chatTemplate: {error}; pack the file with `./archive.sh --files FOLDER`"
+                f"handler.chatTemplate: {error}; pack the file with `ts-stateful pack --files FOLDER`"
             ) from None
     owner.chat_template = template
     try:
