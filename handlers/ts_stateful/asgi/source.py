@@ -49,7 +49,7 @@ def open_sources(
     twice = next((one for one in names if names.count(one) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"two models are named {twice}; pack one with another name (`ts-stateful pack --name`), or give the first one --name"
+            f"two models are named {twice}; pack one with another name (`ts-stateful pack --name`), or use --name"
         )
     return tuple(sources)
 
