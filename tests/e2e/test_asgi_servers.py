@@ -144,9 +144,11 @@ def test_sessions_continue_at_the_next_server(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_load_is_reported(tmp_path: Path) -> None:
-    """By its own words; nothing is left running."""
+    """By its own words, in a line; its logs stay, and nothing is left running."""
     (tmp_path / "config.json").write_text('{"model_type": "none"}')
     made = server(tmp_path, name="asgi-broken")
-    with pytest.raises(ServerFailed, match="none"):
+    with pytest.raises(ServerFailed, match="none") as failed:
         made.start()
+    (line,) = str(failed.value).splitlines()
+    assert (Path(line.rpartition(" are in ")[2]) / "engine-0.log").is_file()
     assert made.engines() == []

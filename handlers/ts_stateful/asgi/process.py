@@ -52,7 +52,7 @@ _GRACE_S = 1.0  # for calls that are answered, to end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; return 0, or 1 if a model cannot be loaded."""
+    """Serve until SIGTERM; return 0, or 1 if a model cannot be loaded, with the reason in a file beside the settings."""
     (path,) = sys.argv[1:] if arguments is None else arguments
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     take_name(FRONT)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         uvloop.run(_serve(FrontSettings.load(Path(path))))
     except (ConfigError, EngineDied) as error:
-        sys.stderr.write(f"error: {error}\n")
+        Path(path).with_suffix(".reason").write_text(str(error), encoding="utf-8")
         return 1
     return 0
 

@@ -144,7 +144,8 @@ class AsgiServer(LocalServer):
             self._admin.close()
             self._admin = None
         if self._home is not None:
-            keep_logs(self._home, self._settings.state_dir)
+            if self._settings.state_dir is not None:
+                keep_logs(self._home, self._settings.state_dir)
             shutil.rmtree(self._home, ignore_errors=True)
             self._home = None
 
@@ -266,12 +267,10 @@ class AsgiServer(LocalServer):
         deadline = time.monotonic() + self._settings.start_timeout_s
         while not self._ready.wait(_POLL_S):
             if self._ended.is_set():
-                raise ServerFailed(f"cannot start; the end of the log:\n{self.log_tail()}")
+                raise self.failure("cannot start", self._settings.state_dir)
             if time.monotonic() > deadline:
-                timeout_s = self._settings.start_timeout_s
-                raise ServerFailed(
-                    f"no answer within {timeout_s:g} s; the end of the log:\n{self.log_tail()}"
-                )
+                what = f"no answer within {self._settings.start_timeout_s:g} s"
+                raise self.failure(what, self._settings.state_dir)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 
 from ts_stateful.clock import rfc3339
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.process.worker.supervisor import EngineDied
 
 __all__ = ["LOG_FORMAT", "LOG_LEVEL", "configure_logs", "format_worker_log", "make_formatter"]
 
@@ -17,6 +19,7 @@ LOG_FORMAT = "TS_STATEFUL_LOG_FORMAT"
 LOG_LEVEL = "TS_STATEFUL_LOG_LEVEL"
 """The variable that names the least level of a line, `INFO` by default."""
 
+_LOAD_FAILED = "500 - Unknown exception"  # of TorchServe's worker
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -49,7 +52,11 @@ class _WorkerFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
-        return message if message.startswith("[METRICS]") else self._other.format(record)
+        if message.startswith("[METRICS]"):
+            return message
+        if record.exc_info and _explains_itself(record.exc_info[1]):
+            record = logging.makeLogRecord({**vars(record), "exc_info": None, "exc_text": None})
+        return self._other.format(record)
 
 
 class JsonFormatter(logging.Formatter):
@@ -72,6 +79,11 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def _explains_itself(error: BaseException | None) -> bool:
+    """Return True if a trace would bury the reason: a model does not load, or TorchServe ends its worker for that."""
+    return isinstance(error, ConfigError | EngineDied) or str(error) == _LOAD_FAILED
 
 
 def _level(environ: Mapping[str, str]) -> int:

@@ -41,7 +41,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     document: dict[str, Any]
 
     def path(self, suffix: str) -> Path:
-        """Return the path of an engine's file: `sock`, `lock`, `json` or `log`."""
+        """Return the path of an engine's file: `sock`, `lock`, `json`, `log`, or `reason` for why it did not start."""
         return Path(self.folder) / f"engine-{self.index}.{suffix}"
 
     def save(self) -> Path:
@@ -75,14 +75,13 @@ def runtime_folder(frontend_pid: int, *identity: object) -> Path:
     return folder
 
 
-def keep_logs(home: Path, state_folder: Path | None) -> None:
-    """Copy the logs of the engines below `home` to the folder of what outlives the server, if there is one."""
-    if state_folder is None:
-        return
+def keep_logs(home: Path, state_folder: Path) -> Path:
+    """Copy the logs of the engines below `home` to the folder of what outlives the server; return where they are."""
     logs = make_private(state_folder / "logs")
     for path in home.rglob("engine-*.log"):
         with contextlib.suppress(OSError):
             shutil.copy(path, logs / path.name)
+    return logs
 
 
 def _digest(identity: object) -> str:

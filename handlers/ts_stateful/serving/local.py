@@ -14,7 +14,7 @@ _ANSWER_S = 30.0  # for a busy JVM; others answer in milliseconds
 
 
 class ServerFailed(RuntimeError):
-    """The server did not start, or exited by itself; the message ends with the tail of its log."""
+    """The server did not start, or exited by itself; the message has the reason, or the tail of its log."""
 
 
 def get_json(port: int, path: str) -> Any:

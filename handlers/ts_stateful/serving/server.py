@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any, TextIO, TypeVar
 import psutil
 
 from ts_stateful.process.drain import engines_in
+from ts_stateful.process.spec import keep_logs
+from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server_log import ServerLog
 
@@ -105,6 +108,21 @@ class LocalServer(ABC):
     def engines(self) -> list[psutil.Process]:
         """Find the engine processes of this server."""
         return [] if self._home is None else engines_in(self._home / "tmp")
+
+    def failure(self, what: str, state_dir: Path | None) -> ServerFailed:
+        """Return the error of a server that does not start: the reason in a line, and where its logs stay.
+
+        What wrote down its reason did so in a file `*.reason`; else the error has `what` failed, and the end of the log.
+        """
+        assert self._home is not None
+        folder = state_dir or Path(tempfile.mkdtemp(prefix="ts-stateful-failed-"))
+        logs = keep_logs(self._home, folder)
+        with contextlib.suppress(OSError):  # the disk may be full, which may be the reason
+            (logs / "server.log").write_text(str(self._log), encoding="utf-8")
+        for path in sorted(self._home.rglob("*.reason"), reverse=True):
+            with contextlib.suppress(OSError):
+                return ServerFailed(f"{path.read_text(encoding='utf-8')}; the logs are in {logs}")
+        return ServerFailed(f"{what}; the logs, in {logs}, end with:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
         """Return the last lines of the server's output and of its engines' logs."""

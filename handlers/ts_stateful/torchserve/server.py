@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -46,6 +47,7 @@ _HARMLESS = (
     ":Transport failed",
 )
 _LOAD_FAILED = ("Load model failed", "Failed to load model")
+_REASON = re.compile(r"[^{].*Failed to load model \S+, exception (.+)")  # not in JSON
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class TorchServe(LocalServer):
                 self._pump.join(timeout=5)
                 self._pump = None
             if self._home is not None:
-                keep_logs(self._home, self._settings.state_dir)
+                if self._settings.state_dir is not None:
+                    keep_logs(self._home, self._settings.state_dir)
                 shutil.rmtree(self._home, ignore_errors=True)
                 self._home = None
 
@@ -193,7 +196,9 @@ class TorchServe(LocalServer):
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                self._load_failed = self._load_failed or any(text in line for text in _LOAD_FAILED)
+                if any(text in line for text in _LOAD_FAILED):
+                    self._load_failed = True
+                    self._write_reason(line)
                 if not any(text in line for text in _HARMLESS):
                     self._log.write(line)
 
@@ -216,9 +221,15 @@ class TorchServe(LocalServer):
                 raise self._failure(f"no answer within {timeout_s:g} s")
             time.sleep(_POLL_S)
 
-    def _failure(self, reason: str) -> ServerFailed:
+    def _failure(self, what: str) -> ServerFailed:
         time.sleep(0.5)  # the rest of a traceback may still arrive
-        return ServerFailed(f"{reason}; the end of its log:\n{self.log_tail()}")
+        return self.failure(what, self._settings.state_dir)
+
+    def _write_reason(self, line: str) -> None:
+        """Keep the reason of a worker's line, unless an engine wrote down its own."""
+        found = _REASON.match(line)
+        if found and self._home is not None and not any(self._home.rglob("*.reason")):
+            (self._home / "worker.reason").write_text(found[1], encoding="utf-8")
 
     def _end(self, process: subprocess.Popen[str]) -> None:
         try:

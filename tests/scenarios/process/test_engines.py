@@ -151,7 +151,13 @@ def test_an_engine_without_a_worker_waits_and_ends(start: Start) -> None:
     eventually(lambda: has_ended(pid))
 
 
-def test_a_model_that_cannot_be_loaded_is_named(start: Start, tmp_path: Path) -> None:
-    """The error has the end of the engine's log, which has the reason."""
-    with pytest.raises(EngineDied, match="no-such-model"):
+def test_a_model_that_cannot_be_loaded_is_named(
+    start: Start, tmp_path: Path, runtime: Path
+) -> None:
+    """The error is a line with the reason, without a trace, and so is the end of the engine's log."""
+    with pytest.raises(EngineDied, match="no-such-model") as died:
         start(model_dir=tmp_path, model="no-such-model")
+    assert len(str(died.value).splitlines()) == 1
+    (log,) = runtime.rglob("engine-0.log")
+    assert "Traceback" not in log.read_text()
+    assert log.read_text().splitlines()[-1].endswith(str(died.value))

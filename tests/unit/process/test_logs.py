@@ -57,6 +57,29 @@ logging.getLogger("ts.metrics").info("[METRICS]Time.ms:1|#")
 """
 
 
+_FAILING = """
+import logging, sys
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.process.logs import format_worker_log
+logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+format_worker_log()
+for error in (ConfigError("the cure"), RuntimeError("500 - Unknown exception"), RuntimeError("other")):
+    try:
+        raise error
+    except Exception as caught:
+        logging.getLogger("ts").exception("failed: %s", caught)
+"""
+
+
+def test_a_model_that_does_not_load_leaves_no_trace_in_the_workers_log() -> None:
+    """Its reason would be buried; other errors keep theirs."""
+    first, second, *others = lines(_FAILING)
+    assert first.endswith("ERROR ts: failed: the cure")
+    assert second.endswith("ERROR ts: failed: 500 - Unknown exception")
+    assert others[0].endswith("failed: other")
+    assert "Traceback" in others[1]
+
+
 def test_torchserves_worker_has_the_same_format() -> None:
     """But for the lines in which TorchServe looks for metrics."""
     first, metrics = lines(_WORKER, TS_STATEFUL_LOG_FORMAT="json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -112,6 +113,7 @@ def _server(tmp_path: Path, java: str, echo: TextIO | None = None) -> TorchServe
             log_config=tmp_path / "log4j2.xml",
             log_file=tmp_path / "logs" / "server.log",
             environ={"JAVA_HOME": str(home)},
+            state_dir=tmp_path / "state",
             start_timeout_s=20,
         ),
         echo=echo,
@@ -137,11 +139,30 @@ def test_a_model_that_cannot_be_loaded_ends_the_wait(tmp_path: Path) -> None:
         f"{_VERSION}\necho $$ > {tmp_path}/pid\n"
         "echo 'Load model failed: chat, error: Worker died.'\nsleep 60",
     )
-    with pytest.raises(ServerFailed, match="cannot load the model"):
+    with pytest.raises(ServerFailed, match="cannot load the model") as failed:
         server.start()
+    assert "Worker died" in Path(_kept_logs(failed.value), "server.log").read_text()
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def _kept_logs(error: ServerFailed) -> str:
+    """Return the folder that an error names."""
+    found = re.search(r"the logs(?:, in| are in) (\S+?)(?:,|$)", str(error))
+    assert found
+    return found[1]
+
+
+def test_the_reason_of_a_model_is_all_that_is_printed(tmp_path: Path) -> None:
+    """With where the logs stay; what the worker prints beside it is there."""
+    line = "12:00 ERROR root: Failed to load model chat, exception its weights are damaged"
+    server = _server(tmp_path, f"{_VERSION}\necho Traceback\necho '{line}'\nsleep 60")
+    with pytest.raises(ServerFailed) as failed:
+        server.start()
+    logs = _kept_logs(failed.value)
+    assert str(failed.value) == f"its weights are damaged; the logs are in {logs}"
+    assert "Traceback" in Path(logs, "server.log").read_text()
 
 
 def test_an_interrupted_stop_removes_the_private_folder(

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import torch
 
-from ts_stateful.config.schema import Config, load_config
+from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.engine.administration import administer
 from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Placement, Services, WorkQueue
@@ -227,6 +227,21 @@ def preload(spec_path: Path) -> None:
         import_module(_engine_module(config))
 
 
+def _load(spec: EngineSpec) -> EngineProcess | None:
+    """Load the model. If it cannot be, leave the reason for the worker, and return None."""
+    reason = spec.path("reason")
+    reason.unlink(missing_ok=True)
+    try:
+        return EngineProcess(spec, load_config(spec.document))
+    except ConfigError as error:  # the text has the cure, and a trace would bury it
+        logger.error("%s", error)
+        reason.write_text(str(error), encoding="utf-8")
+        return None
+    except Exception as error:  # the process's boundary
+        reason.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        raise
+
+
 def main(lock_fd: int, spec_path: Path) -> int:
     """Run the engine of a spec, whose lock this process holds; return the exit status."""
     os.set_inheritable(lock_fd, False)  # held for as long as this process lives, and not longer
@@ -235,7 +250,9 @@ def main(lock_fd: int, spec_path: Path) -> int:
     configure_logs(f"engine-{spec.index}")
     with contextlib.suppress(OSError):  # the kernel's OOM killer takes the engine before the worker
         Path("/proc/self/oom_score_adj").write_text("500")
-    process = EngineProcess(spec, load_config(spec.document))
+    process = _load(spec)
+    if process is None:
+        return 1
     for number, last in ((signal.SIGTERM, False), (signal.SIGUSR1, True)):
         signal.signal(number, lambda *_, last=last: process.leave(successor=not last))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for TorchServe; the engine follows it

@@ -25,7 +25,7 @@ _REPORT_S = 10.0  # in which the fork server must report the end of a killed eng
 
 
 class EngineDied(RuntimeError):
-    """The engine process exited before it answered; the message has the end of its log."""
+    """The engine process exited before it answered; the message has the reason, or the end of its log."""
 
 
 class Supervisor:
@@ -62,8 +62,7 @@ class Supervisor:
                 return connection
             if self._process is not None and self._process.has_ended():
                 status, self._process = self._process.status, None
-                shown = "unknown status" if status is None else f"status {status}"
-                raise EngineDied(f"the engine exited with {shown}; its log:\n{self._log_tail()}")
+                raise EngineDied(self._reason(status))
             if self._process is None:
                 self._start()
             if self._clock.monotonic() > deadline:
@@ -134,9 +133,20 @@ class Supervisor:
             self._process = self._fork_server.fork(self._spec, lock, log)
         logger.info("starting engine %d; its log is %s", self._spec.index, log_path)
 
-    def _log_tail(self) -> str:
-        try:
-            lines = self._spec.path("log").read_text(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return "\n".join(lines[-_LOG_LINES:])
+    def _reason(self, status: int | None) -> str:
+        """Return why the engine exited: what it wrote down, or the end of its log."""
+        with contextlib.suppress(OSError):
+            return self._spec.path("reason").read_text(encoding="utf-8")
+        log = self._spec.path("log")
+        with contextlib.suppress(OSError):
+            lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+            return f"the engine {_ended(status)}; its log, {log}, ends with:\n" + "\n".join(lines)
+        return f"the engine {_ended(status)}"
+
+
+def _ended(status: int | None) -> str:
+    if status is None:
+        return "exited with unknown status"
+    if status == -signal.SIGKILL:
+        return "was killed, perhaps for want of memory"
+    return f"exited with status {status}"
