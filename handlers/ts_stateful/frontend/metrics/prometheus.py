@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from ts_stateful.frontend.observer import AnswerReport
 from ts_stateful.frontend.pending_response import PendingResponse
+from ts_stateful.protocol import errors
 from ts_stateful.protocol.stats import Stats
 
 __all__ = ["EngineMetrics", "FrontMetrics", "MeasuredEngines", "MeasuredModel"]
@@ -42,6 +43,9 @@ _COUNTERS = frozenset(
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 _LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _DISCONNECTED = "disconnected"
+_FINISH_REASONS = ("stop", "length", "cancelled")
+_SOURCES = ("host", "store", "replay")
+_CODES = (*{getattr(errors, name).code for name in errors.__all__} - {""}, _DISCONNECTED)
 
 
 class FrontMetrics:
@@ -76,7 +80,21 @@ class FrontMetrics:
         self._errors = counter("errors", "Requests that were answered by an error.", "code")
 
     def of(self, model: str) -> ModelMetrics:
-        """Return the observer of one model."""
+        """Return the observer of one model.
+
+        All series begin at 0: a rate of Prometheus misses the first event of a series that begins with it.
+        """
+        for histogram in (self._first, self._between, self._queue, self._turn):
+            histogram.labels(model)
+        for counter in (self._prompt, self._cached, self._generated):
+            counter.labels(model)
+        for counter, values in (
+            (self._turns, _FINISH_REASONS),
+            (self._restored, _SOURCES),
+            (self._errors, _CODES),
+        ):
+            for value in values:
+                counter.labels(model, value)
         return ModelMetrics(self, model)
 
     def turn(self, model: str, report: AnswerReport) -> None:

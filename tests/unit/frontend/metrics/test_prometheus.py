@@ -64,7 +64,25 @@ def test_errors_are_counted_by_their_codes() -> None:
     found = values(registry)
     assert found["ts_stateful_errors_totalturn_gap"] == 1
     assert found["ts_stateful_errors_totaldisconnected"] == 1
-    assert "ts_stateful_turn_seconds_count" not in found
+    assert found["ts_stateful_turn_seconds_count"] == 0
+
+
+def test_every_series_of_a_model_begins_at_zero() -> None:
+    """A rate of Prometheus sees the first turn and the first error of each kind."""
+    registry = CollectorRegistry()
+    FrontMetrics(registry).of("chat")
+    found = values(registry)
+    for name in (
+        "first_token_seconds_count",
+        "inter_token_seconds_bucket0.01",
+        "turns_totallength",
+        "turns_restored_totalstore",
+        "cached_tokens_total",
+        "errors_totalsession_moved",
+        "errors_totaldisconnected",
+    ):
+        assert found[f"ts_stateful_{name}"] == 0
+    assert "ts_stateful_errors_total" not in found
 
 
 def test_a_reply_of_one_token_has_no_time_between_two() -> None:
