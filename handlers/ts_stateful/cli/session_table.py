@@ -81,7 +81,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _of(num_bytes: int, budget: int) -> str:
-    return show_bytes(num_bytes) + (f" of {show_bytes(budget)}" if 0 < budget < 1 << 62 else "")
+    return show_bytes(num_bytes) + (f" of {show_bytes(budget)}" if budget else "")
 
 
 def show_time(seconds: float) -> str:

@@ -27,6 +27,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
+from ts_stateful.sessions.places import UNLIMITED_BYTES
 from ts_stateful.sessions.session import StateT
 from ts_stateful.store.base import StoreError
 
@@ -101,14 +102,14 @@ class SessionEngine(Generic[StateT]):
     def stats(self) -> Stats:
         """Return what this engine holds and has done."""
         table, store = self.table, self._store
-        counts = table.counts
+        counts, host_bytes = table.counts, table.limits.host_bytes
         return structs.replace(
             self.kind.stats(),
             sessions_open=table.tally.num_kept,
             device_bytes=table.device_bytes,
             host_bytes=table.tally.host_bytes,
             device_budget_bytes=table.limits.device_bytes or 0,
-            host_budget_bytes=table.limits.host_bytes,
+            host_budget_bytes=0 if host_bytes == UNLIMITED_BYTES else host_bytes,
             sessions_opened=counts.opened,
             sessions_adopted=counts.adopted,
             sessions_closed=counts.closed,

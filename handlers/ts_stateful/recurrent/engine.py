@@ -32,7 +32,7 @@ from ts_stateful.recurrent.slots import SlotPool, initial_states, slot_bytes
 from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import FoundSequence, scope_of
 from ts_stateful.recurrent.verify import verify_program
-from ts_stateful.sessions.places import Limits
+from ts_stateful.sessions.places import UNLIMITED_BYTES, Limits
 from ts_stateful.sessions.session import Session
 
 __all__ = ["RecurrentKind", "build_engine", "load_engine"]
@@ -188,7 +188,7 @@ def _limits(config: Config, max_sessions: int | None) -> Limits:
         max_sessions=max_sessions or frontend.max_sessions,
         idle_s=frontend.idle_s,
         lifetime_s=frontend.lifetime_s,
-        host_bytes=config.state.host_cache_bytes or 2**63,
+        host_bytes=config.state.host_cache_bytes or UNLIMITED_BYTES,
     )
 
 

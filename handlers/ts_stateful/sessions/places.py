@@ -12,7 +12,19 @@ from ts_stateful.sessions.parked import ParkedSessions
 from ts_stateful.sessions.session import Session, StateT
 from ts_stateful.sessions.tally import Tally
 
-__all__ = ["Leaving", "Limits", "NoParking", "OneOwner", "Owners", "Parking", "Places"]
+__all__ = [
+    "UNLIMITED_BYTES",
+    "Leaving",
+    "Limits",
+    "NoParking",
+    "OneOwner",
+    "Owners",
+    "Parking",
+    "Places",
+]
+
+UNLIMITED_BYTES = 2**63
+"""The `host_bytes` of a tier without a limit."""
 
 
 class Limits(NamedTuple):

@@ -68,6 +68,13 @@ def test_a_sequence_begins_with_its_first_step_and_ends_with_its_last() -> None:
     assert total(harness.ask(add(5))) == 5
 
 
+def test_a_tier_without_a_limit_has_no_budget_in_the_stats() -> None:
+    """It is 0 then, for metrics and `top`."""
+    assert counter().engine.stats().host_budget_bytes == 0
+    limited = counter(handler={"hostCacheBytes": 1000})
+    assert limited.engine.stats().host_budget_bytes == 1000
+
+
 def test_sequences_run_in_one_pass_and_each_in_its_order() -> None:
     """Three steps of each of eight sequences are three calls of the model."""
     harness = counter()
