@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from tools import config_reference, docs_links
+from ts_stateful.cli.parser import build_parser
 from ts_stateful.config.schema import FrontendConfig, HandlerConfig, StateConfig
 from ts_stateful.protocol.stats import Stats
 
@@ -136,3 +138,13 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "configuration" / "index.html").is_file()
     assert 'class="mermaid"' in (tmp_path / "recovery" / "index.html").read_text("utf-8")
+
+
+def test_the_commands_of_the_runbook_parse() -> None:
+    """Each `ts-stateful` command of its examples has arguments that the parser takes."""
+    text = (ROOT / "docs" / "runbook.md").read_text()
+    commands = re.findall(r"^\$ ts-stateful ([^#\n]+)", text, re.MULTILINE)
+    assert len(commands) > 20
+    for command in commands:
+        if command.strip() != "--version":
+            build_parser().parse_args(shlex.split(command))
