@@ -2,7 +2,8 @@
 
 All values below the same first two segments are the fields of one hash: `sessions/a/00000001` is the field `00000001` of the
 hash `ts-stateful:sessions/a/`. So a session is listed, removed and expired as a whole, without a search. A key of one or two
-segments, `blobs/<digest>`, is a string: `ts-stateful:blobs/<digest>`.
+segments, `blobs/<digest>`, is a string: `ts-stateful:blobs/<digest>`. In a cluster the second segment is in braces, so that all
+that a session has is in one slot: `ts-stateful:sessions/{a}/`, `ts-stateful:kv/{a}/`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
-import redis
 from redis import exceptions
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from ts_stateful.config.schema import ConfigError
+from ts_stateful.store.backends.redis_servers import (
+    ClusterServers,
+    OneServer,
+    RedisAddress,
+    RedisServers,
+)
 from ts_stateful.store.base import StoreUnavailable, check_key
 
 __all__ = ["RedisStore"]
@@ -26,8 +28,7 @@ __all__ = ["RedisStore"]
 _PREFIX = "ts-stateful:"
 _PREFIX_FORM = re.compile(r"[A-Za-z0-9\-_.:/]*")  # no wildcards of a search
 _PAGE = 1000
-# Steps of a call, each with its own timeout: connecting and the reply; twice, as an idle connection may have died.
-_STEPS = 4
+_NO_BRACES = str.maketrans("", "", "{}")
 # Atomic on the server, so that no value is without its expiry. A key keeps the longest life of all calls.
 _CREATE = """
 local left, made = redis.call('PTTL', KEYS[1])
@@ -44,7 +45,10 @@ elseif left == -2 or (left >= 0 and left < ttl_ms) then
 end
 return made
 """
-_CURES: dict[type[exceptions.RedisError], str] = {
+_CURES: dict[type[Exception], str] = {
+    exceptions.MovedError: "the server belongs to a cluster: add cluster=1 to handler.store.url",
+    exceptions.ClusterDownError: "wait until a replica takes the place of a lost server, or run redis-cli --cluster check",
+    exceptions.RedisClusterException: "check that a server of handler.store.url runs, and that it belongs to a cluster",
     exceptions.AuthenticationError: "check user and password (handler.store.url, handler.store.passwordEnv)",
     exceptions.NoPermissionError: "allow the user scripting, keyspace, string and hash commands",
     exceptions.OutOfMemoryError: "raise maxmemory of the server, or shorten the sessions' lifetime",
@@ -56,53 +60,39 @@ _CURES: dict[type[exceptions.RedisError], str] = {
 
 
 class RedisStore:
-    """A database of a Redis server; `prefix=` in the URL begins the names of all keys (`ts-stateful:`).
+    """A database of a Redis server, or a cluster.
 
-    Other parameters of the URL are those of redis-py, `ssl_ca_certs=` for instance. `password` is for a URL without one. A
-    session lives as long as the longest life of its values.
+    Parameters of the URL: `prefix` begins the names of all keys (`ts-stateful:`). `cluster=1` is a cluster. A write is complete
+    when `replicas` replicas have it. Others are those of redis-py, `ssl_ca_certs` for instance. `password` is for a URL without
+    one. A session lives as long as the longest life of its values.
 
     Raises:
         ConfigError: the URL has another form.
     """
 
     def __init__(self, url: str, *, timeout_s: float, password: str | None = None) -> None:
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        self._prefix = options.pop("prefix", _PREFIX)
+        address = RedisAddress.of(url, _PREFIX)
+        self._prefix = address.prefix
         if not _PREFIX_FORM.fullmatch(self._prefix):
             raise ConfigError(
                 f"handler.store.url: prefix {self._prefix!r} may have only A-Z a-z 0-9 - _ . : /"
             )
-        try:
-            self._client: Any = redis.Redis.from_url(
-                parts._replace(query=urlencode(options)).geturl(),
-                password=password,
-                socket_connect_timeout=timeout_s / _STEPS,
-                socket_timeout=timeout_s / _STEPS,
-                retry=Retry(NoBackoff(), 1),
-            )
-            self._client.connection_pool.make_connection()  # connects to nothing
-        except (ValueError, TypeError) as error:
-            # The text of redis-py's error may contain the password.
-            raise ConfigError(
-                "handler.store.url: not a URL of Redis; write it like redis://user:password@host:6379/0?prefix=ts-stateful:"
-            ) from error
-        self._create = self._client.register_script(_CREATE)
+        kind = ClusterServers if address.is_cluster else OneServer
+        self._servers: RedisServers = kind(address, timeout_s=timeout_s, password=password)
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         """See `Store`."""
         name, field = self._place(key)
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
         with _reported():
-            return bool(self._create(keys=[name], args=[data, ttl_ms, field]))
+            return bool(self._servers.write(name, "EVAL", _CREATE, 1, name, data, ttl_ms, field))
 
     def get(self, key: str) -> bytes | None:
         """See `Store`."""
         name, field = self._place(key)
         with _reported():
-            value: bytes | None = (
-                self._client.hget(name, field) if field else self._client.get(name)
-            )
+            client = self._servers.client
+            value: bytes | None = client.hget(name, field) if field else client.get(name)
         return value
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
@@ -111,7 +101,7 @@ class RedisStore:
         values: list[bytes | None] = []
         with _reported():
             for start in range(0, len(places), _PAGE):
-                page = self._client.pipeline(transaction=False)
+                page = self._servers.client.pipeline(transaction=False)
                 for name, field in places[start : start + _PAGE]:
                     page.hget(name, field) if field else page.get(name)
                 values += page.execute()
@@ -124,7 +114,7 @@ class RedisStore:
                 return sorted(self._fields(prefix))
             keys: list[str] = []
             for name in self._search(prefix):
-                key = name.removeprefix(self._prefix)
+                key = self._key(name)
                 keys += self._fields(key[:-1]) if key.endswith("/") else [key]
             return sorted(keys)
 
@@ -134,47 +124,53 @@ class RedisStore:
         with _reported():
             if field:
                 fields = [key.split("/", 2)[2] for key in self._fields(prefix)]
-                self._client.hdel(name, field, *fields)
+                self._servers.write(name, "HDEL", name, field, *fields)
+            elif "/" in prefix:
+                self._servers.write(name, "UNLINK", name, f"{name}/")
             else:
-                below = [] if "/" in prefix else self._search(prefix)
-                names = [name, f"{name}/", *below]
-                for start in range(0, len(names), _PAGE):
-                    self._client.unlink(*names[start : start + _PAGE])
+                for one in (name, *self._search(prefix)):
+                    self._servers.write(one, "UNLINK", one)
 
     def sweep(self) -> None:
         """Does nothing: Redis removes values itself."""
 
     def close(self) -> None:
         """Closes the connections."""
-        self._client.close()
+        self._servers.close()
 
     def _place(self, key: str) -> tuple[str, str]:
         """Return the name of the string or hash, and the field in the hash or an empty string."""
         first, _, rest = check_key(key).partition("/")
         second, _, field = rest.partition("/")
-        if not field:
+        if not second:
             return f"{self._prefix}{key}", ""
-        return f"{self._prefix}{first}/{second}/", field
+        name = f"{self._prefix}{first}/{self._servers.tagged(second)}"
+        return (f"{name}/", field) if field else (name, "")
+
+    def _key(self, name: str) -> str:
+        """Return the key of a string, or of a hash with a slash at its end. Neither a prefix nor a key has braces."""
+        return name.removeprefix(self._prefix).translate(_NO_BRACES)
 
     def _fields(self, prefix: str) -> Sequence[str]:
         """List the keys below a prefix of two segments or more."""
         name, field = self._place(prefix)
         name = name if field else f"{name}/"
-        folder = name.removeprefix(self._prefix)
-        keys = [folder + field.decode() for field in self._client.hkeys(name)]
+        folder = self._key(name)
+        keys = [folder + field.decode() for field in self._servers.client.hkeys(name)]
         return [key for key in keys if key.startswith(f"{prefix}/")]
 
     def _search(self, prefix: str) -> set[str]:
         """Find the strings and hashes below a prefix of one segment. A set, as a search may return a name twice."""
         pattern = f"{self._prefix}{prefix}/*"
-        return {name.decode() for name in self._client.scan_iter(match=pattern, count=_PAGE)}
+        found = self._servers.client.scan_iter(match=pattern, count=_PAGE)
+        return {name.decode() for name in found}
 
 
 @contextlib.contextmanager
 def _reported() -> Iterator[None]:
     try:
         yield
-    except exceptions.RedisError as error:
+    except (exceptions.RedisError, exceptions.RedisClusterException) as error:
         # In the order of the table: most of these are connection errors too.
         cures = (cure for kind, cure in _CURES.items() if isinstance(error, kind))
         cure = next(cures, "check the server's log")

@@ -1,0 +1,210 @@
+"""The servers of a Redis store: one with its replicas, or a cluster."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import redis
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
+from redis.retry import Retry
+
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.store.base import StoreUnavailable
+
+__all__ = ["ClusterServers", "OneServer", "RedisAddress", "RedisServers"]
+
+# Steps of a call, each with its own timeout: connecting and the reply, twice, as an idle connection may have died. A client of
+# a cluster also asks another server for the owners of slots.
+_STEPS = 4
+_CLUSTER_STEPS = 8
+_WAIT_SHARE = 0.8  # of a step: the server reports missing replicas before the connection times out
+_TRIES = 2
+_FORM = "write it like redis://user:password@host:6379/0?prefix=ts-stateful:"
+_CHANGES = (
+    exceptions.MovedError,
+    exceptions.ClusterDownError,
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+)
+
+
+class RedisAddress(NamedTuple):
+    """A URL without the parameters of this package: `prefix`, `cluster` and `replicas`."""
+
+    url: str
+    prefix: str
+    is_cluster: bool
+    replicas: int
+
+    @classmethod
+    def of(cls, url: str, default_prefix: str) -> RedisAddress:
+        """Read a URL.
+
+        Raises:
+            ConfigError: a parameter has another form.
+        """
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        prefix = options.pop("prefix", default_prefix)
+        cluster, replicas = options.pop("cluster", "0"), options.pop("replicas", "0")
+        if cluster not in ("0", "1"):
+            raise ConfigError(f"handler.store.url: cluster is 0 or 1, not {cluster!r}")
+        if not (replicas.isdecimal() and int(replicas) < 10):
+            raise ConfigError(f"handler.store.url: replicas is 0 to 9, not {replicas!r}")
+        if cluster == "1" and parts.path not in ("", "/", "/0"):
+            raise ConfigError("handler.store.url: a cluster has only the database 0; write /0")
+        rest = parts._replace(query=urlencode(options)).geturl()
+        return cls(rest, prefix, cluster == "1", int(replicas))
+
+
+class RedisServers(Protocol):
+    """Connections to one server or to a cluster. Any thread may use them."""
+
+    @property
+    def client(self) -> Any:
+        """The client of redis-py for reads."""
+        ...
+
+    def write(self, name: str, *command: Any) -> Any:
+        """Run a command that changes the key `name` alone, or others of its slot. Return when the replicas have it.
+
+        Raises:
+            StoreUnavailable: too few replicas have it in time. The server itself has it.
+        """
+        ...
+
+    def tagged(self, segment: str) -> str:
+        """Return a segment of a key so that all keys that have it are in one slot."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class OneServer:
+    """A server that takes all writes, and its replicas.
+
+    Raises:
+        ConfigError: the URL has another form.
+    """
+
+    def __init__(self, address: RedisAddress, *, timeout_s: float, password: str | None) -> None:
+        step_s = timeout_s / _STEPS
+        self._replicas, self._wait_s = address.replicas, step_s * _WAIT_SHARE
+        self.client: Any = _client(address.url, step_s, password)
+
+    def write(self, name: str, *command: Any) -> Any:
+        """See `RedisServers`."""
+        if not self._replicas:
+            return self.client.execute_command(*command)
+        return _replicated(self.client, command, self._replicas, self._wait_s)
+
+    def tagged(self, segment: str) -> str:
+        """See `RedisServers`."""
+        return segment
+
+    def close(self) -> None:
+        """See `RedisServers`."""
+        self.client.close()
+
+
+class ClusterServers:
+    """A cluster, which the first call asks for its servers. A segment in braces decides on the slot of a key.
+
+    Raises:
+        ConfigError: the URL has another form.
+    """
+
+    def __init__(self, address: RedisAddress, *, timeout_s: float, password: str | None) -> None:
+        self._address, self._password = address, password
+        self._step_s = timeout_s / _CLUSTER_STEPS
+        self._lock = threading.Lock()
+        self._cluster: RedisCluster | None = None
+        _client(address.url, self._step_s, password).close()
+
+    @property
+    def client(self) -> Any:
+        """See `RedisServers`."""
+        with self._lock:
+            if self._cluster is None:
+                self._cluster = RedisCluster.from_url(
+                    self._address.url,
+                    password=self._password,
+                    socket_connect_timeout=self._step_s,
+                    socket_timeout=self._step_s,
+                    require_full_coverage=False,  # the slots that have an owner are served
+                    retry=Retry(NoBackoff(), 1),
+                )
+            return self._cluster
+
+    def write(self, name: str, *command: Any) -> Any:
+        """See `RedisServers`."""
+        if not self._address.replicas:
+            return self.client.execute_command(*command)
+        return self._write(name, command, _TRIES)
+
+    def _write(self, name: str, command: tuple[Any, ...], tries: int) -> Any:
+        """Write to the owner of the key's slot. `WAIT` counts for the connection of the write, so redis-py cannot route it."""
+        cluster = self.client
+        replicas, wait_s = self._address.replicas, self._step_s * _WAIT_SHARE
+        try:
+            owner = cluster.get_redis_connection(cluster.get_node_from_key(name))
+            return _replicated(owner, command, replicas, wait_s)
+        except _CHANGES:
+            if tries == 1:
+                raise
+            cluster.nodes_manager.initialize()
+            return self._write(name, command, tries - 1)
+        except exceptions.AskError as error:  # the slot is on its way to this server
+            importer = cluster.get_redis_connection(cluster.get_node(error.host, error.port))
+            return _replicated(importer, command, replicas, wait_s, asking=True)
+
+    def tagged(self, segment: str) -> str:
+        """See `RedisServers`."""
+        return f"{{{segment}}}"
+
+    def close(self) -> None:
+        """See `RedisServers`."""
+        with self._lock:
+            if self._cluster is not None:
+                self._cluster.close()
+
+
+def _client(url: str, step_s: float, password: str | None) -> redis.Redis:
+    """Return a client that has connected to nothing yet."""
+    try:
+        client = redis.Redis.from_url(
+            url,
+            password=password,
+            socket_connect_timeout=step_s,
+            socket_timeout=step_s,
+            retry=Retry(NoBackoff(), 1),
+        )
+        client.connection_pool.make_connection()
+    except (ValueError, TypeError) as error:
+        # The text of redis-py's error may contain the password.
+        raise ConfigError(f"handler.store.url: not a URL of Redis; {_FORM}") from error
+    return client
+
+
+def _replicated(
+    server: Any, command: tuple[Any, ...], replicas: int, wait_s: float, *, asking: bool = False
+) -> Any:
+    """Run a command, and wait on the same connection until the replicas have it."""
+    page = server.pipeline(transaction=False)
+    if asking:
+        page.execute_command("ASKING")
+    page.execute_command(*command)
+    page.execute_command("WAIT", replicas, round(wait_s * 1000))
+    *_, result, reached = page.execute()
+    if reached < replicas:
+        raise StoreUnavailable(
+            f"Redis: {reached} replicas have the value, of {replicas} that handler.store.url asks for",
+            "check that the replicas run and are connected, or lower `replicas` in handler.store.url",
+        )
+    return result

@@ -1,0 +1,267 @@
+"""Values in a Redis Cluster and at a server with replicas, against real servers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.support.certificates import NO_OPENSSL, has_openssl, self_signed
+from tests.support.ports import free_port
+from tests.support.redis_cluster import NO_CLUSTER, RedisCluster, cluster_binary, redis_cluster
+from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
+from tests.support.store_behaviour import StoreBehaviour
+from tests.support.worker import eventually
+from ts_stateful.config.schema import ConfigError
+from ts_stateful.store.backends.redis import RedisStore
+from ts_stateful.store.base import Store, StoreUnavailable
+
+_TIMEOUT_S = 20.0  # for a call, on a machine that is busy
+_FIRST = "sessions/a/00000000"
+# Of docs/store.md, with the prefix of these tests.
+_RIGHTS = (
+    "~test:* -@all +@connection +@scripting +@keyspace +@string +@hash -@dangerous +cluster|slots"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    """Start a cluster for all tests of this file."""
+    binary = cluster_binary()
+    if binary is None:
+        pytest.skip(NO_CLUSTER)
+    with redis_cluster(binary) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def server_url() -> Iterator[str]:
+    """Start a server without a cluster. Return its URL."""
+    binary = redis_binary()
+    if binary is None:
+        pytest.skip(NO_REDIS)
+    with redis_server(binary) as url:
+        yield url
+
+
+@pytest.fixture
+def url(cluster: RedisCluster) -> str:
+    """Return the URL of an empty store, whose writes wait for a replica."""
+    return f"{cluster.url}&replicas=1&prefix=test:{secrets.token_hex(8)}:"
+
+
+@pytest.fixture
+def cluster_store(url: str) -> Iterator[RedisStore]:
+    """Return that store."""
+    with contextlib.closing(RedisStore(url, timeout_s=_TIMEOUT_S)) as store:
+        yield store
+
+
+class TestClusterStore(StoreBehaviour):
+    """The contract of every store, in a cluster."""
+
+    @pytest.fixture
+    def store(self, cluster_store: RedisStore) -> Store:
+        """Return an empty store."""
+        return cluster_store
+
+
+def test_all_of_a_session_is_in_one_slot(
+    cluster: RedisCluster, cluster_store: RedisStore, url: str
+) -> None:
+    """Its log, its KV states and its marks, by the id in braces. Other sessions are elsewhere."""
+    for key in ("sessions/a/00000000", "kv/a/1", "adopted/a/1", "ended/a", "sessions/b/00000000"):
+        assert cluster_store.create(key, b"x")
+    prefix = url.partition("prefix=")[2]
+    slots: dict[str, set[int]] = {"a": set(), "b": set()}
+    for port in cluster.living:
+        with cluster.client(port) as client:
+            for key in client.scan_iter(match=f"{prefix}*"):
+                slot = int(client.execute_command("CLUSTER KEYSLOT", key))
+                slots[key.decode().partition("{")[2][0]].add(slot)
+    assert len(slots["a"]) == len(slots["b"]) == 1
+    assert slots["a"] != slots["b"]
+
+
+def test_a_slot_that_moves_is_followed(
+    cluster: RedisCluster, cluster_store: RedisStore, url: str
+) -> None:
+    """While it moves, new keys are written at its next owner; after that, all are."""
+    session = secrets.token_hex(16)  # alone in its slot
+    name = f"{url.partition('prefix=')[2]}sessions/{{{session}}}/"
+    keys = [f"sessions/{session}/{n:08d}" for n in range(2)]
+    assert cluster_store.get(keys[0]) is None  # the client knows the owner
+    source = cluster.owner(name)
+    owners = (cluster.owner(str(n)) for n in range(100))
+    target = next(owner for owner in owners if owner != source)
+    with cluster.client(source) as giver, cluster.client(target) as taker:
+        slot = int(giver.execute_command("CLUSTER KEYSLOT", name))
+        ids = [cluster.id_of(port) for port in (source, target)]
+        taker.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ids[0])
+        giver.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
+        assert cluster_store.create(keys[0], b"x")
+        assert not cluster_store.create(keys[0], b"y")
+        for server in (taker, giver):
+            server.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[1])
+        assert cluster_store.create(keys[1], b"z")
+        assert taker.hlen(name) == 2
+    assert cluster_store.list(f"sessions/{session}") == keys
+
+
+def test_the_rights_of_the_documents_are_enough(cluster: RedisCluster) -> None:
+    """For every call of a store in a cluster, with and without replicas."""
+    for port in cluster.living:
+        with cluster.client(port) as client:
+            client.execute_command("ACL SETUSER", "node", "on", ">secret", *_RIGHTS.split())
+    url = cluster.url.replace("://", "://node:secret@")
+    for replicas in (0, 1):
+        prefix = f"test:{secrets.token_hex(8)}:"
+        address = f"{url}&prefix={prefix}&replicas={replicas}"
+        with contextlib.closing(RedisStore(address, timeout_s=_TIMEOUT_S)) as store:
+            assert store.create(_FIRST, b"x", ttl_s=100)
+            assert store.get_many([_FIRST]) == [b"x"]
+            assert store.list("sessions") == [_FIRST]
+            store.delete(_FIRST)
+            store.delete("sessions/a")
+            assert store.get(_FIRST) is None
+
+
+def test_a_cluster_without_its_parameter_is_named(cluster: RedisCluster) -> None:
+    """By the remedy, in the error for a session of another server."""
+    plain = cluster.url.partition("?")[0]
+    keys = [f"sessions/{n}/0" for n in range(20)]
+    with (
+        contextlib.closing(RedisStore(plain, timeout_s=_TIMEOUT_S)) as store,
+        pytest.raises(StoreUnavailable, match="add cluster=1"),
+    ):
+        store.get_many(keys)
+
+
+def test_a_server_that_is_no_cluster_is_named(server_url: str) -> None:
+    """Each call asks it again."""
+    with contextlib.closing(RedisStore(f"{server_url}?cluster=1", timeout_s=_TIMEOUT_S)) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="belongs to a cluster"):
+                store.create(_FIRST, b"x")
+
+
+def test_a_cluster_speaks_tls(tmp_path: Path) -> None:
+    """To each of its servers, with the certificates and the password that the store has."""
+    binary = cluster_binary()
+    if binary is None or not has_openssl():
+        pytest.skip(NO_CLUSTER if binary is None else NO_OPENSSL)
+    port, certificate = free_port(), self_signed(tmp_path / "tls.crt")
+    tls = ["--tls-port", str(port), "--tls-auth-clients", "no", "--tls-cluster", "yes"]
+    for name, file in (("cert", certificate), ("key", f"{certificate}.key")):
+        tls += [f"--tls-{name}-file", str(file)]
+    alone = ["--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"]
+    files = ["--tls-ca-cert-file", str(certificate), "--cluster-port", str(free_port())]
+    with redis_server(binary, *tls, *alone, *files, "--requirepass", "secret") as url:
+        plain = url.replace("://", "://:secret@")
+        with redis.Redis.from_url(plain) as client:
+            client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            eventually(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        address = f"rediss://127.0.0.1:{port}/0?cluster=1&ssl_ca_certs={certificate}"
+        store = RedisStore(address, timeout_s=_TIMEOUT_S, password="secret")
+        with contextlib.closing(store):
+            assert store.create(_FIRST, b"x")
+            assert store.get_many([_FIRST]) == [b"x"]
+            assert store.list("sessions") == [_FIRST]
+
+
+def acknowledged_by(store: Store, session: str, written: list[str], stop: threading.Event) -> None:
+    """Write one entry after the other, and note those that the store has acknowledged."""
+    for position in itertools.count():
+        key = f"sessions/{session}/{position:08d}"
+        if stop.is_set():
+            return
+        with contextlib.suppress(StoreUnavailable):
+            if store.create(key, key.encode()):
+                written.append(key)
+
+
+def accepts(store: Store, key: str) -> bool:
+    """Return True if the store takes a value."""
+    with contextlib.suppress(StoreUnavailable):
+        return store.create(key, b"x")
+    return False
+
+
+def test_nothing_acknowledged_is_lost_with_a_server(
+    cluster: RedisCluster, cluster_store: RedisStore, url: str
+) -> None:
+    """The owner of sessions is killed while four callers write them. The store goes on when a replica has its place.
+
+    Writes that wait for a replica go on when there is one again.
+    """
+    prefix = url.partition("prefix=")[2]
+    dead = cluster.owner(f"{prefix}sessions/{{0}}/")
+    ids = [str(n) for n in range(100) if cluster.owner(f"{prefix}sessions/{{{n}}}/") == dead]
+    written: list[str] = []
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(4))
+        stack.callback(stop.set)
+        for session in ids[:4]:
+            pool.submit(acknowledged_by, cluster_store, session, written, stop)
+        eventually(lambda: len(written) > 100)
+        cluster.kill(dead)
+        plain = RedisStore(url.replace("&replicas=1", ""), timeout_s=_TIMEOUT_S)
+        stack.enter_context(contextlib.closing(plain))
+        new_key = f"sessions/{ids[0]}/new"
+        eventually(lambda: accepts(plain, new_key))
+        eventually(lambda: cluster.owner(f"{prefix}sessions/{{0}}/") != dead)
+        before = len(written)
+        assert plain.get_many(written[:before]) == [key.encode() for key in written[:before]]
+        cluster.start(dead)
+        eventually(lambda: len(written) > before)
+    assert cluster_store.get_many(written) == [key.encode() for key in written]
+
+
+def test_a_write_without_its_replicas_is_not_acknowledged(server_url: str) -> None:
+    """The error has their number; the server itself may have the value."""
+    with (
+        contextlib.closing(RedisStore(f"{server_url}?replicas=1", timeout_s=2)) as store,
+        pytest.raises(StoreUnavailable, match=r"0 replicas .* of 1 .*lower `replicas`"),
+    ):
+        store.create(_FIRST, b"x")
+
+
+def test_a_write_waits_for_the_replicas_of_a_server(server_url: str) -> None:
+    """A replica has what was written, and has not what was removed."""
+    binary, port = redis_binary(), server_url.rpartition(":")[2].partition("/")[0]
+    assert binary is not None
+    with (
+        redis_server(binary, "--replicaof", "127.0.0.1", port) as url,
+        redis.Redis.from_url(url) as replica,
+        contextlib.closing(RedisStore(f"{server_url}?replicas=1", timeout_s=_TIMEOUT_S)) as store,
+    ):
+        eventually(lambda: replica.info("replication")["master_link_status"] == "up")
+        assert store.create("sessions/b/00000000", b"x")
+        assert replica.hget("ts-stateful:sessions/b/", "00000000") == b"x"
+        store.delete("sessions/b")
+        assert not replica.exists("ts-stateful:sessions/b/")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("/0?cluster=yes", "cluster is 0 or 1"),
+        ("/0?replicas=-1", "replicas is 0 to 9"),
+        ("/0?replicas=x", "replicas is 0 to 9"),
+        ("/3?cluster=1", "only the database 0"),
+        ("/0?cluster=1&colour=1", "not a URL of Redis"),
+    ],
+)
+def test_parameters_of_another_form_are_refused(parameters: str, message: str) -> None:
+    """Before any server is contacted, and without the password."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        RedisStore(f"redis://u:secret@127.0.0.1:1{parameters}", timeout_s=1)
+    assert "secret" not in str(caught.value)
