@@ -60,10 +60,14 @@ class RedisCluster:
         return redis.Redis(port=port, socket_timeout=_DEADLINE_S)
 
     def is_ready(self) -> bool:
-        """Return True if every server knows an owner of each slot, and every replica has its data."""
+        """Return True if every server knows an owner of each slot, and has a replica or is one with all data."""
         for port in self._processes:
             with self.client(port) as client:
-                is_linked = client.info("replication").get("master_link_status", "up") == "up"
+                info = client.info("replication")
+                is_replica = info["role"] == "slave"
+                is_linked = (
+                    info["master_link_status"] == "up" if is_replica else info["connected_slaves"]
+                )
                 if not is_linked or client.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
                     return False
         return True
