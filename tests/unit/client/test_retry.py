@@ -66,3 +66,15 @@ def test_a_stall_costs_no_further_time() -> None:
     for _ in range(5):
         attempts.wait_after(StreamStalled("silent"))
     assert time.slept == []
+
+
+def test_a_server_that_is_down_can_be_waited_for() -> None:
+    """With `waits_for_server` only the deadline ends the attempts to reach it; other errors are counted."""
+    time = FakeTime()
+    attempts = Attempts(time.policy(max_retries=1, waits_for_server=True), 60)
+    for _ in range(9):
+        attempts.wait_after(ServerUnreachable("down"))
+    assert (len(time.slept), max(time.slept)) == (9, 5.0)
+    attempts.wait_after(QueueFull("full"))
+    with pytest.raises(QueueFull):
+        attempts.wait_after(QueueFull("full"))
