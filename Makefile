@@ -23,6 +23,7 @@ PYTEST_ARGS ?=
 MINUTES ?= 10
 SEED ?=
 # A server of examples/shapes that runs on this machine, for `make fuzz`; its gRPC port is GRPC_PORT. Empty means that one is started.
+# Also the server that `make chat` talks to.
 URL ?=
 # Options for the benchmark, e.g. `make bench BENCH_ARGS="--only ttft"`; `make bench BENCH_ARGS=--help` lists them.
 BENCH_ARGS ?=
@@ -47,7 +48,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --genera
 	--custom-compile-command 'make lock' -c constraints.txt
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve sagemaker-local test soak fuzz lint docs mar bench bench-gpu protos lock sbom clean
+.PHONY: help setup demo serve chat sagemaker-local test soak fuzz lint docs mar bench bench-gpu protos lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -71,6 +72,9 @@ serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; FRONT=asgi wi
 		--http-port $(HTTP_PORT) \
 		--management-port $(MANAGEMENT_PORT) --metrics-port $(METRICS_PORT) \
 		--grpc-port $(GRPC_PORT) --grpc-management-port $(GRPC_MANAGEMENT_PORT)
+
+chat: $(INSTALLED) ## a page to talk to the server at URL, by default that of `make serve`, on http://127.0.0.1:7860 until Ctrl-C
+	@exec $(BIN)/ts-stateful chat --web --url $(or $(URL),grpc://127.0.0.1:$(GRPC_PORT))
 
 sagemaker-local: mar ## serve an endpoint like SageMaker's on this machine until Ctrl-C
 	@exec $(BIN)/python -m deploy.sagemaker.local $(ARGS)

@@ -44,6 +44,7 @@ from ts_stateful.protocol.errors import StatefulError
 __all__ = ["main"]
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+_IMPATIENT = RetryPolicy(max_retries=0)  # a server that is down is reported at once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,16 +91,18 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         from ts_stateful.cli.serve import serve  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        return _fail(
-            f"{error.name} is missing; install it: pip install 'torchserve-stateful[server]'"
-        )
+        return _missing(error, "server")
     return serve(options)
+
+
+def _missing(error: ModuleNotFoundError, extra: str) -> int:
+    return _fail(f"{error.name} is missing; install it: pip install 'torchserve-stateful[{extra}]'")
 
 
 def _talk(options: argparse.Namespace) -> int:
     try:
         if options.command == "chat":
-            return _chat(options)
+            return _page(options) if options.web else _chat(options)
         with _connect(options) as server:
             return (
                 _prompt(server, options) if options.command == "prompt" else _info(server, options)
@@ -124,8 +127,7 @@ def _connect(options: argparse.Namespace, policy: RetryPolicy | None = None) -> 
 
 
 def _chat(options: argparse.Namespace) -> int:
-    impatient = RetryPolicy(max_retries=0)  # a server that is down is reported at once
-    with _connect(options, impatient) as server:
+    with _connect(options, _IMPATIENT) as server:
         hello = server.hello()
     terminal = Terminal(sys.stdout, formats=not options.plain)
     for line in greeting(options.url, hello):
@@ -133,10 +135,25 @@ def _chat(options: argparse.Namespace) -> int:
     lines = lines_of(sys.stdin, NAMES, keeps_history=not options.no_history)
     with _connect(options) as server:
         session = server.attach(options.session) if options.session else None
-        files = tuple(options.image), tuple(options.audio)
-        given = ChatOptions(session, options.system, *files, _prompt_options(options))
-        chat = ChatLoop(server, hello.limits, terminal, lines, given)
+        chat = ChatLoop(server, hello.limits, terminal, lines, _chat_options(options, session))
         return _FAILED if chat.run() and not sys.stdin.isatty() else _OK
+
+
+def _chat_options(options: argparse.Namespace, session: Session | None) -> ChatOptions:
+    files = tuple(options.image), tuple(options.audio)
+    return ChatOptions(session, options.system, *files, _prompt_options(options))
+
+
+def _page(options: argparse.Namespace) -> int:
+    try:
+        from ts_stateful.cli.web.run import serve_page  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        return _missing(error, "web")
+    patient = RetryPolicy(max_delay_s=2.0, waits_for_server=True)
+    with _connect(options, patient) as server, _connect(options, _IMPATIENT) as probe:
+        session = probe.attach(options.session) if options.session else None
+        given = _chat_options(options, session)
+        return serve_page(server, probe, given, options.url, options.web_port)
 
 
 def _prompt(server: Server, options: argparse.Namespace) -> int:

@@ -132,6 +132,16 @@ def _add_chat_options(chat: argparse.ArgumentParser) -> None:
     chat.add_argument(
         "--no-history", action="store_true", help="do not keep what is typed for the next chat"
     )
+    chat.add_argument(
+        "--web", action="store_true", help="serve a page for browsers of this machine instead"
+    )
+    chat.add_argument(
+        "--web-port",
+        type=whole(1),
+        default=7860,
+        metavar="PORT",
+        help="port of the page, on 127.0.0.1 (default: %(default)s)",
+    )
 
 
 def _add_operating(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -236,5 +246,8 @@ def _generation_options() -> argparse.ArgumentParser:
         action="append",
         metavar="TEXT",
         help="end the reply before this text; may be repeated",
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="go on after the model's end"
     )
     return parser

@@ -21,7 +21,7 @@ from ts_stateful.config.schema import Config, ConfigError
 __all__ = ["Contents", "PackingFailed", "write_archive"]
 
 _HANDLERS = Path(__file__).resolve().parents[2]
-_CODE = ("*.py", "*.cpp", "*.h", "*.class", "*.java", "py.typed")
+_CODE = ("*.py", "*.cpp", "*.h", "*.class", "*.java", "*.css", "*.js", "py.typed")
 _CONFIG = "model-config.yaml"
 _MANIFEST = Path("MAR-INF") / "MANIFEST.json"
 # Its own command exits with 0 where this raises.

@@ -134,8 +134,8 @@ def test_files_are_checked_when_they_are_named(
     assert run("chat", lines=f"{lines}/image\n/audio {good}\n/images\nHello\n/images\n") == 1
     out = capsys.readouterr().out
     for reason in (
-        f"error: {empty} is empty",
-        f"error: {large} has 101 bytes; the server takes images of up to 100 bytes",
+        f"error: {Path(empty).name} is empty",
+        f"error: {Path(large).name} has 101 bytes; the server takes images of up to 100 bytes",
         f"error: {tmp_path}: Is a directory",
         "error: the server takes 2 images with a prompt",
         "/image FILE   send an image",

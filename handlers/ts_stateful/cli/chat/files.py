@@ -63,10 +63,10 @@ class Files:
             is_empty = not file.read(1)
         num_bytes = path.stat().st_size
         if is_empty:
-            raise FileRefused(f"{path} is empty")
+            raise FileRefused(f"{path.name} is empty")
         if num_bytes > self._max_bytes:
             raise FileRefused(
-                f"{path} has {show_bytes(num_bytes)}; the server takes {kind.nouns} of up to"
+                f"{path.name} has {show_bytes(num_bytes)}; the server takes {kind.nouns} of up to"
                 f" {show_bytes(self._max_bytes)}"
             )
         return str(path)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ts_stateful.cli.chat.files import FileRefused, Files
 from ts_stateful.cli.chat.keyboard import EDITING_MISSING, Lines
 from ts_stateful.cli.chat.talk import Exchange, Talk
-from ts_stateful.cli.chat.words import ReplyTimes, figures, session_facts
+from ts_stateful.cli.chat.words import ReplyTimes, figures, reason, session_facts
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client import ClientError, PromptOptions, Reply, Server, Session
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
@@ -126,7 +126,7 @@ class ChatLoop:
             else:
                 self._prompt(line)
         except (ClientError, StatefulError, FileRefused, OSError) as error:
-            self._fail(f"error: {_reason(error)}")
+            self._fail(f"error: {reason(error)}")
             self._recover(line, error)
         except KeyboardInterrupt:
             self._terminal.fresh_line()
@@ -276,11 +276,3 @@ class ChatLoop:
             if talk.session is not self._options.session:
                 with contextlib.suppress(ClientError, StatefulError):
                     talk.session.close()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, StatefulError) and error.code:
-        return f"{error.code}: {error.message}"
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)

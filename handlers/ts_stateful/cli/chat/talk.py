@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ts_stateful.client import Session
+from ts_stateful.protocol.answers import Timing, Usage
 
 __all__ = ["Exchange", "Talk"]
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A committed turn. `files` are the names of its images and clips."""
+    """A committed turn. `files` are the names of its images and clips; the rest is the end of its reply, where it is known."""
 
     prompt: str
     reply: str
     files: tuple[str, ...] = ()
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    timing: Timing | None = None
 
 
 @dataclass

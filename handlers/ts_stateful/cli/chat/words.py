@@ -9,8 +9,9 @@ from ts_stateful.cli.session_table import show_time
 from ts_stateful.client import Reply
 from ts_stateful.config.sizes.quantities import show_bytes
 from ts_stateful.protocol.answers import HelloAnswer, SessionInfo
+from ts_stateful.protocol.errors import StatefulError
 
-__all__ = ["ReplyTimes", "figures", "greeting", "session_facts"]
+__all__ = ["ReplyTimes", "figures", "greeting", "reason", "session_facts"]
 
 _BAR = 10  # characters of the meter
 _PLACES = {
@@ -89,3 +90,13 @@ def session_facts(info: SessionInfo, context_tokens: int) -> Iterator[str]:
     if info.adapter is not None:
         yield f"adapter  {info.adapter}"
     yield f"age      {show_time(info.age_s)}, last used {show_time(info.idle_s)} ago, ends {info.expires_at}"
+
+
+def reason(error: Exception) -> str:
+    """Return an error in one line: of a server with its code and field, of a file with its name."""
+    if isinstance(error, StatefulError) and error.code:
+        field = "" if error.field is None else f" ({error.field})"
+        return f"{error.code}: {error.message}{field}"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

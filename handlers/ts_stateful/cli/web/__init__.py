@@ -1,0 +1,1 @@
+"""The chat page of `ts-stateful chat --web`. Needs the extra `web`."""

@@ -1,0 +1,156 @@
+// The part of the chat page that runs in the browser: files, keys, the list of sessions that the browser keeps, and scrolling.
+const chatPage = (() => {
+  const THEME = "ts-stateful:theme";
+
+  function applyTheme() {
+    const chosen = localStorage.getItem(THEME);
+    if (chosen) document.body.classList.toggle("dark", chosen === "dark");
+  }
+
+  // The style sheet reaches only what is inside Gradio's container, which the body is not.
+  function drawer(isOpen) {
+    document.getElementById("page")?.classList.toggle("with-drawer", isOpen);
+  }
+
+  function local(act) {
+    if (act.do === "theme") {
+      const isDark = document.body.classList.toggle("dark");
+      localStorage.setItem(THEME, isDark ? "dark" : "light");
+    } else if (act.do === "drawer") {
+      drawer();
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  // Clicks on elements with `data-do` become acts, with all their data.
+  function acts(element, trigger) {
+    element.addEventListener("click", (event) => {
+      const target = event.target.closest("[data-do]");
+      if (!target) return;
+      const act = { ...target.dataset };
+      if (local(act)) return;
+      drawer(false);
+      trigger(act);
+      // The clicked element is drawn again and would lose the focus.
+      (target.closest(".pane") ?? document).querySelector(".box textarea")?.focus();
+    });
+  }
+
+  function pictures(element, upload, trigger) {
+    acts(element, trigger);
+    const input = element.querySelector("input[type=file]");
+    const drop = element.querySelector(".drop");
+
+    async function add(files) {
+      if (!files.length) return;
+      drop.classList.add("busy");
+      try {
+        const sources = [];
+        for (const file of files) sources.push((await upload(file)).path);
+        trigger({ do: "add", sources });
+      } finally {
+        drop.classList.remove("busy");
+        input.value = "";
+      }
+    }
+
+    input.addEventListener("change", () => add([...input.files]));
+    element.querySelector("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      const field = element.querySelector("form input");
+      if (field.value.trim()) trigger({ do: "add", sources: [field.value] });
+      field.value = "";
+    });
+    document.addEventListener("paste", (event) => {
+      const files = [...(event.clipboardData?.files ?? [])];
+      if (!files.length) return;
+      event.preventDefault();
+      add(files);
+    });
+    document.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      drop.classList.add("over");
+    });
+    document.addEventListener("dragleave", (event) => {
+      if (!event.relatedTarget) drop.classList.remove("over");
+    });
+    document.addEventListener("drop", (event) => {
+      event.preventDefault();
+      drop.classList.remove("over");
+      add([...(event.dataTransfer?.files ?? [])]);
+    });
+  }
+
+  // Each session has a key of its own, so that tabs do not overwrite each other's list. The panes are the tab's own.
+  function keep(element, props, watch, restored, changed) {
+    const prefix = props.prefix;
+    const written = {};
+
+    function entries() {
+      const found = [];
+      for (const key of Object.keys(localStorage)) {
+        if (!key.startsWith(prefix)) continue;
+        try {
+          const text = localStorage.getItem(key);
+          found.push(JSON.parse(text));
+          written[key] = text;
+        } catch {
+          localStorage.removeItem(key);
+        }
+      }
+      return found;
+    }
+
+    watch("value", () => {
+      const kept = JSON.parse(props.value || "{}");
+      for (const session of kept.put ?? []) {
+        const key = prefix + session.id;
+        const text = JSON.stringify(session);
+        if (written[key] !== text) localStorage.setItem(key, text);
+        written[key] = text;
+      }
+      for (const id of kept.drop ?? []) localStorage.removeItem(prefix + id);
+      sessionStorage.setItem(prefix, JSON.stringify(kept.shown ?? []));
+    });
+    window.addEventListener("storage", (event) => {
+      if (event.key?.startsWith(prefix)) changed({ entries: entries() });
+    });
+    const shown = JSON.parse(sessionStorage.getItem(prefix) || "[]");
+    setTimeout(() => restored({ entries: entries(), shown }), 0);
+  }
+
+  // A pane stays at its end while a reply comes, unless its reader has scrolled up. On a phone the whole page scrolls.
+  function follow(scroller) {
+    let isAtEnd = true;
+    scroller.addEventListener("scroll", () => {
+      isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 60;
+    });
+    new MutationObserver(() => {
+      if (isAtEnd) scroller.scrollTop = scroller.scrollHeight;
+      if (scroller.scrollTop === 0) scroller.querySelector(".live")?.scrollIntoView({ block: "nearest" });
+    }).observe(scroller, { childList: true, subtree: true, characterData: true });
+  }
+
+  function escape(event) {
+    if (event.key !== "Escape") return;
+    drawer(false);
+    const pane = document.activeElement?.closest(".pane") ?? document;
+    const stop = pane.querySelector(".stop") ?? document.querySelector(".stop");
+    stop?.click();
+  }
+
+  document.addEventListener("keydown", escape);
+  document.addEventListener("DOMContentLoaded", () => {
+    applyTheme();
+    const followed = new WeakSet();
+    new MutationObserver(() => {
+      for (const scroller of document.querySelectorAll(".scroller")) {
+        if (!followed.has(scroller)) follow(scroller);
+        followed.add(scroller);
+      }
+    }).observe(document.body, { childList: true, subtree: true });
+  });
+  return { acts, pictures, keep };
+})();

@@ -1,0 +1,200 @@
+"""A session as a page shows it: its turns, the reply in progress, and what went wrong."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ts_stateful.cli.chat.talk import Exchange
+from ts_stateful.cli.web.live_reply import Continuation, LiveReply
+from ts_stateful.cli.web.saved import SavedSession, SavedTurn, SessionState, state_after
+from ts_stateful.client import ClientError, PromptOptions, Server, Session
+from ts_stateful.clock import SYSTEM_CLOCK
+from ts_stateful.protocol.errors import SessionError, StatefulError
+
+__all__ = ["Conversation", "Question"]
+
+_QUICK_S = 5.0  # for what is no turn, so that a page never hangs
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt with its files, by kind, and the settings of its reply. `system` counts where it opens the session."""
+
+    prompt: str
+    images: tuple[str, ...] = ()
+    audio: tuple[str, ...] = ()
+    options: PromptOptions | None = None
+    system: str | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the sources of all files."""
+        return (*self.images, *self.audio)
+
+
+class Conversation:
+    """A session, opened by its first prompt. Methods that ask the server raise `StatefulError` or `ClientError`.
+
+    `exchanges` are its turns by number, `tokens` the length of its history, `saved` what the browser keeps.
+    """
+
+    def __init__(self, server: Server, saved: SavedSession | None = None) -> None:
+        self._server = server
+        self._session: Session | None = None
+        self.saved = saved
+        self.exchanges: dict[int, Exchange] = {}
+        self.tokens = 0
+        self.live: LiveReply | None = None
+        self.error: Exception | None = None
+        self.is_read = saved is None  # from the server
+        if saved is not None:
+            self.exchanges = {
+                number: Exchange(turn.prompt, "", turn.files)
+                for number, turn in enumerate(saved.turns, start=1)
+            }
+
+    @property
+    def state(self) -> SessionState:
+        """Return `open` unless the server reported the session's end."""
+        return "open" if self.saved is None else self.saved.state
+
+    def ask(self, question: Question) -> LiveReply:
+        """Begin a turn, and return its reply, which `finish` takes when it has ended."""
+        live = LiveReply(question.prompt, question.files)
+        self._start(live, lambda: self._answer(live, question))
+        self._save()
+        return live
+
+    def _start(self, live: LiveReply, work: Callable[[], None]) -> None:
+        self.error, self.live = None, live
+        threading.Thread(target=_run, args=(live, work), name="reply", daemon=True).start()
+
+    def _answer(self, live: LiveReply, question: Question) -> None:
+        session = self._opened(question.system)
+        options = question.options or PromptOptions()
+        live.read(
+            session.prompt(question.prompt, images=question.images, audio=question.audio, **options)
+        )
+
+    def _opened(self, system: str | None = None, timeout_s: float | None = None) -> Session:
+        if self._session is None:
+            if self.saved is None:
+                self._session = self._server.open(system=system, timeout_s=timeout_s)
+                self._save()
+            else:
+                self._session = self._server.attach(self.saved.id, timeout_s)
+        return self._session
+
+    def finish(self) -> LiveReply | None:
+        """Take the reply that has ended; return it if there is one."""
+        live = self.live
+        if live is None or not live.has_ended:
+            return None
+        self.live = None
+        if live.exchange is not None and live.turn is not None:
+            self.exchanges[live.turn] = live.exchange
+            if usage := live.exchange.usage:
+                self.tokens = usage.prompt_tokens + usage.completion_tokens
+        if live.error is not None:
+            self.failed(live.error)
+        self._save()
+        return live
+
+    def failed(self, error: Exception) -> None:
+        """Show an error; one that ends the session marks it."""
+        self.error = error
+        state = state_after(error) if isinstance(error, SessionError) else None
+        if self.saved is not None and state is not None:
+            self.is_read = True  # as far as it can be
+            self.saved = msgspec.structs.replace(self.saved, state=state)
+
+    def cancel(self) -> None:
+        """End the reply in progress; its text until then stays."""
+        live, session = self.live, self._session
+        if live is not None:
+            live.cancel()
+            if session is not None:
+                session.cancel(_QUICK_S)
+
+    def restore(self) -> None:
+        """Read the turns of the session from the server. A turn in progress goes on."""
+        assert self.saved is not None
+        self.error = None
+        session = self._server.attach(self.saved.id, _QUICK_S)
+        info = session.info(_QUICK_S)
+        self._session, self.tokens, self.exchanges = session, info.tokens, {}
+        for number in range(1, info.turns + 1):
+            answer = session.continue_(number, timeout_s=_QUICK_S)
+            asked = self._asked(number)
+            self.exchanges[number] = Exchange(
+                asked.prompt,
+                answer.text,
+                asked.files,
+                answer.finish_reason,
+                answer.usage,
+                answer.timing,
+            )
+        self.saved, self.is_read = msgspec.structs.replace(self.saved, state="open"), True
+        if info.running:
+            turn = info.turns + 1
+            live = LiveReply(*msgspec.structs.astuple(self._asked(turn)))
+            self._start(live, lambda: live.read(Continuation(session, turn)))
+
+    def _asked(self, number: int) -> SavedTurn:
+        turns = () if self.saved is None else self.saved.turns
+        return turns[number - 1] if number <= len(turns) else SavedTurn("")
+
+    def fork(self, at_turn: int) -> Conversation:
+        """Return a new session with the turns up to `at_turn`."""
+        session = self._opened(timeout_s=_QUICK_S).fork(at_turn=at_turn, timeout_s=_QUICK_S)
+        fork = Conversation(self._server)
+        fork._session = session
+        fork.exchanges = {
+            number: one for number, one in self.exchanges.items() if number <= at_turn
+        }
+        fork.tokens = session.opened.usage.prompt_tokens if session.opened else 0
+        fork._save(fork_of=None if self.saved is None else self.saved.id)
+        return fork
+
+    def rewind(self, to_turn: int) -> str:
+        """Drop the turns after `to_turn`; return the prompt of the first of them."""
+        self.error = None
+        rewound = self._opened(timeout_s=_QUICK_S).rewind(to_turn, _QUICK_S)
+        dropped = self.exchanges.get(rewound.turn + 1)
+        self.exchanges = {
+            number: one for number, one in self.exchanges.items() if number <= rewound.turn
+        }
+        self.tokens = rewound.tokens
+        self._save()
+        return "" if dropped is None else dropped.prompt
+
+    def _save(self, fork_of: str | None = None) -> None:
+        if self._session is None:
+            return
+        turns = [SavedTurn(one.prompt, one.files) for _, one in sorted(self.exchanges.items())]
+        if self.live is not None:
+            turns.append(SavedTurn(self.live.prompt, self.live.files))
+        self.saved = SavedSession(
+            id=self._session.session_id,
+            at=SYSTEM_CLOCK.unix(),
+            turns=tuple(turns),
+            fork_of=fork_of if self.saved is None else self.saved.fork_of,
+            state=self.state,
+        )
+
+
+def _run(live: LiveReply, work: Callable[[], None]) -> None:
+    try:
+        work()
+        live.end()
+    except (ClientError, StatefulError, OSError) as error:
+        live.end(error)
+    except Exception as error:  # the boundary of a thread: the page would wait for ever
+        _LOGGER.exception("a reply failed")
+        live.end(error)

@@ -1,0 +1,118 @@
+"""The chat page: its events beside those of the panes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from ts_stateful.cli.chat.loop import ChatOptions
+from ts_stateful.cli.web.layout import Parts, lay_out
+from ts_stateful.cli.web.pane_events import PaneEvents
+from ts_stateful.cli.web.tab import Failures
+from ts_stateful.cli.web.tabs import BrowserTabs
+from ts_stateful.cli.web.view import PageView, Update
+
+__all__ = ["ChatPage"]
+
+
+class ChatPage:
+    """One page for all tabs of all browsers. Gradio finds the request and the event by the annotations."""
+
+    def __init__(self, tabs: BrowserTabs, view: PageView, options: ChatOptions) -> None:
+        self._tabs = tabs
+        self._view = view
+        self._options = options
+
+    def build(self, prefix: str) -> gr.Blocks:
+        """Make the components and connect their events. `prefix` is that of the browser's keys."""
+        blocks = gr.Blocks(title="torchserve-stateful", analytics_enabled=False)
+        with blocks:
+            self._connect(lay_out(prefix, self._options))
+            blocks.unload(self._tabs.forget)
+        blocks.queue(default_concurrency_limit=None)
+        return blocks
+
+    def _connect(self, parts: Parts) -> None:
+        on = partial(_on, outputs=parts.outputs)
+        on(parts.keeper.restored, self._restored)
+        on(parts.keeper.changed, self._changed)
+        on(parts.timer.tick, self._tick)
+        on(parts.files.act, self._files_act)
+        on(parts.sessions.act, self._sessions_act)
+        on(parts.new.click, self._new)
+        for number, pane in enumerate(parts.panes):
+            events = PaneEvents(number, self._tabs, self._view, self._options.prompt)
+            for asked in (pane.box.submit, pane.send.click):
+                on(asked, events.ask, inputs=[pane.box, *parts.settings.inputs])
+            on(pane.stop.click, events.stop)
+            on(pane.head.act, events.act)
+            on(pane.turns.act, events.act)
+
+    def _restored(self, event: gr.EventData, request: gr.Request) -> Iterator[Update]:
+        tab = self._tabs.of(request)
+        tab.recall(event.entries, event.shown)
+        yield self._view.all(tab)
+        if self._view.watch.is_up:
+            tab.read()
+            yield self._view.all(tab)
+            tab.check()
+            yield self._view.all(tab)
+        yield from self._view.follow(tab)
+
+    def _changed(self, event: gr.EventData, request: gr.Request) -> Update:
+        tab = self._tabs.of(request)
+        tab.recall(event.entries)
+        return self._view.all(tab)
+
+    def _tick(self, request: gr.Request) -> Iterator[Update]:
+        tab, status = self._tabs.of(request), self._view.status()
+        if tab.status == status:
+            yield self._view.nothing()
+            return
+        tab.status = status
+        yield self._view.all(tab)
+        if self._view.watch.is_up and not all(one.is_read for one in tab.panes):
+            tab.read()
+            yield self._view.all(tab)
+            yield from self._view.follow(tab)
+
+    def _files_act(self, event: gr.EventData, request: gr.Request) -> Update:
+        tab = self._tabs.of(request)
+        tab.notice = None
+        try:
+            if event.do == "add":
+                for source in event.sources:
+                    tab.add(str(source).strip())
+            elif event.do == "remove":
+                tab.remove(str(event.source))
+        except Failures as error:
+            tab.notice = error
+        return self._view.all(tab)
+
+    def _sessions_act(self, event: gr.EventData, request: gr.Request) -> Iterator[Update]:
+        tab = self._tabs.of(request)
+        tab.notice = None
+        try:
+            if event.do == "end":
+                tab.end(str(event.id))
+            else:
+                tab.show(str(event.id), 1 if event.do == "beside" else 0)
+        except Failures as error:
+            tab.notice = error
+        tab.read()
+        yield self._view.all(tab)
+        yield from self._view.follow(tab)
+
+    def _new(self, request: gr.Request) -> Update:
+        tab = self._tabs.of(request)
+        tab.begin()
+        return self._view.all(tab)
+
+
+def _on(event: Callable[..., Any], handler: Callable[..., Any], **wiring: Any) -> None:
+    event(
+        handler, **wiring, show_progress="hidden", api_visibility="private", trigger_mode="multiple"
+    )

@@ -1,0 +1,76 @@
+"""The run of `ts-stateful chat --web`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+# Before Gradio's import: it would report its use to its makers, and keep uploads where other users may read them.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+import gradio as gr
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from ts_stateful.cli.chat.loop import ChatOptions
+from ts_stateful.cli.web.layout import head_script, style, theme
+from ts_stateful.cli.web.page import ChatPage
+from ts_stateful.cli.web.server_watch import ServerWatch
+from ts_stateful.cli.web.tabs import BrowserTabs
+from ts_stateful.cli.web.view import PageView
+from ts_stateful.client import Server
+
+__all__ = ["serve_page"]
+
+_HOST = "127.0.0.1"
+# A page of another host whose name was pointed at this machine gets nothing.
+_KNOWN_HOSTS = Middleware(TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])
+_MAX_UPLOAD_BYTES = 1_000_000_000  # the most that the client sends
+
+
+def serve_page(server: Server, probe: Server, options: ChatOptions, url: str, port: int) -> int:
+    """Serve the page on loopback until interrupted; return the exit status. `probe` is a connection without retries."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the folder of uploads is removed
+    watch = ServerWatch(probe)
+    with tempfile.TemporaryDirectory(prefix="ts-stateful-chat-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        tabs = BrowserTabs(server, watch, options, Path(folder))
+        blocks = ChatPage(tabs, PageView(watch, url), options).build(f"ts-stateful:{url}:")
+        watch.start()
+        try:
+            _launch(blocks, options, port)
+            sys.stdout.write(f"chat  http://{_HOST}:{port}\nready\n")
+            sys.stdout.flush()
+            blocks.block_thread()
+        finally:
+            watch.stop()
+            blocks.close()
+    return 0
+
+
+def _launch(blocks: gr.Blocks, options: ChatOptions, port: int) -> None:
+    given = [str(Path(name).resolve()) for name in (*options.images, *options.audio)]
+    try:
+        blocks.launch(
+            server_name=_HOST,
+            server_port=port,
+            share=False,
+            inbrowser=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            footer_links=[],
+            run_history=False,
+            ssr_mode=False,
+            enable_monitoring=False,
+            max_file_size=_MAX_UPLOAD_BYTES,
+            allowed_paths=given,
+            theme=theme(),
+            css=style(),
+            head=head_script(),
+            app_kwargs={"middleware": [_KNOWN_HOSTS]},
+        )
+    except OSError as error:
+        raise OSError(f"{_HOST}:{port} is in use; name another --web-port") from error

@@ -1,0 +1,66 @@
+"""The sessions that a browser remembers. Its replies are not among them: the server has these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired
+
+__all__ = ["SavedSession", "SavedTurn", "SessionState", "is_clip", "parse_saved", "state_after"]
+
+SessionState = Literal["open", "expired", "closed", "unknown"]
+_TITLE_CHARS = 60
+_CLIPS = (".wav", ".flac")  # the formats that servers take
+
+
+class SavedTurn(Struct, frozen=True):
+    """The user's part of a turn. `files` are paths of uploads, or URLs."""
+
+    prompt: str
+    files: tuple[str, ...] = ()
+
+
+class SavedSession(Struct, frozen=True, kw_only=True):
+    """A session: `at` is the time of its last turn in seconds of the Unix clock, `fork_of` the session it was forked from."""
+
+    id: str
+    at: float
+    turns: tuple[SavedTurn, ...] = ()
+    fork_of: str | None = None
+    state: SessionState = "open"
+
+    @property
+    def title(self) -> str:
+        """Return the beginning of the first prompt."""
+        text = " ".join(self.turns[0].prompt.split()) if self.turns else ""
+        short = text if len(text) <= _TITLE_CHARS else f"{text[:_TITLE_CHARS].rstrip()}..."
+        return short or f"Session {self.id[:8]}"
+
+
+def is_clip(source: str) -> bool:
+    """Return True if a file, or the URL of one, is a clip of audio by its name."""
+    return source.lower().endswith(_CLIPS) or source.startswith("data:audio/")
+
+
+def parse_saved(documents: Iterable[Any]) -> list[SavedSession]:
+    """Return the sessions among what a browser has kept, the latest first; anything else is left out."""
+    sessions = []
+    for document in documents:
+        try:
+            sessions.append(msgspec.convert(document, SavedSession))
+        except msgspec.ValidationError:
+            continue
+    return sorted(sessions, key=lambda session: session.at, reverse=True)
+
+
+def state_after(error: SessionError) -> SessionState | None:
+    """Return the state of a session of which a server reports this error; None if it goes on."""
+    if isinstance(error, SessionExpired):
+        return "expired"
+    if isinstance(error, SessionClosed):
+        return "closed"
+    return "unknown" if error.status == 404 else None

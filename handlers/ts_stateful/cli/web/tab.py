@@ -1,0 +1,224 @@
+"""One tab of a browser: its panes, the files that wait, and the sessions that its browser remembers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ts_stateful.cli.chat.files import FileRefused, Files
+from ts_stateful.cli.chat.loop import ChatOptions
+from ts_stateful.cli.web.conversation import Conversation, Question
+from ts_stateful.cli.web.live_reply import LiveReply
+from ts_stateful.cli.web.saved import SavedSession, is_clip, parse_saved, state_after
+from ts_stateful.client import ClientError, PromptOptions, Server
+from ts_stateful.protocol.answers import ServerLimits
+from ts_stateful.protocol.errors import SessionError, StatefulError
+
+__all__ = ["BrowserTab", "Failures"]
+
+Failures = (ClientError, StatefulError, FileRefused, OSError)
+"""The errors that a page shows."""
+
+_MOST_SAVED = 100
+_MOST_CHECKED = 30
+_QUICK_S = 5.0  # for what is no turn, so that a page never hangs
+
+
+class BrowserTab:
+    """The state of a page. `panes` are one or two conversations side by side.
+
+    Methods that ask the server raise `StatefulError` or `ClientError`; `notice` is the last error that belongs to no pane.
+    """
+
+    def __init__(self, server: Server, options: ChatOptions, uploads: Path) -> None:
+        self._server = server
+        self._options = options
+        self._uploads = uploads
+        self._files: Files | None = None
+        self._sessions: dict[str, SavedSession] = {}
+        self._dropped: set[str] = set()
+        self.panes: list[Conversation] = [self._first()]
+        self.notice: Exception | None = None
+        self.status = ""  # of the server, as the tab shows it
+
+    def _first(self) -> Conversation:
+        session = self._options.session
+        saved = None if session is None else SavedSession(id=session.session_id, at=0.0)
+        return Conversation(self._server, saved)
+
+    # Files.
+
+    def meet(self, limits: ServerLimits) -> None:
+        """Take the limits of the server, with the first of which files can be added."""
+        if self._files is None:
+            self._files = Files(limits)
+            self._files.add_images(self._options.images)
+            self._files.add_audio(self._options.audio)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Return the files that go with the next question."""
+        return () if self._files is None else self._files.names
+
+    def add(self, source: str) -> None:
+        """Add an upload, a file of the options, or the URL of a file for the server to fetch.
+
+        Raises:
+            FileRefused, OSError: see `Files`; or it is none of these.
+        """
+        if self._files is None:
+            raise FileRefused("the server has not answered yet; its limits are not known")
+        is_url = "://" in source or source.startswith("data:")
+        if not is_url and not self._is_given(source):
+            raise FileRefused(
+                f"{source[:60]!r} is neither an upload nor a URL like https://example.com/a.png"
+            )
+        if is_clip(source):
+            self._files.add_audio([source])
+        else:
+            self._files.add_images([source])
+
+    def _is_given(self, path: str) -> bool:
+        given = (*self._options.images, *self._options.audio)
+        return path in given or Path(path).resolve().is_relative_to(self._uploads)
+
+    def remove(self, source: str) -> None:
+        """Drop a file that waits."""
+        for waiting in (self._files.images, self._files.audio) if self._files else ():
+            if source in waiting:
+                waiting.remove(source)
+
+    # Turns.
+
+    def ask(
+        self, pane: int, prompt: str, options: PromptOptions, system: str | None
+    ) -> LiveReply | None:
+        """Begin a turn, in a new session where that of the pane has ended; return None if one is in progress."""
+        if self.panes[pane].live is not None or not prompt.strip():
+            return None
+        if self.panes[pane].state != "open":
+            self.panes[pane] = Conversation(self._server)
+        files = self._files
+        question = Question(
+            prompt,
+            images=tuple(files.images) if files else (),
+            audio=tuple(files.audio) if files else (),
+            options=options,
+            system=system,
+        )
+        if files is not None:
+            files.clear()
+        return self.panes[pane].ask(question)
+
+    def finish(self, conversation: Conversation) -> str:
+        """Take the reply that has ended; after a failure return the prompt, and its files wait again."""
+        live = conversation.finish()
+        if live is None or live.error is None:
+            return ""
+        for source in live.files:
+            try:
+                self.add(source)
+            except (FileRefused, OSError) as error:
+                self.notice = error
+        return live.prompt
+
+    def fork(self, pane: int, turn: int) -> None:
+        """Show a fork beside its source."""
+        source = self.panes[pane]
+        fork = source.fork(turn)
+        self.remember()
+        self.panes = [fork, source] if pane == 1 else [source, fork]
+
+    def leave(self) -> None:
+        """Close the second pane. Its session stays open."""
+        self.remember()
+        del self.panes[1:]
+
+    def begin(self) -> None:
+        """Show a new session in the first pane."""
+        self.remember()
+        self.panes[0] = Conversation(self._server)
+
+    def show(self, session_id: str, pane: int) -> None:
+        """Show a session of this browser in a pane; `read` reads its turns."""
+        saved = self._sessions.get(session_id)
+        if saved is None or session_id in self.shown:
+            return
+        self.remember()
+        self.panes[pane : pane + 1] = [Conversation(self._server, saved)]
+
+    def read(self) -> None:
+        """Read the turns of sessions that were not read yet. A server that is down is asked later."""
+        for conversation in self.panes:
+            if not conversation.is_read:
+                try:
+                    conversation.restore()
+                except (ClientError, StatefulError) as error:
+                    conversation.failed(error)
+
+    # What the browser remembers.
+
+    @property
+    def shown(self) -> list[str]:
+        """Return the ids of the sessions in the panes."""
+        return [one.saved.id for one in self.panes if one.saved is not None]
+
+    def remember(self) -> None:
+        """Note the sessions of the panes for the browser."""
+        for one in self.panes:
+            if one.saved is not None:
+                self._sessions[one.saved.id] = one.saved
+
+    @property
+    def sessions(self) -> list[SavedSession]:
+        """Return the sessions of this browser, the latest first."""
+        self.remember()
+        return sorted(self._sessions.values(), key=lambda one: one.at, reverse=True)
+
+    def recall(self, documents: Iterable[Any], shown: Sequence[Any] = ()) -> None:
+        """Take what the browser has kept, and show the sessions `shown`, as before a reload."""
+        self._sessions = {one.id: one for one in parse_saved(documents)}
+        if shown and self._files is not None:
+            self._files.clear()  # those of the options were sent before the reload
+        for pane, session_id in enumerate(shown[:2]):
+            self.show(str(session_id), pane)
+
+    def check(self) -> None:
+        """Mark the sessions that have ended."""
+        for one in self.sessions[:_MOST_CHECKED]:
+            if one.state == "open" and one.id not in self.shown:
+                try:
+                    self._server.attach(one.id, _QUICK_S)
+                except SessionError as error:
+                    state = state_after(error) or one.state
+                    self._sessions[one.id] = msgspec.structs.replace(one, state=state)
+                except (ClientError, StatefulError):
+                    return  # the server is down
+
+    def end(self, session_id: str) -> None:
+        """Close a session on the server, if it is open there, and forget it."""
+        saved = self._sessions.get(session_id)
+        if saved is None:
+            return
+        if saved.state == "open":
+            with contextlib.suppress(SessionError):  # it has ended already
+                self._server.attach(session_id, _QUICK_S).close(_QUICK_S)
+        del self._sessions[session_id]
+        self._dropped.add(session_id)
+        rest = [one for one in self.panes if one.saved is None or one.saved.id != session_id]
+        self.panes = rest or [Conversation(self._server)]
+
+    def to_keep(self) -> str:
+        """Write what the browser has to keep, and to drop, as JSON without tags."""
+        sessions = self.sessions
+        old = {one.id for one in sessions[_MOST_SAVED:]}
+        document = {
+            "put": sessions[:_MOST_SAVED],
+            "drop": sorted(self._dropped | old),
+            "shown": self.shown,
+        }
+        return msgspec.json.encode(document).decode().replace("<", "\\u003c")

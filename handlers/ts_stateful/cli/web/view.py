@@ -1,0 +1,118 @@
+"""The updates of the components that show a tab."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gradio as gr
+
+from ts_stateful.cli.web.layout import PANES
+from ts_stateful.cli.web.markup import (
+    error_html,
+    files_html,
+    head_html,
+    live_html,
+    sessions_html,
+    status_html,
+    turns_html,
+)
+from ts_stateful.cli.web.server_watch import ServerWatch
+from ts_stateful.cli.web.tab import BrowserTab
+
+__all__ = ["PageView", "Update"]
+
+_TICK_S = 0.08  # between two updates of a reply in progress
+_TICK_S_PER_CHAR = 1e-5  # more, since each update draws the whole reply
+_NO_FILES = '<i class="none"></i>'
+Update = list[Any]  # of all outputs, see `Parts.outputs`
+
+
+class PageView:
+    """Makes updates of all outputs, for a server at `url`."""
+
+    def __init__(self, watch: ServerWatch, url: str) -> None:
+        self.watch = watch
+        self._url = url
+
+    def status(self) -> str:
+        """Return the state of the server."""
+        hello = self.watch.hello
+        return status_html("" if hello is None else hello.model, self._url, self.watch.problem)
+
+    def all(self, tab: BrowserTab, boxes: Mapping[int, str] | None = None) -> Update:
+        """Return an update of everything; `boxes` has new texts of boxes for questions."""
+        kept = tab.to_keep()
+        update: Update = [
+            kept,
+            self.status(),
+            self._files(tab),
+            sessions_html(tab.sessions, tab.shown),
+        ]
+        for number in range(PANES):
+            update += self._pane(tab, number, (boxes or {}).get(number))
+        return update
+
+    def nothing(self) -> Update:
+        """Return an update that changes nothing. Gradio empties the outputs of a handler that yields none."""
+        return [gr.skip()] * (4 + 7 * PANES)
+
+    def follow(self, tab: BrowserTab, number: int | None = None) -> Iterator[Update]:
+        """Yield updates until the replies in progress have ended: those of all panes, or of one."""
+        panes = [one for index, one in enumerate(tab.panes) if number in (None, index)]
+        running = [one for one in panes if one.live is not None]
+        shown, ids = "", list[str]()
+        while running:
+            tick_s = _TICK_S + _TICK_S_PER_CHAR * len(shown)
+            for one in list(running):
+                live = one.live
+                if live is not None and not live.wait(tick_s / len(running)):
+                    continue
+                running.remove(one)
+                prompt = tab.finish(one)
+                is_shown = bool(prompt) and one in tab.panes
+                yield self.all(tab, {tab.panes.index(one): prompt} if is_shown else None)
+            now = "".join(live_html(one, self.watch.problem) for one in running)
+            if now != shown:
+                shown = now
+                yield self._live(tab) if ids == tab.shown else self.all(tab)  # a session was opened
+                ids = tab.shown
+
+    def _files(self, tab: BrowserTab) -> str:
+        hello = self.watch.hello
+        if hello is not None and not hello.limits.images and not hello.limits.audio:
+            return _NO_FILES
+        sent = [
+            source for one in tab.panes for turn in one.exchanges.values() for source in turn.files
+        ]
+        notice = "" if tab.notice is None else error_html(tab.notice)
+        return notice + files_html(tab.waiting, sent)
+
+    def _pane(self, tab: BrowserTab, number: int, box: str | None) -> Update:
+        if number >= len(tab.panes):
+            return [gr.update(visible=False), *[gr.skip()] * 6]
+        pane, hello = tab.panes[number], self.watch.hello
+        context_tokens = None if hello is None else hello.limits.context_tokens
+        return [
+            gr.update(visible=True),
+            head_html(pane, context_tokens, is_side=number > 0),
+            turns_html(pane.exchanges),
+            live_html(pane, self.watch.problem),
+            gr.skip() if box is None else box,
+            _button("send", is_shown=pane.live is None),
+            _button("stop", is_shown=pane.live is not None),
+        ]
+
+    def _live(self, tab: BrowserTab) -> Update:
+        """Return an update of only what a reply in progress changes."""
+        update = self.nothing()[:4]
+        for number in range(PANES):
+            is_shown = number < len(tab.panes)
+            live = live_html(tab.panes[number], self.watch.problem) if is_shown else gr.skip()
+            update += [*[gr.skip()] * 3, live, *[gr.skip()] * 3]
+        return update
+
+
+def _button(name: str, *, is_shown: bool) -> dict[str, Any]:
+    """Return the update of a button. An invisible one stays in the page, where Esc finds it."""
+    return gr.update(elem_classes=[name] if is_shown else [name, "off"])

@@ -1,0 +1,40 @@
+"""Replies as HTML."""
+
+from __future__ import annotations
+
+import pytest
+
+from ts_stateful.cli.web.replies import reply_html
+
+
+def test_markdown_is_rendered() -> None:
+    """Lists, code, tables and line ends are shown as such."""
+    html = reply_html("- a\n- `b`\n\nc\nd\n\n| x | y |\n|---|---|\n| 1 | 2 |\n")
+    for tag in ("<li>a</li>", "<code>b</code>", "c<br", "<td>2</td>"):
+        assert tag in html
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "![a](http://example.com/a.png)",
+        "[a](javascript:alert(1))",
+        "[a](data:text/html;base64,PHNjcmlwdD4=)",
+        "```<script>\n<img src=x>\n```",
+        '[a](http://example.com "\\"><script>")',
+    ],
+)
+def test_a_model_writes_no_tags(text: str) -> None:
+    """HTML is text, pictures are not fetched, and links run no scripts."""
+    html = reply_html(text)
+    for tag in ("<script", "<img", 'href="javascript', 'href="data', "<a onerror"):
+        assert tag not in html
+
+
+def test_a_link_opens_apart() -> None:
+    """A link shows its address, and its page gets no hold of this one."""
+    html = reply_html("[a](http://example.com/)")
+    assert 'title="http://example.com/"' in html
+    assert 'rel="noopener noreferrer"' in html

@@ -1,0 +1,121 @@
+"""Tabs of browsers: files that wait, panes, and remembered sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_sessions import FakeSessions, Fault
+from ts_stateful.cli.chat import ChatOptions
+from ts_stateful.cli.chat.files import FileRefused
+from ts_stateful.cli.web.tab import BrowserTab
+from ts_stateful.client import PromptOptions, RetryPolicy, Server, connect
+from ts_stateful.protocol.errors import InternalError, SessionExpired
+
+_LONG_S = 60.0
+
+
+@pytest.fixture
+def server(url: str) -> Iterator[Server]:
+    """A connection without retries."""
+    with connect(url, policy=RetryPolicy(max_retries=0)) as server:
+        yield server
+
+
+@pytest.fixture
+def tab(server: Server, tmp_path: Path) -> BrowserTab:
+    """A tab without a history, whose uploads are in the folder `up`."""
+    (tmp_path / "up").mkdir()
+    for path in (tmp_path / "up" / "a.png", tmp_path / "up" / "a.wav", tmp_path / "secret.png"):
+        path.write_bytes(b"content")
+    tab = BrowserTab(server, ChatOptions(), tmp_path / "up")
+    tab.meet(server.hello().limits)
+    return tab
+
+
+def ask(tab: BrowserTab, prompt: str, pane: int = 0) -> str:
+    """Ask, wait for the end, and return what goes back into the box."""
+    live = tab.ask(pane, prompt, PromptOptions(), None)
+    assert live is not None
+    assert live.wait(_LONG_S)
+    return tab.finish(tab.panes[pane])
+
+
+def test_files_wait_for_the_next_question(
+    tab: BrowserTab, tmp_path: Path, fake: FakeSessions
+) -> None:
+    """They go with it; after a failure they wait again, and the question goes back into the box."""
+    picture = str(tmp_path / "up" / "a.png")
+    tab.add(picture)
+    tab.add("https://example.com/b.png")
+    tab.remove("https://example.com/b.png")
+    fake.fail("prompt", Fault(error=InternalError("id 7")))
+    assert ask(tab, "one") == "one"
+    assert list(tab.waiting) == [picture]
+    assert ask(tab, "one") == ""
+    assert not tab.waiting
+    assert [len(prompt["images"]) for prompt in fake.of_kind("prompt")] == [1, 1]
+
+
+def test_only_uploads_and_urls_are_files(tab: BrowserTab, tmp_path: Path) -> None:
+    """No other file of the machine is sent, and no clip to a model that takes none."""
+    for name in ("secret.png", "up/../secret.png"):
+        with pytest.raises(FileRefused, match="neither an upload nor a URL"):
+            tab.add(str(tmp_path / name))
+    with pytest.raises(FileRefused, match="takes no clips"):
+        tab.add(str(tmp_path / "up" / "a.wav"))
+    assert tab.waiting == ()
+
+
+def test_a_reload_brings_the_panes_back(tab: BrowserTab, server: Server, tmp_path: Path) -> None:
+    """What one tab has written for the browser shows the same sessions in the next one."""
+    ask(tab, "one <b>")
+    tab.fork(0, 1)
+    assert "<" not in tab.to_keep()
+    kept = json.loads(tab.to_keep())
+    again = BrowserTab(server, ChatOptions(), tmp_path / "up")
+    again.recall(kept["put"], kept["shown"])
+    again.read()
+    assert again.shown == tab.shown
+    assert [pane.exchanges[1].prompt for pane in again.panes] == ["one <b>", "one <b>"]
+    other = BrowserTab(server, ChatOptions(), tmp_path / "up")
+    other.recall(kept["put"])
+    assert other.shown == []
+    assert len(other.sessions) == 2
+
+
+def test_ended_sessions_are_marked_and_replaced(tab: BrowserTab, fake: FakeSessions) -> None:
+    """The list marks a session that has ended, and the next question in its pane opens another."""
+    ask(tab, "one")
+    tab.begin()
+    fake.fail("info", Fault(error=SessionExpired("idle")))
+    tab.check()
+    assert [one.state for one in tab.sessions] == ["expired"]
+    tab.show(tab.sessions[0].id, 0)
+    assert ask(tab, "two") == ""
+    assert len(fake.sessions) == 2
+    assert sorted(one.state for one in tab.sessions) == ["expired", "open"]
+
+
+def test_a_closed_session_leaves_the_list(tab: BrowserTab, fake: FakeSessions) -> None:
+    """It is closed on the server, and the browser drops it; forks go on."""
+    ask(tab, "one")
+    tab.fork(0, 1)
+    first, second = tab.shown
+    tab.end(first)
+    assert fake.closed == {first}
+    assert tab.shown == [second]
+    assert json.loads(tab.to_keep())["drop"] == [first]
+
+
+def test_a_pane_has_one_turn_at_a_time(tab: BrowserTab) -> None:
+    """A second question waits in its box, and an empty one is not asked."""
+    live = tab.ask(0, "one", PromptOptions(), None)
+    assert live is not None
+    assert tab.ask(0, "two", PromptOptions(), None) is None
+    assert live.wait(_LONG_S)
+    tab.finish(tab.panes[0])
+    assert tab.ask(0, "  ", PromptOptions(), None) is None
