@@ -46,7 +46,7 @@ def expected() -> str:
     model = hearing.qwen2_audio()
     assert model.encoder is not None
     content = [{"type": "audio"} for _ in CLIPS]
-    text = model.encoder._processor.apply_chat_template(
+    text = model.encoder.towers[0]._processor.apply_chat_template(
         [{"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]}],
         add_generation_prompt=True,
         tokenize=False,

@@ -58,7 +58,7 @@ def stock_text(model: Model) -> str:
     """The reply of stock `generate` to the stock processor's inputs."""
     assert model.encoder is not None
     content = [{"type": "image", "image": picture} for picture in PICTURES]
-    inputs = model.encoder._processor.apply_chat_template(
+    inputs = model.encoder.towers[0]._processor.apply_chat_template(
         [{"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]}],
         add_generation_prompt=True,
         tokenize=True,

@@ -68,14 +68,15 @@ class Chats:
             text.chat_message(Said(role, tuple(self.shown(part) for part in said)))
             for role, said in told
         ]
-        assert held.state.dialogue.rendered == text._render(messages)
+        expansions = [image.ids for image in held.state.images]
+        assert held.state.dialogue.rendered == text._render(messages, expansions)
         turn = held.turns[-1]
         prompt, reply = held.state.log[: turn.usage.prompt_tokens], held.state.log
         pictures = [part for _, said in told for part in said if part in self.pictures]
         inputs: dict[str, Any] = {}
         if model.encoder is not None and pictures:
             shown = [[self.pictures[name] for name in pictures]]
-            made = model.encoder._processor.image_processor(shown, return_tensors="pt")
+            made = model.encoder.towers[0]._processor.image_processor(shown, return_tensors="pt")
             inputs = {name: made[name] for name in made if isinstance(made[name], torch.Tensor)}
             if "image_grid_thw" in made:
                 mask = model.encoder.mask(prompt, held.state.images)

@@ -21,7 +21,7 @@ from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.encoders.loader import ReadImage, TurnMedia
 from ts_stateful.language.engine import LanguageKind, build_engine
 from ts_stateful.language.network.load import Model
-from ts_stateful.media.load import MediaFile
+from ts_stateful.media.load import MediaFile, named
 from ts_stateful.protocol.chat import AnyRequest
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind, Submit
@@ -136,9 +136,12 @@ class Harness:
         """Read what was asked for; on the thread that has the job."""
         if self.refuse_image is not None:
             raise self.refuse_image
-        media = [self.media[image.url or ""] for image in images]
-        files_of = [wav(each) if isinstance(each, np.ndarray) else png(each) for each in media]
-        return [read(MediaFile(data, PlainDecoder(), "images")) for data in files_of]
+        return [read(self._file(field, image)) for field, image in named(images)]
+
+    def _file(self, field: str, image: Media) -> MediaFile:
+        medium = self.media[image.url or ""]
+        data = wav(medium) if isinstance(medium, np.ndarray) else png(medium)
+        return MediaFile(data, PlainDecoder(), field)
 
     def submit(self, command: AnyRequest, request_id: str = "", **fields: Any) -> str:
         """Submits a request; returns its id."""
@@ -255,7 +258,9 @@ def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tok
     if model.encoder is not None and session.state.images:
         # All media of the conversation at once, as a processor is given them: tiled ones are padded to one another.
         media = list(harness.media.values())[:seen]
-        made = model.encoder.process(model.encoder.token * seen, media)
+        shown = session.state.images
+        text = "".join(model.encoder.tower_of(image).token for image in shown)
+        made = model.encoder.process(text, media)
         ids = {"input_ids", "attention_mask"}
         inputs = {n: made[n] for n in made if n not in ids and isinstance(made[n], torch.Tensor)}
         mask = torch.tensor([list(model.encoder.mask(prompt, session.state.images))])

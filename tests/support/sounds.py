@@ -38,9 +38,10 @@ def wav_base64(clip: Samples) -> str:
 
 
 def media_of(model: Model) -> list[Medium]:
-    """Return two pictures or clips, as the model takes them, or none."""
-    if model.encoder is None:
-        return []
-    if model.encoder.kind == "audio":
-        return [sound(1), sound(2, 0.8)]
-    return [noise(1), noise(2, 80, 30)]
+    """Return two pictures, two clips, or both, as the model takes them; none for a text model."""
+    kinds = model.encoder.kinds if model.encoder else ()
+    media: dict[str, list[Medium]] = {
+        "images": [noise(1), noise(2, 80, 30)],
+        "audio": [sound(1), sound(2, 0.8)],
+    }
+    return [medium for kind in kinds for medium in media[kind]]

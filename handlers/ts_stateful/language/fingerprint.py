@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 __all__ = ["fingerprint", "weights_digest"]
 
+_READERS = {"images": "image_processor", "audio": "feature_extractor"}
 _ENDS = 8  # elements from either end of every parameter
 _IGNORED = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype"})
 
@@ -21,9 +22,10 @@ def fingerprint(
     network: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     owner: Any,
+    kinds: Collection[str] = (),
     image_tiling: str | None = None,
 ) -> dict[str, str]:
-    """Return digests by part: model, weights, dtype, tokenizer, template, processor and tiling if there is one.
+    """Return digests by part: model, weights, dtype, tokenizer, template, and of `kinds` of media processor and tiling.
 
     Two servers can continue each other's sessions if the digests agree. They cover content, never paths, which differ between
     servers.
@@ -35,9 +37,9 @@ def fingerprint(
         "tokenizer": _digest(tokenizer.backend_tokenizer.to_str()),
         "template": _digest(str(getattr(owner, "chat_template", None))),
     }
-    if owner is not tokenizer:
-        reader = getattr(owner, "image_processor", None) or owner.feature_extractor
-        parts["processor"] = _digest(_without(reader.to_dict()))
+    if kinds:
+        readers = [_without(getattr(owner, _READERS[kind]).to_dict()) for kind in kinds]
+        parts["processor"] = _digest(readers if len(readers) > 1 else readers[0])
     if image_tiling is not None:
         parts["tiling"] = image_tiling
     return parts

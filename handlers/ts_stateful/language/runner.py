@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.encoders.encoder import Piece
 from ts_stateful.language.kv.spans import Span
+from ts_stateful.language.network.image_positions import image_positions
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.scheduler import Chunk
 
@@ -135,14 +137,13 @@ class Runner:
         return self._forward.flat or (self._forward.batched and is_next)
 
     def _strays(self, segment: _Segment) -> list[int]:
-        encoder, mask = self._model.encoder, segment.sequence.image_mask
-        assert encoder is not None
+        tokens, mask = self._model.media_tokens, segment.sequence.image_mask
         assert mask is not None
-        token, ids = encoder.token_id, segment.sequence.ids
+        ids = segment.sequence.ids
         return [
             i
             for i in range(segment.start, segment.stop)
-            if ids[i] == token and 1 not in mask[i : i + 1]
+            if ids[i] in tokens and 1 not in mask[i : i + 1]
         ]
 
     def _pass(self, segments: list[_Segment]) -> Logits:
@@ -169,16 +170,14 @@ class Runner:
         encoder = self._model.encoder
         if encoder is None or not segments[0].has_image:
             return {}
-        parts, stands = [], bytearray()
+        pieces, stands = list[Piece](), bytearray()
         for sequence, start, stop in segments:
             mask = sequence.image_mask
             assert mask is not None
             first = mask.count(1, 0, start)
-            parts.append(
-                encoder.features(sequence.all_images, first, first + mask.count(1, start, stop))
-            )
+            pieces += encoder.pieces(sequence.all_images, first, first + mask.count(1, start, stop))
             stands += mask[start:stop].ljust(stop - start, b"\0")
-        return encoder.inputs(ids, stands, parts)
+        return encoder.inputs(ids, stands, pieces)
 
     def _positions(self, segments: Items[_Segment]) -> Tensor | None:
         """Return positions `(3, 1, n)` for models with M-RoPE, else None."""
@@ -188,19 +187,28 @@ class Runner:
 
     def _rope_positions(self, segment: _Segment) -> Tensor:
         sequence, start, stop = segment
-        grids = [image.grid for image in sequence.all_images if image.grid is not None]
         index = torch.arange(start, stop)
-        if not grids or sequence.image_mask is None:
-            return index.expand(3, 1, -1)
         if sequence.positions is None:
-            assert self._forward.rope_index is not None
-            sequence.positions, _ = self._forward.rope_index(
-                torch.tensor([sequence.ids[: sequence.num_prompt]]),
-                mm_token_type_ids=torch.tensor([list(sequence.image_mask)], dtype=torch.int),
-                image_grid_thw=torch.cat(grids),
-            )
-        prompt: Tensor = sequence.positions  # (3, 1, num_prompt)
+            sequence.positions = self._image_positions(sequence)
+        prompt = sequence.positions  # (3, 1, num_prompt)
+        if prompt is None:
+            return index.expand(3, 1, -1)
         # After the prompt there is only text, whose positions continue from the highest one.
         after = index[max(0, sequence.num_prompt - start) :]
         after = after + int(prompt.max()) + 1 - sequence.num_prompt
         return torch.cat([prompt[..., start:stop], after.expand(3, 1, -1)], dim=-1)
+
+    def _image_positions(self, sequence: Sequence) -> Tensor | None:
+        """Return the positions of a prompt; None if it has no images."""
+        mask, encoder, rope_index = (
+            sequence.image_mask,
+            self._model.encoder,
+            self._forward.rope_index,
+        )
+        images = [image for image in sequence.all_images if image.grid is not None]
+        if not images or mask is None or encoder is None or rope_index is None:
+            return None
+        ids, token = sequence.ids[: sequence.num_prompt], encoder.tower_of(images[0]).token_id
+        shows = bytes(stands and id == token for id, stands in zip(ids, mask, strict=True))
+        grids = torch.cat([image.grid for image in images if image.grid is not None])
+        return image_positions(rope_index, ids, shows, grids)

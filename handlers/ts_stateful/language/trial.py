@@ -24,8 +24,7 @@ from ts_stateful.sessions.session import Delta
 
 __all__ = ["verify_media"]
 
-# A text right after an image, and two adjacent images.
-_PARTS = (None, "Red, or", "blue?\n", None, None, "And this?")
+_BETWEEN, _AFTER = ("Red, or", "blue?\n"), "And this?"
 
 
 @dataclass
@@ -69,17 +68,21 @@ def verify_media(model: Model) -> None:
     except Exception as error:  # stock code that was not made for it may raise anything
         kind = type(model.network).__name__
         raise ConfigError(
-            f"{model.name}: {encoder.kind} of {kind} cannot be computed by themselves, only its text can be served"
+            f"{model.name}: {_noun(encoder)} of {kind} cannot be computed by themselves, only its text can be served"
             f" (`handler.vision: false`): {type(error).__name__}: {error}"
         ) from error
     finally:
-        encoder.num_encoded = 0
+        for tower in encoder.towers:
+            tower.num_runs = 0
 
 
 def _verify(model: Model, encoder: Encoder[Any], decoded: Items[Any]) -> bool:
     """Verify a chat with these media; return False if the model's window is too small for it."""
     images = [encoder.prepare(each) for each in decoded]
-    message = model.text.chat_message(Said("user", _PARTS))
+    # A text right after the first one, and the others adjacent.
+    message = model.text.chat_message(
+        Said("user", (None, *_BETWEEN, *[None] * (len(images) - 1), _AFTER))
+    )
     extension = model.text.extend(Dialogue(Delta()), [], [message], [image.ids for image in images])
     if len(extension.ids) > model.context_tokens:
         return False
@@ -96,21 +99,24 @@ def _verify(model: Model, encoder: Encoder[Any], decoded: Items[Any]) -> bool:
             return True
         found.append(apart)
     raise ConfigError(
-        f"{model.name}: a chat with {encoder.kind} gives other logits than the stock model's,"
+        f"{model.name}: a chat with {_noun(encoder)} gives other logits than the stock model's,"
         f" by {min(found):.2g} of their spread"
     )
 
 
 def _difference(expected: Items[int], found: Items[int], encoder: Encoder[Any]) -> str:
-    token = encoder.token_id
-    if token not in found:
-        return f"its chat template writes no {encoder.token} for one of the {encoder.kind}, or its processor needs none"
-    counts = [ids.count(token) for ids in (expected, found)]
-    if counts[0] != counts[1]:
-        return f"three of the {encoder.kind} have {counts[0]} tokens together, and {counts[1]} one by one"
-    return (
-        f"its processor writes other tokens around one of the {encoder.kind} than for it by itself"
-    )
+    for tower in encoder.towers:
+        if tower.token_id not in found:
+            return f"its chat template writes no {tower.token} for one of the {tower.kind}, or its processor needs none"
+        counts = [ids.count(tower.token_id) for ids in (expected, found)]
+        if counts[0] != counts[1]:
+            return f"several of the {tower.kind} have {counts[0]} tokens together, and {counts[1]} one by one"
+    noun = _noun(encoder)
+    return f"its processor writes other tokens around one of the {noun} than for it by itself"
+
+
+def _noun(encoder: Encoder[Any]) -> str:
+    return " and ".join(encoder.kinds)
 
 
 def _stock_logits(model: Model, inputs: dict[str, Any]) -> Tensor:
@@ -134,20 +140,20 @@ def _session_logits(
     model: Model, encoder: Encoder[Any], ids: list[int], images: list[MediaInput]
 ) -> Tensor:
     """Return the same, computed in pieces that end within the images if they may."""
-    mask, token = encoder.mask(ids, images), encoder.token_id
+    mask = encoder.mask(ids, images)
     blocks = encoder.blocks(mask)
     sample = _Sample(ids, images, _States(model.new_kv()), mask, blocks)
-    middles = [beginning_of(blocks, middle) for middle in _middles(mask, images, token)]
+    counts = [encoder.num_tokens(image) for image in images]
+    middles = [beginning_of(blocks, middle) for middle in _middles(mask, counts)]
     runner = Runner(model)
     for start, stop in itertools.pairwise([0, *middles, len(ids)]):
         logits = runner.run([(cast(Sequence, sample), stop - start)])
     return logits.rows
 
 
-def _middles(mask: bytearray, images: list[MediaInput], image_token: int) -> list[int]:
-    """Return an index within each image."""
+def _middles(mask: bytearray, counts: Items[int]) -> list[int]:
+    """Return an index within each image, of so many tokens."""
     at = [index for index, stands in enumerate(mask) if stands]
-    counts = [image.ids.count(image_token) for image in images]
     return [
         at[end - count // 2]
         for end, count in zip(itertools.accumulate(counts), counts, strict=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from ts_stateful.media.fetch import Fetcher
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Media
 
-__all__ = ["MediaDecoder", "MediaFile", "MediaLoader", "UploadedMedia"]
+__all__ = ["MediaDecoder", "MediaFile", "MediaLoader", "UploadedMedia", "named"]
 
 T = TypeVar("T")
 
@@ -40,6 +41,14 @@ class UploadedMedia(Media, frozen=True, kw_only=True):
     def kind(self) -> str:
         """See `Media`."""
         return self.named_as
+
+
+def named(media: Iterable[Media]) -> Iterator[tuple[str, Media]]:
+    """Yield files with their names in errors: each kind is counted by itself, as in `images[0]`, `audio[0]`."""
+    counts: Counter[str] = Counter()
+    for file in media:
+        yield f"{file.kind}[{counts[file.kind]}]", file
+        counts[file.kind] += 1
 
 
 class MediaDecoder(Protocol):
@@ -61,6 +70,13 @@ class MediaFile:
     data: bytes
     decoder: MediaDecoder
     field: str
+
+    @property
+    def is_audio(self) -> bool:
+        """True for a clip, False for an image: as the request names it, or as a form's file begins."""
+        if self.field.startswith(("images", "audio")):
+            return self.field.startswith("audio")
+        return self.data.startswith((b"RIFF", b"RF64", b"fLaC")) and self.data[8:12] != b"WEBP"
 
     def decode_image(self) -> Picture:
         """Decode the image; see `Lease.decode_image`.
@@ -150,21 +166,21 @@ class MediaLoader:
         """
         if self._loop.is_closed():
             raise RuntimeError("the loader is closed")
-        sources = [self._source(index, image) for index, image in enumerate(images)]
+        sources = [self._source(field, image) for field, image in named(images)]
         sources += [
             _Source(f"files[{index}]", partial(bytes, data))
             for index, data in enumerate(attachments)
         ]
         return asyncio.run_coroutine_threadsafe(self._load(sources, read, client), self._loop)
 
-    def _source(self, index: int, image: Media) -> _Source:
+    def _source(self, field: str, image: Media) -> _Source:
         limit, url = self._config.max_bytes, image.url
         if isinstance(image, UploadedMedia):
-            return _Source(f"{image.kind}[{index}].upload", partial(bytes, image.data))
+            return _Source(f"{field}.upload", partial(bytes, image.data))
         if url is None:
-            field = f"{image.kind}[{index}].base64"
+            field = f"{field}.base64"
             return _Source(field, partial(decode_base64, image.base64 or "", limit, field))
-        field = f"{image.kind}[{index}].url"
+        field = f"{field}.url"
         fetch = partial(self._fetcher.fetch, url, field)
         return _Source(field, fetch, remote=url[:5].lower() != "data:")
 

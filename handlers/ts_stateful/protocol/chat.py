@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from ts_stateful.protocol.requests import Command, Prompt, Request
+from ts_stateful.protocol.requests import Command, Media, Prompt, Request
 
 __all__ = [
     "AnyRequest",
@@ -60,16 +60,26 @@ class Tool(Struct, frozen=True, omit_defaults=True):
 class Chat(Prompt, frozen=True, tag="chat", kw_only=True):
     """One turn as the whole conversation up to it, of which the session has a first part already.
 
-    `images` are those of all messages, in their order. `parses` asks for the reply's parts: content, reasoning, calls of
+    `images` are those of all messages, in their order, and so is `audio`; `clips_at` are the places of clips among both, by
+    default after the images. `parses` asks for the reply's parts: content, reasoning, calls of
     `tools`. `calls` forces calls: of any tool if it is empty, else of the named one; `parallel` allows several.
     """
 
     prompt: str = ""
     messages: tuple[Said, ...] = ()
+    clips_at: tuple[int, ...] = ()
     parses: bool = False
     tools: tuple[Tool, ...] = ()
     calls: str | None = None
     parallel: bool = True
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """See `Prompt`."""
+        files = list[Media](self.images if self.clips_at else super().media)
+        for place, clip in zip(self.clips_at, self.audio, strict=False):
+            files.insert(place, clip)
+        return tuple(files)
 
     @property
     def num_chars(self) -> int:

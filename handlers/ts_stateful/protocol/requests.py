@@ -110,7 +110,7 @@ class _WithMedia(Command, frozen=True, kw_only=True):
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """Return the files, of which a model takes one kind."""
+        """Return the files in their order."""
         return (*self.images, *self.audio)
 
 

@@ -42,6 +42,7 @@ from tests.support.tiny.more_text import (
     smollm3,
     stablelm,
 )
+from tests.support.tiny.omni import qwen2_5_omni, qwen3_omni
 from tests.support.tiny.own_attention import codegen, gpt_neo, gptj
 from tests.support.tiny.recurrent_text import (
     bamba,
@@ -167,11 +168,13 @@ MORE_MODELS = _named(
     olmo_hybrid,
     opt,
     pixtral,
+    qwen2_5_omni,
     qwen2_5_vl,
     qwen2_audio,
     qwen2_moe,
     qwen3_5,
     qwen3_5_vision,
+    qwen3_omni,
     qwen3_vl,
     smollm3,
     stablelm,

@@ -23,7 +23,7 @@ from tests.support.tiny.small import SMALL, mute
 from tests.support.tiny.tokens import CHATML, chatml
 from ts_stateful.language.network.load import Model
 
-_MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
 _MERGING = {
     "depth": 2,
     "num_heads": 2,
@@ -31,7 +31,7 @@ _MERGING = {
     "temporal_patch_size": 2,
     "initializer_range": 0.2,
 }
-_MERGED_TOWER = {
+MERGED_TOWER = {
     **_MERGING,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -64,7 +64,7 @@ def glm4v() -> Model:
     return loaded(_glm4v)
 
 
-def _merging_files(processor: str, images: str, patch_size: int) -> dict[str, dict[str, Any]]:
+def merging_files(processor: str, images: str, patch_size: int) -> dict[str, dict[str, Any]]:
     pixels = (2 * patch_size) ** 2  # of one token
     settings = {
         "processor_class": processor,
@@ -92,7 +92,7 @@ def _merging(
     torch.manual_seed(seed)
     merging = network(
         config(
-            text_config={**SMALL, "rope_parameters": _MROPE, **text},
+            text_config={**SMALL, "rope_parameters": MROPE, **text},
             vision_config=vision,
             vision_start_token_id=3,
             vision_end_token_id=4,
@@ -103,7 +103,7 @@ def _merging(
     merging.generation_config.eos_token_id = 2
     mute(merging, 5, 6)
     tokenizer = chatml("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    return Checkpoint(merging, tokenizer, _merging_files(processor, images, vision["patch_size"]))
+    return Checkpoint(merging, tokenizer, merging_files(processor, images, vision["patch_size"]))
 
 
 def _qwen2_vl() -> Checkpoint:
@@ -119,7 +119,7 @@ def _qwen2_vl() -> Checkpoint:
 
 
 def _qwen2_5_vl() -> Checkpoint:
-    vision = {**_MERGED_TOWER, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
+    vision = {**MERGED_TOWER, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
     return _merging(
         25,
         Qwen2_5_VLForConditionalGeneration,
@@ -132,7 +132,7 @@ def _qwen2_5_vl() -> Checkpoint:
 
 def _qwen3_vl() -> Checkpoint:
     vision = {
-        **_MERGED_TOWER,
+        **MERGED_TOWER,
         "patch_size": 16,
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0, 1],
@@ -148,7 +148,7 @@ def _qwen3_vl() -> Checkpoint:
 
 
 def _qwen3_5() -> Checkpoint:
-    vision = {**_MERGED_TOWER, "patch_size": 16, "num_position_embeddings": 64}
+    vision = {**MERGED_TOWER, "patch_size": 16, "num_position_embeddings": 64}
     return _merging(
         33,
         Qwen3_5ForConditionalGeneration,
@@ -170,8 +170,8 @@ def _glm4v() -> Checkpoint:
     torch.manual_seed(29)
     network = Glm4vForConditionalGeneration(
         Glm4vConfig(
-            text_config={**SMALL, "rope_parameters": {**_MROPE, "partial_rotary_factor": 1.0}},
-            vision_config={**_MERGED_TOWER, "patch_size": 14, "image_size": 56},
+            text_config={**SMALL, "rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}},
+            vision_config={**MERGED_TOWER, "patch_size": 14, "image_size": 56},
             image_start_token_id=3,
             image_end_token_id=4,
             video_start_token_id=6,
@@ -194,5 +194,5 @@ def _glm4v() -> Checkpoint:
         "<|video|>",
         template=template.replace("image_pad", "image"),
     )
-    files = _merging_files("Glm4vProcessor", "Glm4vImageProcessor", 14)
+    files = merging_files("Glm4vProcessor", "Glm4vImageProcessor", 14)
     return Checkpoint(network, tokenizer, files)

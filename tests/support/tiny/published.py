@@ -24,11 +24,15 @@ _Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint's folder is made of; `files` are the JSON files of its processor."""
+    """What a checkpoint's folder is made of; `files` are the JSON files of its processor.
+
+    `rearrange` makes of a written folder what the library no longer writes.
+    """
 
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     files: Mapping[str, _Json]
+    rearrange: Callable[[Path], None] = lambda _folder: None
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> Path:
@@ -37,6 +41,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> Path:
     checkpoint.tokenizer.save_pretrained(folder)
     for name, content in checkpoint.files.items():
         (folder / name).write_text(json.dumps(content, indent=2))
+    checkpoint.rearrange(folder)
     return folder
 
 

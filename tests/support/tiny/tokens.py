@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -61,7 +62,7 @@ def _bpe(special: tuple[str, ...]) -> Tokenizer:
 
 
 def tokenizer_of(
-    *special: str, template: str | None = None, **names: str
+    *special: str, template: str | None = None, **names: Any
 ) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer with these special tokens, whose ids count from 0."""
     tokenizer = PreTrainedTokenizerFast(
@@ -71,7 +72,7 @@ def tokenizer_of(
     return tokenizer
 
 
-def chatml(*more: str, template: str = CHATML, **names: str) -> PreTrainedTokenizerFast:
+def chatml(*more: str, template: str = CHATML, **names: Any) -> PreTrainedTokenizerFast:
     """Return a tokenizer for ChatML: `<|endoftext|>` is 0, `<|im_start|>` 1, `<|im_end|>`, which ends a reply, 2."""
     return tokenizer_of(
         "<|endoftext|>",

@@ -31,9 +31,10 @@ SEEING = [
     "smolvlm",
 ]
 HEARING = ["audio_flamingo3", "glm_asr", "qwen2_audio"]
+BOTH = ["qwen2_5_omni", "qwen3_omni"]
 
 
-@pytest.mark.parametrize("name", [*SEEING, *HEARING])
+@pytest.mark.parametrize("name", [*SEEING, *HEARING, *BOTH])
 def test_served_models_pass(name: str) -> None:
     """Small and large pictures or clips, adjacent ones, and text right after one; the trial finds what looks ahead."""
     model = {**MODELS, **MORE_MODELS}[name]()

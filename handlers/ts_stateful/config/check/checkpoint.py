@@ -12,12 +12,14 @@ from typing import Any
 from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.weights import pickled_weights, weights_cure
 
-__all__ = ["REFUSED", "check_checkpoint"]
+__all__ = ["HEARS_TOO", "REFUSED", "check_checkpoint"]
 
 # Language models that transformers has, by model_type, and why they are not served.
 REFUSED = {
     "deepseek_v4": "its layers compress blocks of tokens into one state, so a session cannot go back to a token in between"
 }
+# Models that see, and whose clips are served, too.
+HEARS_TOO = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
 _KEY = "handler.model"
 _TOKENIZERS = (
     "tokenizer.json",
@@ -43,6 +45,9 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
     except (OSError, ValueError) as reason:
         yield error(_KEY, f"{folder}/config.json cannot be read: {reason}", "download it again")
         return
+    # Of a model that also speaks, the part that reads and writes text is served.
+    if isinstance(thinker := config.get("thinker_config"), dict):
+        config = {**thinker, "architectures": []}
     kind = config.get("model_type")
     if kind in REFUSED:
         problem = f"{folder} is a {kind} model: {REFUSED[kind]}"
@@ -95,7 +100,7 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
         )
     else:
         yield from _check_class(next(iter(config.get("architectures") or ()), ""), served, library)
-        if config.get("audio_config") and not hears:
+        if config.get("audio_config") and not hears and kind not in HEARS_TOO:
             yield warning(
                 _KEY,
                 f"{folder} is a {kind} model, which takes audio besides images, and is served without audio",

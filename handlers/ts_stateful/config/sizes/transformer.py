@@ -107,6 +107,8 @@ def read_transformer(path: Path) -> TransformerSize:
         raise ModelUnknown(f"{file} is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise ModelUnknown(f"{file} is not the configuration of a model; name its config.json")
+    if isinstance(thinker := document.get("thinker_config"), dict):
+        document = thinker  # of a model that also speaks, the part that is served
     text = next((document[key] for key in _TEXT if isinstance(document.get(key), dict)), document)
     return _size(document, text, file)
 

@@ -44,12 +44,13 @@ _KINDS: dict[str, type[Struct]] = {"text": _Text, "image_url": _Picture, "input_
 
 
 class Messages(NamedTuple):
-    """The said messages, and the media in them, with the client's paths of those of a request that has one kind."""
+    """The said messages, and the media in them; see `Chat`. `fields` has the client's path of `images[0]` and so on."""
 
     said: tuple[Said, ...]
     images: tuple[Image, ...]
     audio: tuple[Audio, ...]
-    fields: tuple[str, ...]
+    clips_at: tuple[int, ...]
+    fields: dict[str, str]
 
 
 class ChatMessage(CallFields, frozen=True, kw_only=True):
@@ -89,7 +90,8 @@ def read_messages(asked: list[ChatMessage]) -> Messages:
     messages: list[Said] = []
     images: list[Image] = []
     audio: list[Audio] = []
-    fields: list[str] = []
+    clips_at: list[int] = []
+    fields: dict[str, str] = {}
     for index, message in enumerate(asked):
         role = "system" if message.role == "developer" else message.role
         said = partial(_said, message, role, f"messages[{index}]")
@@ -109,16 +111,18 @@ def read_messages(asked: list[ChatMessage]) -> Messages:
                     "only a user's message may have images or audio", field=f"{field}.{kind}"
                 )
             if isinstance(part, _Picture):
+                fields[f"images[{len(images)}]"] = f"{field}.image_url.url"
                 images.append(Image(url=part.image_url.url))
-                fields.append(f"{field}.image_url.url")
             else:
                 clip = part.input_audio
+                fields[f"audio[{len(audio)}]"] = f"{field}.input_audio.data"
+                clips_at.append(len(images) + len(audio))
                 audio.append(Audio(url=f"data:audio/{clip.format};base64,{clip.data}"))
-                fields.append(f"{field}.input_audio.data")
         messages.append(said(tuple(parts)))
     if sum(len(said.parts) for said in messages) > MAX_PARTS:
         raise InvalidRequest(f"more than {MAX_PARTS} parts", field="messages")
-    return Messages(tuple(messages), tuple(images), tuple(audio), tuple(fields))
+    places = tuple(clips_at) if images else ()
+    return Messages(tuple(messages), tuple(images), tuple(audio), places, fields)
 
 
 def _said(message: ChatMessage, role: str, field: str, parts: tuple[str | None, ...]) -> Said:

@@ -6,6 +6,8 @@ https://platform.openai.com/docs/api-reference/completions/create describe them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
@@ -124,12 +126,12 @@ class _TextBody(_Generation, frozen=True, kw_only=True):
 
 
 class Completion(NamedTuple):
-    """A completion that was asked for; `image_fields` are the client's paths of the media of `prompt`, in their order."""
+    """A completion that was asked for; `image_fields` has the client's path of `images[0]` of `prompt` and so on."""
 
     model: str
     prompt: Chat | RawPrompt
     include_usage: bool
-    image_fields: tuple[str, ...] = ()
+    image_fields: Mapping[str, str] = MappingProxyType({})
     ignored: tuple[str, ...] = ()  # fields without an effect
     format_field: str = ""  # the client's name of `response_format`
     names_tool: bool = False  # a certain tool must be called
@@ -156,6 +158,7 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         messages=read.said,
         images=read.images,
         audio=read.audio,
+        clips_at=read.clips_at,
         max_new_tokens=body.max_completion_tokens or body.max_tokens or _MAX_TOKENS,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,

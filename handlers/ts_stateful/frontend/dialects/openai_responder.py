@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -20,7 +20,7 @@ from ts_stateful.protocol.chat import ToolCall
 __all__ = ["ChatResponder", "OpenAiResponder", "TextResponder", "image_field", "scored"]
 
 _DONE = b"data: [DONE]\n\n"
-_IMAGE_FIELD = re.compile(r"(?:images|audio)\[(\d+)\]\.\w+")
+_IMAGE_FIELD = re.compile(r"((?:images|audio)\[\d+\])\.\w+")
 _FINISH_REASONS = {"length": "length"}  # any other reason is a `stop`
 # Our names of fields to those of a chat, where they differ.
 _PARAMS = {"prompt": "messages", "system": "messages", "images": "messages", "audio": "messages"}
@@ -232,12 +232,10 @@ class ChatResponder(_CompletionResponder):
         return image or super()._param(_PARAMS.get(field or "", field))
 
 
-def image_field(field: str | None, image_fields: Sequence[str]) -> str | None:
+def image_field(field: str | None, image_fields: Mapping[str, str]) -> str | None:
     """Return the client's path of an image or clip that an error is about; None if it is about something else."""
     image = _IMAGE_FIELD.fullmatch(field or "")
-    if image is None or int(image[1]) >= len(image_fields):
-        return None
-    return image_fields[int(image[1])]
+    return image_fields.get(image[1]) if image else None
 
 
 def scored(token: TopLogprob) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ts_stateful.language.conversation.context import Context
@@ -59,7 +59,7 @@ def branch(
 
 
 def same_states(
-    held: Context, ids: Sequence[int], images: Sequence[MediaInput], image_token: int | None
+    held: Context, ids: Sequence[int], images: Sequence[MediaInput], media_tokens: Collection[int]
 ) -> int:
     """Return for how many of `ids`, in which `images` stand, the KV states of `held` are valid.
 
@@ -72,8 +72,8 @@ def same_states(
     )
     if len(same) == len(images):
         return length
-    seen = sum(image.ids.count(image_token) for image, _ in same if image_token is not None)
-    places = (at for at, token in enumerate(ids) if token == image_token)
+    seen = sum(image.ids.count(token) for image, _ in same for token in media_tokens)
+    places = (at for at, token in enumerate(ids) if token in media_tokens)
     return min(length, next(itertools.islice(places, seen, None), 0))
 
 

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ts_stateful.language.fingerprint import weights_digest
 from ts_stateful.language.kv.spans import Block
 from ts_stateful.media.load import MediaFile
 
-__all__ = ["Encoder", "LookAhead", "MediaInput"]
+__all__ = ["Encoder", "LookAhead", "MediaInput", "Piece", "Tower"]
 
 _STANDS = re.compile(b"\1{2,}")
 DecodedT = TypeVar("DecodedT")
@@ -37,7 +37,7 @@ class LookAhead(enum.Enum):
 class MediaInput:
     """An image or a clip of a session, or of all sessions that have the same one.
 
-    A model takes one of both kinds, and sessions call both images. `key` names its content (see `Encoder.key`). `ids` are the
+    Sessions call both images. `key` names its content (see `Encoder.key`). `ids` are the
     token ids that stand for it in the context. `tensors` is the processor's output, until `features` replace it: a tensor
     `(rows, hidden)` per feature map, the first for the tokens that stand for it. A media thread makes it. Afterwards only the
     engine's thread changes it, once.
@@ -55,39 +55,37 @@ class MediaInput:
         return sum(int(feature.nbytes) for feature in self.features or ())
 
 
+class Piece(NamedTuple):
+    """The embeddings `start` to `stop` of an image or clip."""
+
+    image: MediaInput
+    start: int
+    stop: int
+
+
 class Encoder(abc.ABC, Generic[DecodedT]):
-    """The part of a model that reads media of one kind; it encodes one at a time.
+    """The part of a model that reads media, of one kind by a tower, or of several by a tower each.
 
     Attributes:
-        token, token_id: what stands for a part of an image or clip in a text and in a context.
         look_ahead: the layers in which the tokens of an image see one another.
-        num_encoded: runs of the tower.
     """
 
-    kind: ClassVar[Literal["images", "audio"]]
-    part: ClassVar[Literal["image", "audio"]]  # of a message, as chat templates name it
-    _num_maps = 1  # tensors of features
-
-    def __init__(self, network: PreTrainedModel, processor: Any, salts: tuple[str, ...]) -> None:
-        # A copy for media threads, because two threads must not call one tokenizer at once.
-        self._processor = copy.deepcopy(processor)
-        self._lock = threading.Lock()
-        self._identity = (
-            processor.to_json_string(),
-            weights_digest(network),
-            str(network.dtype),
-            *salts,
-        )
-        self._network = network
-        width = network.config.get_text_config(decoder=True).hidden_size * self._num_maps
-        self._token_bytes: int = width * network.dtype.itemsize
-        self.token, self.token_id = self._find_token(network, processor)
+    def __init__(self) -> None:
         self.look_ahead = LookAhead.NONE
-        self.num_encoded = 0
+
+    @property
+    @abc.abstractmethod
+    def towers(self) -> tuple[Tower[Any], ...]:
+        """The towers, one for each kind of media."""
+
+    @property
+    @abc.abstractmethod
+    def tokens(self) -> frozenset[int]:
+        """The ids of tokens that stand for parts of media."""
 
     @abc.abstractmethod
-    def _find_token(self, network: PreTrainedModel, processor: Any) -> tuple[str, int]:
-        """Return what stands for a part; raise ConfigError if the model does not say it."""
+    def tower_of(self, image: MediaInput) -> Tower[Any]:
+        """Return the tower that reads media of this kind."""
 
     @abc.abstractmethod
     def decode(self, file: MediaFile) -> DecodedT:
@@ -107,28 +105,131 @@ class Encoder(abc.ABC, Generic[DecodedT]):
 
     @abc.abstractmethod
     def samples(self) -> list[list[DecodedT]]:
-        """Return media of three messages for the trial at load: different sizes, the second one smaller in the next list."""
+        """Return media of messages for the trial at load: different sizes, the larger ones smaller in the next list."""
+
+    @abc.abstractmethod
+    def inputs(
+        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
+    ) -> dict[str, Any]:
+        """Return the arguments by which a model finds the embeddings of `pieces` in a pass over `ids`.
+
+        `mask` has 1 for every id that stands for one of them. Runs the tower for images without embeddings.
+        """
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of media, as requests name them."""
+        return tuple(tower.kind for tower in self.towers)
+
+    @property
+    def num_encoded(self) -> int:
+        """The runs of the towers."""
+        return sum(tower.num_runs for tower in self.towers)
+
+    @property
+    def max_seconds(self) -> float:
+        """The length of a clip that the model reads whole; 0 if it takes none."""
+        return max(tower.most_seconds for tower in self.towers)
+
+    def unseen(self, images: Sequence[MediaInput]) -> dict[MediaInput, int]:
+        """Return the images without embeddings, and the bytes that each will take on the device."""
+        return {
+            image: self.num_tokens(image) * self.tower_of(image).token_bytes
+            for image in images
+            if image.features is None
+        }
+
+    def num_tokens(self, image: MediaInput) -> int:
+        """Return the number of tokens that stand for parts of an image."""
+        return image.ids.count(self.tower_of(image).token_id)
+
+    def mask(self, ids: Sequence[int], images: Sequence[MediaInput]) -> bytearray:
+        """Return 1 for every id that stands for a part of an image; a generated token of that kind gets 0."""
+        mask = bytearray(len(ids))
+        at = 0
+        for image in images:
+            token = self.tower_of(image).token_id
+            marks = _core(image.ids, token)
+            span = len(marks)
+            while at <= len(ids) - span and (ids[at] != marks[0] or ids[at : at + span] != marks):
+                at += 1
+            for index in range(at, min(at + span, len(ids))):
+                mask[index] = ids[index] == token
+            at += span
+        return mask
+
+    def blocks(self, mask: bytearray) -> list[Block]:
+        """Return the runs of image tokens that see one another; none if the model's see only backwards."""
+        if self.look_ahead is LookAhead.NONE:
+            return []
+        only_windowed = self.look_ahead is LookAhead.WINDOWED
+        return [Block(*match.span(), only_windowed) for match in _STANDS.finditer(mask)]
+
+    def pieces(self, images: Sequence[MediaInput], start: int, stop: int) -> list[Piece]:
+        """Return the image tokens `start` to `stop`, counted over `images`."""
+        pieces = []
+        at = 0
+        for image in images:
+            count = self.num_tokens(image)
+            first, last = max(0, start - at), min(count, stop - at)
+            if first < last:
+                pieces.append(Piece(image, first, last))
+            at += count
+        return pieces
+
+
+class Tower(Encoder[DecodedT]):
+    """The part of a model that reads media of one kind; it encodes one at a time.
+
+    Attributes:
+        token, token_id: what stands for a part of an image or clip in a text and in a context.
+        token_bytes: the bytes of the embeddings of a token.
+        num_runs: the runs of the tower.
+    """
+
+    kind: ClassVar[Literal["images", "audio"]]
+    part: ClassVar[Literal["image", "audio"]]  # of a message, as chat templates name it
+    most_seconds = 0.0  # of a clip
+    _num_maps = 1  # tensors of features
+
+    def __init__(self, network: PreTrainedModel, processor: Any, salts: tuple[str, ...]) -> None:
+        super().__init__()
+        # A copy for media threads, because two threads must not call one tokenizer at once.
+        self._processor = copy.deepcopy(processor)
+        self._lock = threading.Lock()
+        self._identity = (
+            processor.to_json_string(),
+            weights_digest(network),
+            str(network.dtype),
+            *salts,
+        )
+        self._network = network
+        width = network.config.get_text_config(decoder=True).hidden_size * self._num_maps
+        self.token_bytes: int = width * network.dtype.itemsize
+        self.token, self.token_id = self._find_token(network, processor)
+        self.num_runs = 0
+
+    @abc.abstractmethod
+    def _find_token(self, network: PreTrainedModel, processor: Any) -> tuple[str, int]:
+        """Return what stands for a part; raise ConfigError if the model does not say it."""
 
     @abc.abstractmethod
     def _features(self, image: MediaInput, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the embeddings `(rows, hidden)` per feature map, by the tower. `inputs` are on the device."""
 
-    @abc.abstractmethod
-    def inputs(
-        self, ids: Sequence[int], mask: bytearray, parts: Sequence[Sequence[Tensor]]
-    ) -> dict[str, Any]:
-        """Return the arguments by which a model finds `parts`, the `features` of several sequences, in a pass over `ids`.
+    @property
+    def towers(self) -> tuple[Tower[Any], ...]:
+        """See `Encoder`."""
+        return (self,)
 
-        `mask` has 1 for every id that stands for one of their rows.
-        """
+    @property
+    def tokens(self) -> frozenset[int]:
+        """See `Encoder`."""
+        return frozenset([self.token_id])
 
-    def unseen(self, images: Sequence[MediaInput]) -> dict[MediaInput, int]:
-        """Return the images without embeddings, and the bytes that each will take on the device."""
-        return {
-            image: image.ids.count(self.token_id) * self._token_bytes
-            for image in images
-            if image.features is None
-        }
+    def tower_of(self, image: MediaInput) -> Tower[Any]:
+        """See `Encoder`."""
+        return self
 
     def encode(self, image: MediaInput) -> None:
         """Run the tower: replace `tensors` by `features`. After an error the image is unchanged."""
@@ -138,54 +239,26 @@ class Encoder(abc.ABC, Generic[DecodedT]):
             for name, tensor in image.tensors.items()
         }
         features = self._features(image, inputs)
-        self.num_encoded += 1
-        expected = image.ids.count(self.token_id)
+        self.num_runs += 1
+        expected = self.num_tokens(image)
         if features[0].shape[0] != expected:
             raise RuntimeError(
                 f"{features[0].shape[0]} features of {self.kind} for {expected} tokens"
             )
         image.features, image.tensors = features, {}
 
-    def mask(self, ids: Sequence[int], images: Sequence[MediaInput]) -> bytearray:
-        """Return 1 for every id that stands for a part of an image; a generated token of that kind gets 0."""
-        mask = bytearray(len(ids))
-        at = 0
-        for image in images:
-            marks = self._core(image.ids)
-            span = len(marks)
-            while at <= len(ids) - span and (ids[at] != marks[0] or ids[at : at + span] != marks):
-                at += 1
-            for index in range(at, min(at + span, len(ids))):
-                mask[index] = ids[index] == self.token_id
-            at += span
-        return mask
-
-    def _core(self, ids: list[int]) -> list[int]:
-        """Return the ids of an image without those before and after it, which may be tokenized otherwise beside a text."""
-        first, last = ids.index(self.token_id), ids[::-1].index(self.token_id)
-        return ids[first : len(ids) - last]
-
-    def blocks(self, mask: bytearray) -> list[Block]:
-        """Return the runs of image tokens that see one another; none if the model's see only backwards."""
-        if self.look_ahead is LookAhead.NONE:
-            return []
-        only_windowed = self.look_ahead is LookAhead.WINDOWED
-        return [Block(*match.span(), only_windowed) for match in _STANDS.finditer(mask)]
-
-    def features(self, images: Sequence[MediaInput], start: int, stop: int) -> list[Tensor]:
-        """Return the embeddings of image tokens `start` to `stop`, counted over `images`.
-
-        There is one tensor `(tokens, hidden)` per feature map. Runs the tower for images without embeddings.
-        """
+    def _rows(self, pieces: Sequence[Piece]) -> list[Tensor]:
+        """Return the embeddings of pieces, a tensor `(tokens, hidden)` per feature map."""
         parts = []
-        at = 0
-        for image in images:
-            count = image.ids.count(self.token_id)
-            first, last = max(0, start - at), min(count, stop - at)
-            if first < last:
-                if image.features is None:
-                    self.encode(image)
-                assert image.features is not None
-                parts.append([feature[first:last] for feature in image.features])
-            at += count
+        for image, start, stop in pieces:
+            if image.features is None:
+                self.encode(image)
+            assert image.features is not None
+            parts.append([feature[start:stop] for feature in image.features])
         return [torch.cat(rows) for rows in zip(*parts, strict=True)]
+
+
+def _core(ids: list[int], token: int) -> list[int]:
+    """Return the ids of an image without those before and after it, which may be tokenized otherwise beside a text."""
+    first, last = ids.index(token), ids[::-1].index(token)
+    return ids[first : len(ids) - last]

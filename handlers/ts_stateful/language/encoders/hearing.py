@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.language.encoders.encoder import Encoder, MediaInput
+from ts_stateful.language.encoders.encoder import MediaInput, Piece, Tower
 from ts_stateful.media.decoder.frames import Audible, Samples
 from ts_stateful.media.digest import file_digest
 from ts_stateful.media.load import MediaFile
@@ -30,7 +31,7 @@ class _Embedded(Exception):
     """The language model was about to run, which is not needed."""
 
 
-class Hearing(Encoder[Samples]):
+class Hearing(Tower[Samples]):
     """The audio part of a model.
 
     Its embeddings are those that the language model gets. So it needs to know neither the tower nor its projection, only that
@@ -50,7 +51,10 @@ class Hearing(Encoder[Samples]):
         if "inputs_embeds" not in parameters:
             raise ConfigError(f"{type(network).__name__} does not accept embeddings of audio")
         self._accepts = frozenset(parameters) - {"input_ids", "attention_mask"}
-        self.rate: int = _extractor(processor).sampling_rate
+        extractor = _extractor(processor)
+        self.rate: int = extractor.sampling_rate
+        windows = getattr(processor, "max_audio_len", None)  # of a processor that cuts clips
+        self.most_seconds = float(windows or extractor.chunk_length)
         super().__init__(network, processor, ())
 
     def _find_token(self, network: PreTrainedModel, processor: Any) -> tuple[str, int]:
@@ -59,15 +63,9 @@ class Hearing(Encoder[Samples]):
         token: str = processor.audio_token
         return token, int(processor.tokenizer.convert_tokens_to_ids(token))
 
-    @property
-    def max_seconds(self) -> float:
-        """The length of a clip that the model reads whole."""
-        windows = getattr(self._processor, "max_audio_len", None)  # of a processor that cuts clips
-        return float(windows or _extractor(self._processor).chunk_length)
-
     def decode(self, file: MediaFile) -> Samples:
         """See `Encoder`."""
-        return file.decode_audio(Audible(self.rate, _MIN_SECONDS, self.max_seconds))
+        return file.decode_audio(Audible(self.rate, _MIN_SECONDS, self.most_seconds))
 
     def key(self, decoded: Samples, *salts: str) -> str:
         """See `Encoder`."""
@@ -84,10 +82,15 @@ class Hearing(Encoder[Samples]):
         }
         return MediaInput(key=key, ids=made["input_ids"][0].tolist(), grid=None, tensors=tensors)
 
-    def process(self, text: str, decoded: Sequence[Samples]) -> dict[str, Any]:
-        """See `Encoder`. Some processors take one clip for each text: they get the text in pieces, whose ids are joined."""
+    def process(
+        self, text: str, decoded: Sequence[Samples], pictures: Sequence[PIL.Image.Image] = ()
+    ) -> dict[str, Any]:
+        """See `Encoder`; `pictures` are those in the same text.
+
+        Some processors take one clip for each text: they get the text in pieces, whose ids are joined.
+        """
         try:
-            return self._process([text], decoded)
+            return self._process([text], decoded, pictures)
         except ValueError:
             *pieces, last = re.split(f"(?<={re.escape(self.token)})", text)
             made = self._process([*pieces[:-1], pieces[-1] + last], decoded)
@@ -95,10 +98,17 @@ class Hearing(Encoder[Samples]):
         ids = torch.cat([row[kept.bool()] for row, kept in rows])[None]
         return {**made, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    def _process(self, texts: list[str], clips: Sequence[Samples]) -> dict[str, Any]:
+    def _process(
+        self,
+        texts: list[str],
+        clips: Sequence[Samples],
+        pictures: Sequence[PIL.Image.Image] = (),
+    ) -> dict[str, Any]:
+        images = {"images": [list(pictures)]} if pictures else {}
         made = self._processor(
             text=texts,
             audio=list(clips),
+            **images,
             return_tensors="pt",
             text_kwargs={"padding": True, "add_special_tokens": False},
             audio_kwargs={"sampling_rate": self.rate},
@@ -129,14 +139,15 @@ class Hearing(Encoder[Samples]):
         return (found[0][0][ids[0] == self.token_id].clone(),)
 
     def inputs(
-        self, ids: Sequence[int], mask: bytearray, parts: Sequence[Sequence[Tensor]]
+        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
     ) -> dict[str, Any]:
         """See `Encoder`."""
         device = self._network.device
         stands = torch.frombuffer(mask, dtype=torch.uint8).bool().to(device)
         row = torch.tensor(ids, device=device).masked_fill(stands, 0)
         embedded = self._network.get_input_embeddings()(row)
-        embedded[stands] = torch.cat([features for (features,) in parts]).to(embedded.dtype)
+        (rows,) = self._rows(pieces)
+        embedded[stands] = rows.to(embedded.dtype)
         return {"inputs_embeds": embedded[None]}
 
 

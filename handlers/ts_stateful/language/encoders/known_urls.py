@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.media.load import named
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Media
 
 __all__ = ["KnownImages", "urls_of"]
 
-_FIELD = re.compile(r"(images|audio)\[(\d+)\]")
+_NAME = re.compile(r"(images|audio)\[\d+\]")
 
 
 class KnownImages:
@@ -23,8 +24,11 @@ class KnownImages:
 
     def __init__(self, images: Sequence[Media], known: Mapping[str, MediaInput]) -> None:
         self._found = [known.get(image.url or "") for image in images]
-        self._indexes = [at for at, found in enumerate(self._found) if found is None]
-        self.unknown = [images[at] for at in self._indexes]
+        pairs = zip(named(images), self._found, strict=True)
+        unknown = [image for image, found in pairs if found is None]
+        self.unknown = [image for _, image in unknown]
+        names = [name for name, _ in named(self.unknown)]
+        self._names = dict(zip(names, [name for name, _ in unknown], strict=True))
 
     def merge(self, loaded: Sequence[MediaInput]) -> list[MediaInput]:
         """Return all images in their order, given those that were `unknown`. Additional ones come last."""
@@ -33,11 +37,9 @@ class KnownImages:
 
     def renumber(self, error: StatefulError) -> StatefulError:
         """Return the error of loading the unknown images; its field gets the index among all of them."""
-        named = _FIELD.match(error.field or "")
-        if named is not None:
-            error.field = (
-                f"{named[1]}[{self._indexes[int(named[2])]}]{(error.field or '')[named.end() :]}"
-            )
+        name = _NAME.match(error.field or "")
+        if error.field is not None and name is not None:
+            error.field = self._names[name[0]] + error.field[name.end() :]
         return error
 
 

@@ -36,7 +36,7 @@ class MediaReader:
             MediaError: the file cannot be decoded.
         """
         salts = () if tenant is None else (repr(tenant),)
-        name = file_digest(file.data, *salts)
+        name = file_digest(file.data, "audio" if file.is_audio else "image", *salts)
         with self._lock:
             known = self._by_file.get(name)
         image = self._decoded(file, salts) if known is None else self._again(known)

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.encoded import check_size, decode_base64
-from ts_stateful.media.load import UploadedMedia
+from ts_stateful.media.load import UploadedMedia, named
 from ts_stateful.protocol.answers import Uploaded
 from ts_stateful.protocol.errors import InvalidRequest, MediaInvalid
 from ts_stateful.protocol.requests import Media, Upload
@@ -115,17 +115,17 @@ class Uploads:
             InvalidRequest: an upload is missing in the session, or incomplete.
         """
         return tuple(
-            image if image.upload is None else self._found(session, image, index)
-            for index, image in enumerate(images)
+            image if image.upload is None else self._found(session, image, field)
+            for field, image in named(images)
         )
 
-    def _found(self, session: Session[Any] | None, image: Media, index: int) -> UploadedMedia:
+    def _found(self, session: Session[Any] | None, image: Media, field: str) -> UploadedMedia:
         files = {} if session is None else self._files.get(session, {})
         file = files.get(image.upload or "")
         if file is None or file.whole is None:
             raise InvalidRequest(
                 "no such upload in this session, or it is incomplete; `upload` it again",
-                field=f"{image.kind}[{index}].upload",
+                field=f"{field}.upload",
             )
         file.touched = next(self._clock)
         return UploadedMedia(upload=image.upload, data=file.whole, named_as=image.kind)

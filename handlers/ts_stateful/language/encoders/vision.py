@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.language.encoders.encoder import Encoder, MediaInput
+from ts_stateful.language.encoders.encoder import MediaInput, Piece, Tower
 from ts_stateful.media.digest import content_digest
 from ts_stateful.media.load import MediaFile
 
@@ -23,7 +23,7 @@ _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 _SMALL, _LARGE = (60, 40), (640, 480)
 
 
-class Vision(Encoder[PIL.Image.Image]):
+class Vision(Tower[PIL.Image.Image]):
     """The vision part of a model."""
 
     kind, part = "images", "image"
@@ -113,10 +113,10 @@ class Vision(Encoder[PIL.Image.Image]):
         )
 
     def inputs(
-        self, ids: Sequence[int], mask: bytearray, parts: Sequence[Sequence[Tensor]]
+        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
     ) -> dict[str, Any]:
         """See `Encoder`."""
-        rows = [torch.cat(features) for features in zip(*parts, strict=True)]
+        rows = self._rows(pieces)
         wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
         output = self._output_type(pooler_output=wrapped[0], **deepstack)

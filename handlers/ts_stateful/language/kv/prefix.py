@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -49,10 +49,9 @@ class Prefix:
         return None
 
 
-def prefix_length(opening: Sequence[int], image_token: int | None) -> int:
+def prefix_length(opening: Sequence[int], media_tokens: Collection[int]) -> int:
     """Return the number of ids of an opening before its first image; 0 where sharing does not pay."""
-    ids = list(opening)
-    length = ids.index(image_token) if image_token in ids else len(ids)
+    length = next((at for at, token in enumerate(opening) if token in media_tokens), len(opening))
     return length if length >= _MIN_TOKENS else 0
 
 

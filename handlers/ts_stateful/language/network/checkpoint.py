@@ -56,7 +56,7 @@ def read_checkpoint(
         _check(Path(name), has_template=settings.chat_template is not None)
     options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(name, **options)
+        config = _speechless(AutoConfig.from_pretrained(name, **options))
         check_config(config, name)
         dtype = choose_dtype(
             settings.dtype,
@@ -64,7 +64,7 @@ def read_checkpoint(
             config.get_text_config(decoder=True).dtype or config.dtype,
             bfloat16=has_bfloat16(torch.cpu.get_capabilities()),
         )
-        network = _read_weights(name, _auto_class(config), dtype=dtype, **options)
+        network = _read_weights(name, _auto_class(config), config=config, dtype=dtype, **options)
         if hears(config) or (_sees(config) and settings.vision):
             owner = load_processor(name, config.model_type, **options)
         else:
@@ -78,6 +78,11 @@ def read_checkpoint(
     if settings.response_template is not None:
         getattr(owner, "tokenizer", owner).response_template = dict(settings.response_template)
     return Checkpoint(network, owner, _quantization(config))
+
+
+def _speechless(config: Any) -> Any:
+    """Return the configuration of the part that reads and writes text, of a model that also speaks (Qwen-Omni)."""
+    return getattr(config, "thinker_config", None) or config
 
 
 def _sees(config: Any) -> bool:

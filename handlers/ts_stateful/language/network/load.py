@@ -14,9 +14,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from ts_stateful.config.check.checkpoint import HEARS_TOO
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.language.encoders.encoder import Encoder
 from ts_stateful.language.encoders.hearing import Hearing
+from ts_stateful.language.encoders.senses import Senses
 from ts_stateful.language.encoders.vision import Vision
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
@@ -36,7 +38,8 @@ from ts_stateful.language.network.model_support import (
     verified_forward,
 )
 from ts_stateful.language.network.penalties import Penalties
-from ts_stateful.language.text.chat_template import ChatText, Placeholder
+from ts_stateful.language.text.chat_template import ChatText
+from ts_stateful.language.text.placeholders import Placeholder
 from ts_stateful.language.text.reply_parser import find_template
 from ts_stateful.language.text.token_bytes import TokenBytes
 
@@ -72,6 +75,11 @@ class Model:
     def vocab_size(self) -> int:
         """The number of logits of a token."""
         return int(self.network.config.get_text_config(decoder=True).vocab_size)
+
+    @property
+    def media_tokens(self) -> frozenset[int]:
+        """The ids of tokens that stand for parts of images and clips."""
+        return self.encoder.tokens if self.encoder else frozenset()
 
     @property
     def adapters(self) -> Adapters:
@@ -200,9 +208,7 @@ def build_model(
     quantization: str | None = None,
     image_tiling: str | None = None,
 ) -> Model:
-    """Combine a loaded network with its processor or tokenizer (`owner`); `quantization` is the method of its checkpoint.
-
-    `image_tiling` is that of the configuration.
+    """Combine a loaded network with its processor or tokenizer (`owner`); `image_tiling` is that of the configuration.
 
     Raises:
         ConfigError: the model would not be served exactly.
@@ -214,6 +220,7 @@ def build_model(
     check_network(network, name, has_vision=sees, image_tiling=image_tiling)
     encoder = _encoder(network, owner, image_tiling, sees=sees) if owner is not tokenizer else None
     forward = verified_forward(network, name, quantised=quantization is not None)
+    kinds = encoder.kinds if encoder else ()
     text = _chat_text(name, network, tokenizer, owner, encoder)
     eos_ids = _eos_ids(network, tokenizer)
     window = find_window(network.config, name, context_length)
@@ -229,7 +236,7 @@ def build_model(
         penalties=Penalties(network.generation_config, eos_ids, name),
         token_bytes=TokenBytes(tokenizer.backend_tokenizer),
         forward=forward,
-        fingerprint=fingerprint(network, tokenizer, owner, image_tiling),
+        fingerprint=fingerprint(network, tokenizer, owner, kinds, image_tiling),
         quantization=quantization,
     )
 
@@ -237,7 +244,16 @@ def build_model(
 def _encoder(
     network: PreTrainedModel, owner: Any, image_tiling: str | None, *, sees: bool
 ) -> Encoder[Any]:
-    return Vision(network, owner, image_tiling) if sees else Hearing(network, owner)
+    if not sees:
+        return Hearing(network, owner)
+    vision = Vision(network, owner, image_tiling)
+    if network.config.model_type not in HEARS_TOO:
+        return vision
+    try:
+        return Senses(vision, Hearing(network, owner))
+    except ConfigError as error:
+        logger.warning("its images are served, without audio: %s", error)
+        return vision
 
 
 def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -253,9 +269,10 @@ def _chat_text(
     owner: Any,
     encoder: Encoder[Any] | None,
 ) -> ChatText:
-    placeholder = None if encoder is None else Placeholder(encoder.token, encoder.part)
+    towers = encoder.towers if encoder else ()
+    placeholders = [Placeholder(tower.token, tower.part) for tower in towers]
     try:
-        text = ChatText(tokenizer, owner, placeholder, find_template(owner, tokenizer, network))
+        text = ChatText(tokenizer, owner, placeholders, find_template(owner, tokenizer, network))
     except ValueError as error:
         raise ConfigError(
             f"{name}: the response template cannot be used: {error}; {_MEND}"

@@ -21,6 +21,7 @@ from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.forward import Forward
+from ts_stateful.language.network.image_positions import knows_positions
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 from ts_stateful.language.network.layout import find_layout
 from ts_stateful.language.network.one_pass import find_forward
@@ -112,10 +113,8 @@ def _check_vision(network: PreTrainedModel, name: str, image_tiling: str | None)
         )
     for owner in (network, network.base_model):
         rope_index = getattr(owner, "get_rope_index", None)
-        if rope_index is not None:
-            takes = inspect.signature(rope_index).parameters
-            if "mm_token_type_ids" not in takes or "image_grid_thw" not in takes:
-                raise ConfigError(f"{name}: the positions of its image tokens are unknown")
+        if rope_index is not None and not knows_positions(rope_index):
+            raise ConfigError(f"{name}: the positions of its image tokens are unknown")
 
 
 def find_window(config: Any, name: str, configured: int | None) -> Window:

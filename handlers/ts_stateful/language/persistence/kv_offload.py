@@ -51,7 +51,7 @@ class KvOffload:
         budget_bytes: int,
     ) -> None:
         self.num_read = self.num_failed = 0
-        self._image_token = model.encoder.token_id if model.encoder else None
+        self._media_tokens = model.media_tokens
         self._table = table
         self._stored = StoredKV(model, calls.store)
         self._calls = calls
@@ -143,7 +143,7 @@ class KvOffload:
             self.num_failed += not outcome.is_whole
             num_bytes = kv.valid_bytes
             # It may have gone back meanwhile.
-            kv.truncate(same_states(context, transcript.log, transcript.images, self._image_token))
+            kv.truncate(same_states(context, transcript.log, transcript.images, self._media_tokens))
             if context.stored.owner is None:
                 context.stored = Stored(kv.length, num_bytes)
             else:  # it has states of its own now

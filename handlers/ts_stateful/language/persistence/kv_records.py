@@ -178,13 +178,13 @@ class StoredKV:
         ids = transcript.log[:stop]
         digest.update(array("q", ids).tobytes())
         # A generated image token counts as one image more here; at worst, a piece is not found.
-        encoder = self._model.encoder
-        count = ids.count(encoder.token_id) if encoder else 0
+        tokens = self._model.media_tokens
+        count = sum(map(ids.count, tokens))
         for image in transcript.images:
-            if count <= 0 or encoder is None:
+            if count <= 0:
                 break
             digest.update(f" {image.key}".encode())
-            count -= image.ids.count(encoder.token_id)
+            count -= sum(map(image.ids.count, tokens))
         return digest.hexdigest()
 
     def _ranges(self, snapshot: Snapshot) -> Iterator[tuple[int, int]]:

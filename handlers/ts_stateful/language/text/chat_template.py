@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerFast
@@ -13,55 +13,45 @@ from transformers.utils.chat_template_utils import encode_marked_chat, mark_cont
 
 from ts_stateful.language.text.call_fields import call_fields
 from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
+from ts_stateful.language.text.placeholders import Placeholder, Placeholders
 from ts_stateful.language.text.reply_parser import ReplyTemplate, functions_of, parse_reply
 from ts_stateful.protocol.chat import Said, Tool
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.sessions.session import Delta, Message
 
-__all__ = ["ChatText", "Placeholder"]
+__all__ = ["ChatText"]
 
 _CUT = "\ue0f0user\ue0f0"  # private-use characters, in the place of the first user's text
 _ANCHOR_CHARS = 48
 
 
-class Placeholder(NamedTuple):
-    """The token of an image or clip in rendered text, and the type of its part of a message."""
-
-    token: str
-    part: str = "image"
-
-
 class ChatText:
     """The text side of one model; generated ids are kept verbatim.
 
-    `owner` is the processor or tokenizer whose chat template is used. A text model has no `placeholder`. As in processors, it
-    becomes its expansion before the text is tokenized (576 times `<image>` for LLaVA). Control tokens that a text spells out
-    are marked, so that they are tokenized as text.
+    `owner` is the processor or tokenizer whose chat template is used. A text model has no `placeholders`. As in processors,
+    they become their expansions before the text is tokenized (576 times `<image>` for LLaVA). Control tokens that a text spells
+    out are marked, so that they are tokenized as text.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerFast,
         owner: Any,
-        placeholder: Placeholder | None = None,
+        placeholders: Sequence[Placeholder] = (),
         reply_template: ReplyTemplate | None = None,
     ) -> None:
         self.reply_template = reply_template
         self._tokenizer, self._owner = tokenizer, owner
         self.has_template = getattr(owner, "chat_template", None) is not None
-        self._image, token = placeholder, placeholder.token if placeholder else ""
-        self._image_token_id = tokenizer.convert_tokens_to_ids(token) if token else None
+        self._placeholders = Placeholders(tokenizer, placeholders)
         tokens = [added.content for added in tokenizer.added_tokens_decoder.values()]
         unknown = tokenizer.unk_token
         if unknown in tokens and _is_made_from_text(tokenizer, unknown):
             tokens.remove(unknown)
         controls = sorted((t for t in tokens if not t.isspace()), key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
-        self._takes_parts = placeholder is not None or self._hides_texts()
-        # Only a marked one has a mark before it.
-        (mark,) = mark_control_tokens("x", re.compile("x"))[:1]
-        self._placeholder = re.compile(f"(?<!{mark}){re.escape(token)}")
+        self._takes_parts = bool(placeholders) or self._hides_texts()
 
     def _hides_texts(self) -> bool:
         """Return True if the template shows messages of parts alone; templates of text models expect one text."""
@@ -144,8 +134,11 @@ class ChatText:
             InvalidRequest: the template refuses a system prompt.
         """
         message = Message("user", _CUT, dialogue.opening_images)
-        head, cut, _ = self._render([*dialogue.messages, message]).partition(_CUT)
-        return self._encode_whole(self._expand(head, expansions)) if cut and head else []
+        said = [*dialogue.messages, message]
+        head, cut, _ = self._render(said, expansions).partition(_CUT)
+        return (
+            self._encode_whole(self._placeholders.expand(head, expansions)) if cut and head else []
+        )
 
     def extend(
         self,
@@ -169,15 +162,15 @@ class ChatText:
         """
         before = [self._message("system", instructions)] if instructions else []
         said = [*before, *dialogue.messages, *messages]
-        rendered = self._render(said, tools, opens_reply=opens_reply)
+        rendered = self._render(said, expansions, tools, opens_reply=opens_reply)
         added = appended(dialogue, rendered)
         if added is not None:
             num_new = dialogue.unread_images + _num_images(messages)
             fresh = expansions[len(expansions) - num_new :]
-            text = self._expand(added, fresh)
+            text = self._placeholders.expand(added, fresh)
             new = self._encode_after(dialogue.rendered + dialogue.reply, text)
             return Extension(len(log), new, rendered)
-        whole = self._encode_whole(self._expand(rendered, expansions))
+        whole = self._encode_whole(self._placeholders.expand(rendered, expansions))
         keep = common_prefix(log, whole)
         return Extension(keep, whole[keep:], rendered)
 
@@ -190,9 +183,9 @@ class ChatText:
         ids = self._tokenizer(text).input_ids
         if not ids:
             raise InvalidRequest("it is empty; send at least one character", field="prompt")
-        if self._image is not None and self._image_token_id in ids:
+        if (found := self._placeholders.find(ids)) is not None:
             raise InvalidRequest(
-                f"{self._image.token} stands for an image or a clip, which a text completion cannot have;"
+                f"{found.token} stands for an image or a clip, which a text completion cannot have;"
                 " use chat completions",
                 field="prompt",
             )
@@ -202,15 +195,22 @@ class ChatText:
         return Message(role, mark_control_tokens(text, self._controls), num_images)
 
     def _render(
-        self, messages: list[Message], tools: Sequence[Tool] = (), *, opens_reply: bool = True
+        self,
+        messages: list[Message],
+        expansions: Sequence[Sequence[int]],
+        tools: Sequence[Tool] = (),
+        *,
+        opens_reply: bool = True,
     ) -> str:
+        shown = map(self._placeholders.of, expansions)
         if not self.has_template:
             # Without a template the texts are concatenated.
-            image = self._image.token if self._image else ""
-            return "".join(image if part is None else part for m in messages for part in m.layout)
+            return "".join(
+                next(shown).token if part is None else part for m in messages for part in m.layout
+            )
         try:
             rendered: str = self._owner.apply_chat_template(
-                [self._template_message(message) for message in messages],
+                [self._template_message(message, shown) for message in messages],
                 tools=mark_control_tokens(functions_of(tools), self._controls) or None,
                 tokenize=False,
                 add_generation_prompt=opens_reply,
@@ -224,29 +224,31 @@ class ChatText:
             ) from None
         return rendered
 
-    def _template_message(self, message: Message) -> dict[str, Any]:
-        """Return a message as templates expect it."""
-        made = {"role": message.role, "content": self._content(message)}
+    def _template_message(self, message: Message, shown: Iterator[Placeholder]) -> dict[str, Any]:
+        """Return a message as templates expect it; `shown` are the placeholders of its images and of those after it."""
+        made = {"role": message.role, "content": self._content(message, shown)}
         if message.reasoning:
             made["reasoning_content"] = mark_control_tokens(message.reasoning, self._controls)
         if message.fields:
             made |= mark_control_tokens(json.loads(message.fields), self._controls)
         return made
 
-    def _content(self, message: Message) -> str | list[dict[str, str]]:
+    def _content(
+        self, message: Message, shown: Iterator[Placeholder]
+    ) -> str | list[dict[str, str]]:
         """Return parts or a text, as the template expects it. A reply that only calls tools is a text."""
         if not self._takes_parts or not (message.text or message.num_images):
             return message.text
-        image = {"type": self._image.part if self._image else ""}
         return [
-            image if part is None else {"type": "text", "text": part} for part in message.layout
+            {"type": next(shown).part} if part is None else {"type": "text", "text": part}
+            for part in message.layout
         ]
 
     def _encode_whole(self, rendered: str) -> list[int]:
         """Return the ids of a whole rendered conversation."""
         # As processors do, add special tokens (BOS) unless the template wrote them. A tokenizer's own template gets none.
         bos = self._tokenizer.bos_token
-        written = self._image is None or (bos is not None and rendered.startswith(bos))
+        written = not self._placeholders or (bos is not None and rendered.startswith(bos))
         prefix = [] if self.has_template and written else self._tokenizer("").input_ids
         return [*prefix, *self._encode(rendered)]
 
@@ -268,22 +270,6 @@ class ChatText:
                 field="prompt",
             ) from None
         return ids
-
-    def _expand(self, rendered: str, expansions: Sequence[Sequence[int]]) -> str:
-        """Replace placeholders of images by their expansions, as far as there are any."""
-        if not expansions:
-            return rendered
-        texts = iter(expansions)
-        decode = self._tokenizer.decode
-
-        def expanded(placeholder: re.Match[str]) -> str:
-            ids = next(texts, None)
-            text = (
-                placeholder[0] if ids is None else decode(ids, clean_up_tokenization_spaces=False)
-            )
-            return str(text)
-
-        return self._placeholder.sub(expanded, rendered)
 
 
 def _is_made_from_text(tokenizer: PreTrainedTokenizerFast, token: str) -> bool:

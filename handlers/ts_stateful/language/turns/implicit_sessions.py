@@ -119,9 +119,8 @@ class ImplicitSessions:
         if found is None:
             return 0
         source = found[0].session
-        encoder = self._model.encoder
-        token = encoder.token_id if encoder else None
-        length = same_states(source.state, sequence.ids, sequence.all_images, token)
+        tokens = self._model.media_tokens
+        length = same_states(source.state, sequence.ids, sequence.all_images, tokens)
         length = min(length, source.state.kv.length)
         if source.state.residency is Residency.DEVICE and not source.busy:
             source.state.lend_kv(context, length)

@@ -35,14 +35,14 @@ class PrefixSharing:
     ) -> None:
         self._table = table
         self._text = model.text
-        self._image_token = model.encoder.token_id if model.encoder else None
+        self._media_tokens = model.media_tokens
         self._shared = shared
 
     def lend(self, sequence: Sequence) -> int:
         """Give a session without KV states those of its system prompt, if there are any; return of how many ids."""
         context = sequence.context
         opening, kept = self._opening(sequence)
-        length = prefix_length(opening, self._image_token)
+        length = prefix_length(opening, self._media_tokens)
         if context.kv.length or not 0 < length <= kept:
             return 0
         if context.prefix is None:

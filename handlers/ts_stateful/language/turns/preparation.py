@@ -61,9 +61,8 @@ class Preparation:
         lent = (self._implicit.lend(sequence), self.prefixes.lend(sequence), _lend_prompt(sequence))
         known = max(extension.keep, *lent)
         if sequence.past is not None:
-            encoder = self._model.encoder
-            token = encoder.token_id if encoder else None
-            known = same_states(context, sequence.ids, sequence.all_images, token)
+            tokens = self._model.media_tokens
+            known = same_states(context, sequence.ids, sequence.all_images, tokens)
         # The last id is always computed: its logits choose the first token.
         keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
         sequence.keep = beginning_of(sequence.blocks, keep)

@@ -8,7 +8,6 @@ from ts_stateful.clock import Clock
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.reports import session_info
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.encoders.hearing import Hearing
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.answers import Forked, HelloAnswer, SessionInfo, TokenDetails, Usage
 from ts_stateful.sessions.session import Session
@@ -18,17 +17,15 @@ __all__ = ["forked", "info", "with_model"]
 
 def with_model(hello: HelloAnswer, core: EngineCore[Context], model: Model) -> HelloAnswer:
     """Add what a language model has to an answer."""
-    media, kind = core.config.handler.media, model.encoder.kind if model.encoder else ""
+    media, kinds = core.config.handler.media, model.encoder.kinds if model.encoder else ()
     limits = structs.replace(
         hello.limits,
         context_tokens=model.context_tokens,
-        images=media.max_images if kind == "images" else 0,
+        images=media.max_images if "images" in kinds else 0,
         image_bytes=media.max_bytes,
         image_pixels=media.max_pixels,
-        audio=media.max_images if kind == "audio" else 0,
-        audio_s=min(media.max_audio_sec, model.encoder.max_seconds)
-        if isinstance(model.encoder, Hearing)
-        else 0.0,
+        audio=media.max_images if "audio" in kinds else 0,
+        audio_s=min(media.max_audio_sec, model.encoder.max_seconds) if model.encoder else 0.0,
     )
     return structs.replace(
         hello,
@@ -44,14 +41,15 @@ def info(
 ) -> SessionInfo:
     """Describe a session; `saved` is True if the store has all of it, None if there is no store."""
     context = session.state
-    hears = isinstance(model.encoder, Hearing)
+    encoder = model.encoder
+    kinds = [encoder.tower_of(image).kind for image in context.images] if encoder else []
     return structs.replace(
         session_info(session, clock),
         turns=len(session.turns),
         tokens=len(context.log),
         cached_tokens=min(context.kv.length, len(context.log)),
-        images=0 if hears else len(context.images),
-        audio=len(context.images) if hears else 0,
+        images=kinds.count("images"),
+        audio=kinds.count("audio"),
         device_bytes=context.device_bytes + context.image_bytes,
         saved=saved,
         adapter=context.adapter,

@@ -191,18 +191,17 @@ class LanguageRequests:
         self._admit(session, command, message)
 
     def _check_media(self, command: Open | Prompt, files: tuple[bytes, ...]) -> None:
-        """Refuse media of another kind than the model's, and too many; `files` are of its kind."""
-        encoder = self._model.encoder
-        kind = "images" if encoder is None else encoder.kind
+        """Refuse media of another kind than the model's, and too many; `files` are of its kinds."""
+        kinds = self._model.encoder.kinds if self._model.encoder else ()
         for field, named in (("images", command.images), ("audio", command.audio)):
-            if named and (encoder is None or field != kind):
+            if named and field not in kinds:
                 raise InvalidRequest(f"this model takes no {field}", field=field)
-        if files and encoder is None:
+        if files and not kinds:
             raise InvalidRequest("this model takes no images", field="images")
         count, limit = len(command.media) + len(files), self._core.config.handler.media.max_images
         if count > limit:
-            noun = "images" if kind == "images" else "clips"
-            raise InvalidRequest(f"{count} {noun}; a request takes at most {limit}", field=kind)
+            noun = " and ".join("clips" if kind == "audio" else kind for kind in kinds)
+            raise InvalidRequest(f"{count} {noun}; a request takes at most {limit}", field=kinds[0])
 
     def _upload(self, message: Submit, command: Upload) -> None:
         if self._model.encoder is None:

@@ -73,6 +73,19 @@ def test_a_model_for_audio(kind: str, tmp_path: Path) -> None:
     assert f"is a {kind} model, which takes audio" in finding.message
 
 
+@pytest.mark.parametrize("kind", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_a_model_that_also_speaks(kind: str, tmp_path: Path) -> None:
+    """The part that sees, hears and writes is served, alone or in the whole checkpoint."""
+    part = {
+        "model_type": f"{kind}_thinker",
+        "architectures": ["AnOldNameForConditionalGeneration"],
+        "audio_config": {"hidden_size": 8},
+    }
+    whole = {"model_type": kind, "architectures": ["SomeModel"], "thinker_config": part}
+    assert not list(check_checkpoint(write(tmp_path, whole, *FILES)))
+    assert not list(check_checkpoint(write(tmp_path, {**part, "architectures": []}, *FILES)))
+
+
 @pytest.mark.parametrize("kind", ["phi4_multimodal", "gemma3n", "gemma4"])
 def test_a_model_that_also_takes_audio(kind: str, tmp_path: Path) -> None:
     """A warning says what is not served, if the checkpoint has it."""

@@ -24,7 +24,8 @@ from ts_stateful.config.sizes.layers import STATE_SETS
 from ts_stateful.protocol.declarations import Datatype, State
 
 # Without one model with a key that its family does not have, one for which older transformers keep more, those whose layers
-# differ in their heads or have two attentions each, and those whose written file lacks layers or a window.
+# differ in their heads or have two attentions each, those whose written file lacks layers or a window, and one whose tower is
+# so small that most of it is what joins it to the language model.
 _UNKNOWN = {
     "opt",
     "deepseek_v3",
@@ -33,6 +34,7 @@ _UNKNOWN = {
     "longcat_flash",
     "kimi_linear",
     "nemotron_h",
+    "qwen3_omni",
 }
 _KNOWN = {name: build for name, build in {**MODELS, **MORE_MODELS}.items() if name not in _UNKNOWN}
 _LLAMA_31_8B: dict[str, Any] = {
@@ -108,6 +110,10 @@ def test_a_token_has_the_size_that_the_engine_measures(tmp_path: Path, name: str
     model = _KNOWN[name]()
     model.network.config.to_json_file(str(tmp_path / "config.json"), use_diff=False)
     size = read_transformer(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"thinker_config": json.loads((tmp_path / "config.json").read_text())})
+    )
+    assert read_transformer(tmp_path) == size  # in a model that also speaks
     layout = model.forward.layout
     assert size.token_bytes("float32") == layout.token_bytes
     assert size.fixed.num_bytes("float32") == layout.num_bytes(0)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.dialects import Exchange, ask
 from tests.support.fake_dispatcher import ID, START
 from ts_stateful.protocol.chat import Chat, RawPrompt, Said, Tool, ToolCall
-from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.errors import InvalidRequest, MediaInvalid
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Image
 from ts_stateful.protocol.response_format import (
@@ -49,6 +49,23 @@ def messages(*texts: Any) -> Exchange:
 
 def _clip_of(kind: str) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": "AAAA", "format": kind}}
+
+
+def test_images_and_clips_in_any_order() -> None:
+    """Each has its place, and an error has the client's path of it."""
+    picture = {"type": "image_url", "image_url": {"url": "https://x/a.png"}}
+    parts = [_clip_of("wav"), {"type": "text", "text": "and"}, picture, _clip_of("flac")]
+    exchange = completion(messages=[{"role": "user", "content": parts}])
+    assert isinstance(exchange.command, Chat)
+    assert exchange.command.clips_at == (0, 2)
+    kinds = [medium.kind for medium in exchange.command.media]
+    assert kinds == ["audio", "images", "audio"]
+    for field, path in (
+        ("images[0].url", "messages[0].content[2].image_url.url"),
+        ("audio[1].url", "messages[0].content[3].input_audio.data"),
+    ):
+        _, body = exchange.fails(MediaInvalid("no", field=field))
+        assert body["error"]["param"] == path
 
 
 @pytest.mark.parametrize("headers", [CHAT, {"url_path": "v1/chat/completions/"}, {}])

@@ -94,10 +94,11 @@ def test_a_clip_that_the_model_generates_is_none() -> None:
     harness = Harness(model)
     harness.open("s", [sound(1)])
     assert model.encoder is not None
-    bias = {model.encoder.token_id: 100.0}
+    (token,) = model.encoder.tokens
+    bias = {token: 100.0}
     harness.prompt("s", "Repeat.", max_new_tokens=3, logit_bias=bias, ignore_eos=True)
     log = harness.engine.table.get("s").state.log
-    assert log[-3:] == [model.encoder.token_id] * 3
+    assert log[-3:] == [token] * 3
     assert "error" not in harness.prompt("s", "And now?", max_new_tokens=4)
 
 
@@ -115,7 +116,7 @@ def test_a_clip_is_named_by_its_samples_and_the_model() -> None:
 def test_the_bytes_of_a_clip_are_known_before() -> None:
     """As for an image."""
     hearing = qwen2_audio().encoder
-    assert hearing is not None
+    assert isinstance(hearing, Hearing)
     clip = hearing.prepare(sound(1))
     expected = hearing.unseen([clip])
     with torch.inference_mode():
@@ -128,7 +129,7 @@ def test_without_its_packages_no_model_hears(monkeypatch: pytest.MonkeyPatch) ->
     """The error has the command that installs them."""
     model = qwen2_audio()
     assert model.encoder is not None
-    processor = model.encoder._processor
+    processor = model.encoder.towers[0]._processor
     monkeypatch.setitem(sys.modules, "soxr", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "soxr" else name)
     with pytest.raises(ConfigError, match=r"audio needs soxr.*\[audio\]"):

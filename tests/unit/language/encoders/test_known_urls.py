@@ -7,7 +7,7 @@ import pytest
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.encoders.known_urls import KnownImages, urls_of
 from ts_stateful.protocol.errors import MediaForbidden
-from ts_stateful.protocol.requests import Image
+from ts_stateful.protocol.requests import Audio, Image
 
 
 def seen(key: str) -> MediaInput:
@@ -15,7 +15,9 @@ def seen(key: str) -> MediaInput:
 
 
 IMAGES = [Image(url="https://a"), Image(base64="AA=="), Image(url="https://b")]
-KNOWN = {"https://a": seen("a")}
+CLIPS = [Audio(upload="0" * 64), Audio(url="https://c"), Audio(url="https://d")]
+MIXED = [IMAGES[0], *CLIPS[:2], *IMAGES[1:], CLIPS[2]]
+KNOWN = {"https://a": seen("a"), "https://c": seen("c")}
 
 
 def test_only_what_is_not_known_is_loaded() -> None:
@@ -31,6 +33,8 @@ def test_only_what_is_not_known_is_loaded() -> None:
     [
         ("images[1].url", "images[2].url"),
         ("images[0].base64", "images[1].base64"),
+        ("audio[0].upload", "audio[0].upload"),
+        ("audio[1].url", "audio[2].url"),
         ("files[0]", "files[0]"),
         (None, None),
     ],
@@ -38,8 +42,8 @@ def test_only_what_is_not_known_is_loaded() -> None:
 def test_an_error_names_the_image_by_its_place_among_all(
     field: str | None, called: str | None
 ) -> None:
-    """As the client has sent them."""
-    error = KnownImages(IMAGES, KNOWN).renumber(MediaForbidden("no", field=field))
+    """As the client has sent them; images and clips are counted apart."""
+    error = KnownImages(MIXED, KNOWN).renumber(MediaForbidden("no", field=field))
     assert error.field == called
 
 

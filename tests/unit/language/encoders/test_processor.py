@@ -33,9 +33,10 @@ def test_a_stock_processor_reads_images_and_refuses_videos(name: str) -> None:
     """The class that the checkpoint names, with all of its parts but the one for videos."""
     model = {**MODELS, **MORE_MODELS}[name]()
     assert model.encoder is not None
-    processor = model.encoder._processor
+    (tower,) = model.encoder.towers
+    processor = tower._processor
     assert type(processor).__name__ == TYPES[name]
-    assert model.encoder.prepare(noise(1)).ids.count(model.encoder.token_id) > 0
+    assert model.encoder.prepare(noise(1)).ids.count(tower.token_id) > 0
     if hasattr(processor, "video_processor"):
         with pytest.raises(ImportError, match="torchvision"):
             processor.video_processor(videos=[])

@@ -163,7 +163,7 @@ def test_a_name_depends_on_what_makes_the_embeddings() -> None:
 def test_the_bytes_of_an_image_are_known_before(make: Callable[[], Model]) -> None:
     """Each image once, however often it is shown; nothing for one that has embeddings."""
     vision = make().encoder
-    assert vision is not None
+    assert isinstance(vision, Vision)
     images = [vision.prepare(noise(seed, size)) for seed, size in ((1, 40), (2, 90))]
     expected = vision.unseen([*images, images[0]])
     with torch.inference_mode():

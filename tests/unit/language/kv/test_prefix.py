@@ -133,9 +133,9 @@ def test_a_session_that_was_evicted_begins_with_it_again() -> None:
 
 def test_a_prefix_ends_at_the_first_image_and_is_worth_some_tokens() -> None:
     """Different ids and different tenants give different names."""
-    assert prefix_length([1] * 20, 7) == 20
-    assert prefix_length([1] * 17 + [7, 7, 1], 7) == 17
-    assert prefix_length([1] * 5 + [7] * 100, 7) == 0
+    assert prefix_length([1] * 20, {7}) == 20
+    assert prefix_length([1] * 17 + [7, 7, 1], {7}) == 17
+    assert prefix_length([1] * 5 + [7] * 100, {7}) == 0
     keys = {prefix_key(ids, tenant) for ids in ((1, 2), (12,)) for tenant in (None, "a", 1, "1")}
     assert len(keys) == 8
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -20,11 +20,14 @@ _INLINE = "data:"
 
 
 class Items(NamedTuple):
-    """The messages of input items, the client's paths of the images in them, and the items as they are listed, without ids."""
+    """The messages of input items, the images in them, and the items as they are listed, without ids.
+
+    `image_fields` has the client's path of `images[0]` and so on.
+    """
 
     messages: tuple[Said, ...]
     images: tuple[Image, ...]
-    image_fields: tuple[str, ...]
+    image_fields: Mapping[str, str]
     documents: tuple[dict[str, Any], ...]
 
 
@@ -34,7 +37,7 @@ class _Reader:
     def __init__(self) -> None:
         self.messages: list[Said] = []
         self.images: list[Image] = []
-        self.image_fields: list[str] = []
+        self.image_fields: dict[str, str] = {}
         self.documents: list[dict[str, Any]] = []
         self._reply: Said | None = None
 
@@ -114,8 +117,8 @@ class _Reader:
                 "send `image_url`; this server has no files", field=f"{field}.file_id"
             )
         url = _text(part, "image_url", field)
+        self.image_fields[f"images[{len(self.images)}]"] = f"{field}.image_url"
         self.images.append(Image(url=url))
-        self.image_fields.append(f"{field}.image_url")
         detail = part.get("detail") if part.get("detail") in ("low", "high") else "auto"
         # The engine keeps what the image shows; its file would make every listing as long.
         listed = None if url.startswith(_INLINE) else url
@@ -175,7 +178,7 @@ def read_items(
     return Items(
         tuple(reader.messages),
         tuple(reader.images),
-        tuple(reader.image_fields),
+        reader.image_fields,
         tuple(reader.documents),
     )
 

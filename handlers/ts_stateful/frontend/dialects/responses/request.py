@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
@@ -103,11 +104,11 @@ class ConversationBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AskedResponse(NamedTuple):
-    """A response that was asked for; `image_fields` are the client's paths of the images of `request`, in their order."""
+    """A response that was asked for; `image_fields` has the client's path of `images[0]` of `request` and so on."""
 
     request: Respond
     note: Note
-    image_fields: tuple[str, ...]
+    image_fields: Mapping[str, str]
     ignored: tuple[str, ...]
     stores: bool
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -57,11 +58,15 @@ class NotFound(msgspec.Struct, frozen=True):
 
 
 class ResponseResponder(OpenAiResponder):
-    """The object of one response; `image_fields` are the client's paths of the request's images."""
+    """The object of one response; `image_fields` has the client's path of `images[0]` and so on."""
 
     announces = True
 
-    def __init__(self, missing: NotFound | None = None, image_fields: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        missing: NotFound | None = None,
+        image_fields: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._missing = missing
         self._image_fields = image_fields
 
@@ -89,7 +94,9 @@ class ResponseResponder(OpenAiResponder):
 class CreatedResponder(ResponseResponder):
     """The answer to a request for a response without a stream."""
 
-    def __init__(self, note: Note, missing: NotFound | None, image_fields: tuple[str, ...]) -> None:
+    def __init__(
+        self, note: Note, missing: NotFound | None, image_fields: Mapping[str, str]
+    ) -> None:
         super().__init__(missing, image_fields)
         self._note = note
 
@@ -114,7 +121,7 @@ class StreamResponder(ResponseResponder):
         self,
         note: Note | None,
         missing: NotFound | None,
-        image_fields: tuple[str, ...] = (),
+        image_fields: Mapping[str, str] = MappingProxyType({}),
         *,
         starting_after: int = -1,
         framed: bool = True,

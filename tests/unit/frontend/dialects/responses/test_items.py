@@ -49,7 +49,10 @@ def test_parts_keep_their_order() -> None:
         Said("user", (None, "What is it?", None)),
     )
     assert items.images == (Image(url="data:image/png;base64,AAAA"), Image(url=URL))
-    assert items.image_fields == ("input[1].content[0].image_url", "input[1].content[2].image_url")
+    assert items.image_fields == {
+        "images[0]": "input[1].content[0].image_url",
+        "images[1]": "input[1].content[2].image_url",
+    }
     listed = items.documents[1]["content"]
     assert [part.get("image_url", "") for part in listed] == [None, "", URL]
     assert [part.get("detail") for part in listed] == ["auto", None, "high"]
