@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Collection, Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ __all__ = ["HEARS_TOO", "REFUSED", "check_checkpoint"]
 
 # Language models that transformers has, by model_type, and why they are not served.
 REFUSED = {
-    "deepseek_v4": "its layers compress blocks of tokens into one state, so a session cannot go back to a token in between"
+    "deepseek_v4": "its layers compress blocks of tokens into one state, so a session cannot go back to a token in between",
+    "granite_speech": "its processor needs torchaudio, whose published builds do not load beside a CPU's torch",
+    "mllama": "its layers attend to images beside the text, by states that are not in its context",
+    "voxtral": "its processor reads chats by mistral-common alone, which is no tokenizer for sessions",
 }
+_PACKED = {"gptq", "awq"}  # quantised by these methods, weights are read by a package alone
+_PACKAGE = "gptqmodel"
 # Models that see, and whose clips are served, too.
 HEARS_TOO = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
 _KEY = "handler.model"
@@ -54,6 +60,7 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
         yield error(_KEY, problem, "docs/models.md has the families that are served")
     else:
         yield from _check_architecture(config, folder)
+        yield from _check_quantization(config, folder)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         yield error(
             _KEY,
@@ -108,6 +115,18 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
             )
 
 
+def _check_quantization(config: dict[str, Any], folder: Path) -> Iterator[Finding]:
+    settings = config.get("quantization_config")
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    installed = {name for name in ("transformers", _PACKAGE) if find_spec(name) is not None}
+    if method in _PACKED and installed == {"transformers"}:
+        yield error(
+            _KEY,
+            f"{folder} is quantised by {method}, which needs {_PACKAGE}, and that is not installed",
+            "choose a checkpoint that is quantised by compressed-tensors, FP8 or torchao, or not at all",
+        )
+
+
 def _served_classes(config: dict[str, Any], auto: Any) -> tuple[set[str], bool]:
     """Return the names of the classes that serve a configuration, and True if they hear."""
     kind = config.get("model_type")
@@ -130,7 +149,7 @@ def _check_class(name: str, served: Collection[str], library: Any) -> Iterator[F
     if not name or name in served or name.endswith("Model"):
         return
     classes = " or ".join(sorted(served))
-    if hasattr(library, name):
+    if name in dir(library):  # without importing its module
         yield error(
             _KEY,
             f"it has the weights of {name}, which does not generate text",

@@ -37,6 +37,15 @@ def test_a_whole_folder_passes(tmp_path: Path) -> None:
         ({"model_type": "lama"}, "error", "model_type 'lama'", "did you mean llama?"),
         ({"model_type": None}, "error", "model_type None", "correct it"),
         ({"model_type": "deepseek_v4"}, "error", "compress blocks of tokens", "docs/models.md"),
+        ({"model_type": "granite_speech"}, "error", "needs torchaudio", "docs/models.md"),
+        ({"model_type": "mllama"}, "error", "attend to images", "docs/models.md"),
+        ({"model_type": "voxtral"}, "error", "mistral-common", "docs/models.md"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "error",
+            "quantised by gptq, which needs gptqmodel",
+            "compressed-tensors",
+        ),
         ({"model_type": "clip"}, "error", "is a clip model, neither", "docs/models.md"),
         (
             {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
@@ -63,9 +72,7 @@ def test_a_wrong_architecture(
     assert cure in finding.cure
 
 
-@pytest.mark.parametrize(
-    "kind", ["qwen2_audio", "voxtral", "granite_speech", "qwen2_5_omni", "qwen3_omni_moe"]
-)
+@pytest.mark.parametrize("kind", ["qwen2_audio", "qwen3_asr", "qwen2_5_omni", "qwen3_omni_moe"])
 def test_a_model_for_audio(kind: str, tmp_path: Path) -> None:
     """It is refused for what it is, not for its class."""
     [finding] = check_checkpoint(write(tmp_path, {"model_type": kind}, *FILES))
