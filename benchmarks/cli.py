@@ -20,6 +20,7 @@ from benchmarks.rig import Rig
 from benchmarks.servers import ROOT
 from benchmarks.stages import (
     decode,
+    families,
     forms,
     fronts,
     growth,
@@ -46,6 +47,7 @@ _STAGES: dict[str, ModuleType] = {
     "growth": growth,
     "pause": pause,
     "forms": forms,
+    "families": families,
     "speculation": speculation,
     "steps": steps,
     "llama": llama,
@@ -62,6 +64,8 @@ stages:
   growth  10,000 open sessions of a very small model, 10 active, the engine without a server
   pause   the longest pause of a stream during another session's long prefill
   forms   a decode step with a JSON schema for every row
+  families
+          decode steps of 16 sessions of each family of text models, the engine alone beside the floor
   speculation
           drafts of replies that repeat their history, and of others, over the same without
   steps   steps of a recurrent model, beside the engine alone, the bare forward and the published pattern

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, DynamicCache, StaticCache
+from transformers import AutoModelForImageTextToText, DynamicCache, PreTrainedModel, StaticCache
 from transformers.utils.logging import disable_progress_bar
 
 __all__ = ["Floor"]
@@ -23,15 +23,18 @@ _WARM_UPS = 2
 
 
 class Floor:
-    """The model and the caches. Every method returns milliseconds."""
+    """The model, which may be the folder of one, and the caches. Every method returns milliseconds."""
 
-    def __init__(self, model: Path, threads: int) -> None:
+    def __init__(self, model: Path | PreTrainedModel, threads: int) -> None:
         torch.set_num_threads(threads)
         disable_progress_bar()
-        self._model = AutoModelForImageTextToText.from_pretrained(model).eval()
-        text = self._model.config.text_config
+        if isinstance(model, Path):
+            model = AutoModelForImageTextToText.from_pretrained(model).eval()
+        self._model: Any = model
+        text = self._model.config.get_text_config()
         self._num_layers: int = text.num_hidden_layers
-        heads, dim = text.num_key_value_heads, text.head_dim
+        heads = text.num_key_value_heads
+        dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         window = text.max_position_embeddings
         # The values of the states do not affect the time.
         states = torch.randn(2, self._num_layers, 1, heads, window, dim)

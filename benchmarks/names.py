@@ -13,6 +13,7 @@ __all__ = [
     "DECODE",
     "DRAFTED",
     "ENGINE",
+    "FAMILIES",
     "FIRST_OPEN",
     "FORMED",
     "FORMS",
@@ -51,6 +52,7 @@ __all__ = [
     "VLLM_DECODE",
     "VLLM_TTFT",
     "floor_name",
+    "of_family",
 ]
 
 # Systems.
@@ -107,7 +109,18 @@ FRONT_HOP: Final = "front, hop"
 FRONT_CPU: Final = "front, processor time"
 PROBE: Final = "probe"  # of the machine itself
 
+# Text models of the stage `families`.
+FAMILIES: Final = (
+    *("gemma3", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_5_vl"),
+    *("qwen2_vl", "qwen3", "qwen3_moe", "qwen3_vl"),
+)
+
 
 def floor_name(cache: str) -> str:
     """Return the name of the floor with one of the caches."""
     return f"floor, {cache}"
+
+
+def of_family(family: str) -> str:
+    """Return the measure of a family's decode rate."""
+    return f"decode, {family}"

@@ -62,6 +62,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     form_steps: int = 100
     form_rounds: int = 6
 
+    family_rounds: int = 4
+    family_steps: int = 12
+    family_history: int = 300
+
     step_widths: tuple[int, ...] = (1, 8, 32, 128)
     step_open: tuple[int, ...] = (8, 128, 1000)
     step_active: int = 8  # of those sequences
@@ -97,6 +101,9 @@ QUICK: Final = Plan(
     spec_rounds=1,
     form_steps=20,
     form_rounds=2,
+    family_rounds=1,
+    family_steps=5,
+    family_history=100,
     step_bare_s=0.05,
     step_s=0.3,
     step_warm_s=0.5,

@@ -15,6 +15,7 @@ from benchmarks.names import (
     DECODE,
     DRAFTED,
     ENGINE,
+    FAMILIES,
     FIRST_OPEN,
     FORMED,
     FORMS,
@@ -50,6 +51,7 @@ from benchmarks.names import (
     VLLM_DECODE,
     VLLM_TTFT,
     floor_name,
+    of_family,
 )
 from benchmarks.samples import Samples, slope
 
@@ -196,6 +198,16 @@ RATIOS: Sequence[Ratio] = (
             _over_floor(DECODE, HTTP, width),
         )
         for width in (1, 4, 8, 16, 32)
+    ),
+    *(
+        Ratio(
+            f"decode_16_over_floor_{family}",
+            "at least",
+            0.85,
+            f"decode rate of 16 sessions of a {family} by the engine alone, over the bare batched step's",
+            _over_floor(of_family(family), ENGINE, 16),
+        )
+        for family in FAMILIES
     ),
     *(
         Ratio(

@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.names import (
     DECODE,
+    FAMILIES,
     FIRST_OPEN,
     FORMS,
     GROWTH_FIRST,
@@ -37,6 +38,7 @@ from benchmarks.names import (
     TURNS,
     VLLM_DECODE,
     VLLM_TTFT,
+    of_family,
 )
 from benchmarks.plan import Plan
 from benchmarks.ratios import RATIOS, ratios_of
@@ -68,6 +70,7 @@ _TITLES = {
     GROWTH_OPEN: "Very small text model: an opening with a first turn, by open sessions",
     PAUSE: "Longest pause of a stream, by tokens of another session's prompt",
     FORMS: "A decode step of a text model, by rows",
+    **{of_family(name): f"Family {name}: decode rate, by rows" for name in FAMILIES},
     SPEC_REPEATING: "Trained text model: decode rate of one stream, replies that repeat their history",
     SPEC_NEW: "Trained text model: decode rate of one stream, replies that do not",
     SPEC_RIGHT: "Trained text model: percent of drafted tokens that were right",

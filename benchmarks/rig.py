@@ -18,6 +18,7 @@ from benchmarks.clients.whole_list import WholeListClient
 from benchmarks.crowded_engine import CrowdedEngine
 from benchmarks.dialogues_alone import DialoguesAlone
 from benchmarks.engine_alone import EngineAlone
+from benchmarks.family_steps import FamilySteps
 from benchmarks.floor import Floor
 from benchmarks.form_steps import FormSteps
 from benchmarks.gguf_export import export
@@ -116,6 +117,12 @@ class Rig:
     def form_steps(self) -> OwnProcess:
         """Decode steps of replies with forms: a `FormSteps`."""
         return self._stack.enter_context(OwnProcess(FormSteps, self.threads))
+
+    @cached_property
+    def family_steps(self) -> OwnProcess:
+        """Decode steps by family: a `FamilySteps`."""
+        arguments = (self.threads, self.plan.family_history)
+        return self._stack.enter_context(OwnProcess(FamilySteps, *arguments))
 
     @cached_property
     def dialogues_alone(self) -> OwnProcess:

@@ -23,6 +23,8 @@ from transformers import (
     GraniteForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
+    MixtralConfig,
+    MixtralForCausalLM,
     MptConfig,
     MptForCausalLM,
     Olmo2Config,
@@ -31,6 +33,8 @@ from transformers import (
     OPTForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     StableLmConfig,
@@ -210,3 +214,23 @@ def qwen2_moe() -> Model:
         shared_expert_intermediate_size=32,
     )
     return chats("qwen2_moe", 24, Qwen2MoeForCausalLM, config)
+
+
+def mixtral() -> Model:
+    """Build Mixtral: experts, whose weights add up to one."""
+    config = MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)
+    return chats("mixtral", 41, MixtralForCausalLM, config)
+
+
+def qwen3_moe() -> Model:
+    """Build Qwen3-MoE: normalized queries and keys, experts in every other layer, whose weights do not add up to one."""
+    config = Qwen3MoeConfig(
+        **{**SMALL, "num_hidden_layers": 4},
+        head_dim=32,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        norm_topk_prob=False,
+        mlp_only_layers=[0, 2],
+    )
+    return chats("qwen3_moe", 42, Qwen3MoeForCausalLM, config)

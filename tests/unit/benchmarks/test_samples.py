@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.clients.conversation import Turn
+from benchmarks.names import FAMILIES, of_family
 from benchmarks.plan import QUICK
 from benchmarks.progress import Progress
 from benchmarks.rates import steady_rate, whole_rate
@@ -136,6 +137,8 @@ def _one_of_each() -> Samples:
         made.append(Sample("decode", "http", width, 50.0, "tokens/s"))
         made.append(Sample("decode", "floor, static", width, 100.0, "tokens/s"))
     made += [
+        *(Sample(of_family(family), "engine alone", 16, 150.0, "tokens/s") for family in FAMILIES),
+        *(Sample(of_family(family), "floor, static", 16, 100.0, "tokens/s") for family in FAMILIES),
         Sample("step, with forms", "engine alone, free replies", 16, 20.0, "ms"),
         Sample("step, with forms", "engine alone, a JSON schema for each reply", 16, 21.0, "ms"),
         Sample("drafts, repeating", "engine alone, drafts", 1, 300.0, "tokens/s"),
@@ -195,6 +198,7 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["ttft_slope_over_floor"] == pytest.approx(2)
     assert ratios["ttft_1600_speedup_over_recompute"] == 20
     assert ratios["decode_16_over_floor"] == 0.5
+    assert ratios["decode_16_over_floor_qwen3_moe"] == 1.5
     assert ratios["front_asgi_decode_16_over_engine"] == pytest.approx(0.95)
     assert ratios["front_torchserve_decode_8_over_engine"] == pytest.approx(0.7)
     assert ratios["front_asgi_hop_ms"] == 2.0

@@ -33,17 +33,19 @@ def verify_steps(
     layout: KVLayout,
     windows: Sequence[int | None],
     vocab_size: int,
+    axes: tuple[int, ...] = (1,),
 ) -> str:
     """Return how the logits or the states of `other` differ from the model's; empty if they agree. CPU only.
 
-    Sessions begin with random states, and some are longer than the layers' windows.
+    Sessions begin with random states, and some are longer than the layers' windows. `axes` are those of positions, each of
+    which gets positions of its own.
     """
     beyond = {window + 3 for window in windows if window and window <= _FARTHEST}
     ours = _random_states(layout, [*_STARTS, *sorted(beyond)])
     theirs = [kv.copy(kv.length) for kv in ours]
     for chosen, counts in _STEPS:
-        expected = model(_rows(ours[chosen], counts, vocab_size))
-        rows = _rows(theirs[chosen], counts, vocab_size)
+        expected = model(_rows(ours[chosen], counts, vocab_size, axes))
+        rows = _rows(theirs[chosen], counts, vocab_size, axes)
         found = other(rows)
         for span in rows.spans:
             span.kv.length = span.stop
@@ -73,14 +75,17 @@ def _random_states(layout: KVLayout, lengths: Sequence[int]) -> list[KVCache]:
     return caches
 
 
-def _rows(caches: Sequence[KVCache], counts: Sequence[int], vocab_size: int) -> Rows:
+def _rows(
+    caches: Sequence[KVCache], counts: Sequence[int], vocab_size: int, axes: tuple[int, ...]
+) -> Rows:
     """Return the next tokens of each session, as many as `counts` has in turns."""
     spans = [Span(kv, kv.length, count) for kv, count in zip(caches, cycle(counts), strict=False)]
     for span in spans:
         span.kv.reserve(span.stop)
     places = [position for span in spans for position in range(span.start, span.stop)]
     ids = [(3 + 7 * (index + position)) % vocab_size for index, position in enumerate(places)]
-    return Rows(ids, torch.tensor([places]), spans)
+    shifts = torch.arange(axes[0]).reshape(*axes, 1)
+    return Rows(ids, torch.tensor(places) + 5 * shifts, spans)
 
 
 def _apart(found: Tensor, expected: Tensor) -> str:

@@ -178,7 +178,9 @@ class Forward:
             return self(rows.ids, rows.spans, rows.positions, list(range(len(rows.ids))))
 
         try:
-            reason = verify_steps(stock, shortcut, self.layout, self.windows, self.vocab_size)
+            reason = verify_steps(
+                stock, shortcut, self.layout, self.windows, self.vocab_size, self.position_axes
+            )
         except Exception as error:  # it may raise anything; the model works without it
             reason = f"{type(error).__name__}: {error}"
         if not reason:

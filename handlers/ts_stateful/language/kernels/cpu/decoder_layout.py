@@ -1,4 +1,4 @@
-"""Recognition of stock networks whose decoder layers are of the Llama family."""
+"""Recognition of stock networks whose decoder layers the compiled step can compute."""
 
 from __future__ import annotations
 
@@ -8,52 +8,80 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
-from transformers.models.llama import modeling_llama
-from transformers.models.mistral import modeling_mistral
-from transformers.models.qwen2 import modeling_qwen2
-from transformers.models.qwen3 import modeling_qwen3
-from transformers.models.smollm3 import modeling_smollm3
+from transformers.activations import GELUTanh, SiLUActivation
 
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 
 __all__ = ["Decoder", "UnknownDecoderError", "find_decoder"]
 
-# Outermost classes that compute, without images, only embeddings, decoder and output layer.
+# Outermost classes that compute, without images or audio, only embeddings, decoder and output layer.
 _NETWORKS: Final = frozenset(
     {
+        "AudioFlamingo3ForConditionalGeneration",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "Gemma3ForConditionalGeneration",
+        "GlmAsrForConditionalGeneration",
+        "GraniteForCausalLM",
+        "Idefics3ForConditionalGeneration",
+        "InternVLForConditionalGeneration",
         "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "SmolLM3ForCausalLM",
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
-        "Idefics3ForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "Olmo2ForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2AudioForConditionalGeneration",
+        "Qwen2ForCausalLM",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3VLForConditionalGeneration",
+        "SmolLM3ForCausalLM",
         "SmolVLMForConditionalGeneration",
     }
 )
-_FAMILIES: Final = {
-    "LlamaModel": (modeling_llama, "Llama"),
-    "MistralModel": (modeling_mistral, "Mistral"),
-    "Qwen2Model": (modeling_qwen2, "Qwen2"),
-    "Qwen3Model": (modeling_qwen3, "Qwen3"),
-    "SmolLM3Model": (modeling_smollm3, "SmolLM3"),
+# Decoders, and the number that their norms add to their weights.
+_DECODERS: Final = {
+    "Gemma2Model": 1.0,
+    "Gemma3TextModel": 1.0,
+    "GraniteModel": 0.0,
+    "LlamaModel": 0.0,
+    "MistralModel": 0.0,
+    "MixtralModel": 0.0,
+    "Olmo2Model": 0.0,
+    "Phi3Model": 0.0,
+    "Qwen2Model": 0.0,
+    "Qwen2VLTextModel": 0.0,
+    "Qwen2_5_VLTextModel": 0.0,
+    "Qwen3Model": 0.0,
+    "Qwen3MoeModel": 0.0,
+    "Qwen3VLTextModel": 0.0,
+    "SmolLM3Model": 0.0,
 }
-_PARTS: Final = ("DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
-_ACTIVATIONS: Final = (nn.SiLU, SiLUActivation)
-_LINEARS: Final = (nn.Linear, CompiledLinear)
+# Their modules are classes of their own source file, or these.
+_COMMON: Final = frozenset(
+    {
+        *(nn.Linear, CompiledLinear, nn.Embedding, nn.ModuleList, nn.Dropout),
+        *(nn.SiLU, SiLUActivation, GELUTanh),
+    }
+)
 
 
 class UnknownDecoderError(ValueError):
-    """A network is not of the Llama family; the message has the reason."""
+    """A network's layers cannot be computed in one call; the message has the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """The parts of a recognized network, as it has them.
+    """The parts of a recognized network, as it has them, and the numbers between them.
 
-    `modules` take part in a step: if one of them has a hook, the stock network must run.
+    `modules` take part in a step: if one of them has a hook, the stock network must run. `kinds` are the kinds of layers that
+    differ in their positions, and `[None]` where all have the same.
     """
 
     embeddings: nn.Embedding
@@ -62,6 +90,32 @@ class Decoder:
     norm: nn.Module
     head: nn.Linear
     modules: list[nn.Module]
+    kinds: list[str | None]
+    norm_offset: float
+    embedding_factor: float
+    logit_divisor: float
+    logit_cap: float | None
+
+    def embed(self, ids: list[int]) -> Tensor:
+        """Return what the first layer receives, `(1, tokens, hidden)`, in memory that may be written."""
+        embedded: Tensor = self.embeddings(torch.tensor([ids]))
+        return embedded * self.embedding_factor if self.embedding_factor != 1 else embedded
+
+    def turns(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of each kind of layer, `(kinds, tokens, rotated dimensions)` each."""
+        found = [self.rotary(hidden, positions, *filter(None, (kind,))) for kind in self.kinds]
+        if len(found) == 1:
+            return found[0][0].contiguous(), found[0][1].contiguous()
+        return torch.cat([cos for cos, _ in found]), torch.cat([sin for _, sin in found])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits `(tokens, vocabulary)` after the last layer's outputs `(tokens, hidden)`."""
+        logits: Tensor = self.head(self.norm(hidden))
+        if self.logit_divisor != 1:
+            logits = logits / self.logit_divisor
+        if self.logit_cap is not None:
+            logits = torch.tanh(logits / self.logit_cap) * self.logit_cap
+        return logits
 
 
 def find_decoder(network: PreTrainedModel) -> Decoder:
@@ -72,50 +126,34 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
     """
     model: Any = network.get_decoder()
     _demand(_is_stock(network) and type(network).__name__ in _NETWORKS, network)
-    _demand(_is_stock(model) and type(model).__name__ in _FAMILIES, model)
-    source, family = _FAMILIES[type(model).__name__]
-    decoder = Decoder(
-        embeddings=model.embed_tokens,
-        rotary=model.rotary_emb,
-        layers=list(model.layers),
-        norm=model.norm,
-        head=network.get_output_embeddings(),
-        modules=[network, network.base_model, *model.modules(), network.get_output_embeddings()],
-    )
-    own = {name: getattr(source, family + name) for name in _PARTS}
-    _demand(type(decoder.embeddings) is nn.Embedding, decoder.embeddings)
-    _demand(type(decoder.rotary) is own["RotaryEmbedding"], decoder.rotary)
-    _demand(type(decoder.norm) is own["RMSNorm"], decoder.norm)
-    _demand(type(decoder.head) in _LINEARS, decoder.head)
-    _demand(len(decoder.layers) == model.config.num_hidden_layers, model.layers)
-    for layer in decoder.layers:
-        _check_layer(layer, own)
-    for module in decoder.modules:
+    _demand(_is_stock(model) and type(model).__name__ in _DECODERS, model)
+    config, head = model.config, network.get_output_embeddings()
+    modules = [network, network.base_model, *model.modules(), head]
+    for module in model.modules():
+        own = type(module).__module__ == type(model).__module__
+        _demand(own or type(module) in _COMMON, module)
+    for module in modules:
         _demand("forward" not in vars(module), module, "has its own forward")
         _demand(not module.training, module, "is in training")
         kinds = {type(parameter) for parameter in module._parameters.values()}
         _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
-    return decoder
-
-
-def _check_layer(layer: Any, own: dict[str, type]) -> None:
-    _demand(type(layer) is own["DecoderLayer"], layer)
-    _demand(type(layer.self_attn) is own["Attention"], layer.self_attn)
-    _demand(type(layer.mlp) is own["MLP"], layer.mlp)
-    _demand(type(layer.mlp.act_fn) in _ACTIVATIONS, layer.mlp.act_fn)
-    attention, mlp = layer.self_attn, layer.mlp
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    for norm in norms:
-        _demand(type(norm) is own["RMSNorm"], norm)
-    for linear in linears:
-        _demand(type(linear) in _LINEARS, linear)
-    for module in (*norms, *linears):
-        for parameter in (module.weight, getattr(module, "bias", None)):
-            if parameter is not None:
-                _demand(_is_plain(parameter), module, "has weights that are not plain float32")
+    for parameter in model.layers.parameters():
+        _demand(_is_plain(parameter), model, "has weights that are not plain float32")
+    _demand(type(head) in _COMMON, head)
+    _demand(len(model.layers) == config.num_hidden_layers, model.layers)
+    return Decoder(
+        embeddings=model.embed_tokens,
+        rotary=model.rotary_emb,
+        layers=list(model.layers),
+        norm=model.norm,
+        head=head,
+        modules=modules,
+        kinds=list(getattr(model.rotary_emb, "layer_types", [None])),
+        norm_offset=_DECODERS[type(model).__name__],
+        embedding_factor=getattr(model, "embedding_multiplier", 1.0),
+        logit_divisor=getattr(config, "logits_scaling", 1.0),
+        logit_cap=getattr(config, "final_logit_softcapping", None),
+    )
 
 
 def _is_stock(module: nn.Module) -> bool:

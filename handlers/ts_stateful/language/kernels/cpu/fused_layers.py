@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,10 +17,8 @@ from ts_stateful.language.kernels.cpu.decoder_layout import (
     UnknownDecoderError,
     find_decoder,
 )
+from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts
 from ts_stateful.language.kernels.cpu.library import (
-    LANES,
-    AttentionFacts,
-    LinearFacts,
     StepFacts,
     cache_folder,
     declare_functions,
@@ -35,23 +33,9 @@ __all__ = ["FusedLayers", "find_fused"]
 
 logger = logging.getLogger(__name__)
 
-_WORD: Final = ctypes.c_int64
-_ADDRESS: Final = ctypes.c_void_p
 # Every token reads its session's states separately. For a longer chunk of a prompt, after a history of 3,000 tokens,
 # torch's operators are faster, because they read the states once.
 _MOST_IN_PROMPTS: Final = 32
-_LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
-
-
-class _Decoder(ctypes.Structure):
-    _fields_ = [
-        *((name, LinearFacts) for name in _LINEARS),
-        *((name, _ADDRESS) for name in ("norm", "q_norm", "k_norm", "ffn_norm")),
-        *((name, ctypes.c_float) for name in ("epsilon", "q_epsilon", "k_epsilon", "ffn_epsilon")),
-        ("window", _WORD),
-        ("turned", _WORD),
-        ("attention", AttentionFacts),
-    ]
 
 
 def find_fused(
@@ -65,8 +49,11 @@ def find_fused(
         library = load_library(cache_folder())
         return None if library is None else FusedLayers(decoder, layout, windows, library)
     except UnknownDecoderError as error:
-        logger.info("torch's operators compute the decoder layers: %s", error)
-        return None
+        reason = str(error)
+    except Exception as error:  # stock code of another version may have other attributes
+        reason = f"{type(error).__name__}: {error}"
+    logger.info("torch's operators compute the decoder layers: %s", reason)
+    return None
 
 
 class FusedLayers:
@@ -87,13 +74,20 @@ class FusedLayers:
         windows: Sequence[int | None],
         library: ctypes.CDLL,
     ) -> None:
-        _check(decoder, layout)
+        if layout.dtype is not torch.float32 or not CpuKernels.serves(layout):
+            raise UnknownDecoderError(
+                f"states of {layout.dtype} or their dimensions are not supported"
+            )
         self._decoder = decoder
         self._hooks = [
             hooks for m in decoder.modules for hooks in (m._forward_hooks, m._forward_pre_hooks)
         ]
-        layers = [_facts(*each) for each in zip(decoder.layers, windows, strict=True)]
-        self._layers = (_Decoder * len(layers))(*layers)
+        turned = decoder.turns(torch.zeros(1, 1), torch.zeros(1, 1))[0].shape[-1]
+        layers = [
+            LayerFacts.of(decoder, *each, turned)
+            for each in zip(decoder.layers, layout.layers, windows, strict=True)
+        ]
+        self._layers = (LayerFacts * len(layers))(*layers)
         self._heads = min(shape.heads for shape in layout.layers)
         self._library = declare_functions(library)
         self._most_rows: int = self._library.most_rows()
@@ -110,14 +104,13 @@ class FusedLayers:
         if count > most or any(self._hooks):
             return None
         table = Table.of(rows.spans, all_rows=True)
-        hidden = self._decoder.embeddings(torch.tensor([rows.ids]))
-        cos, sin = self._decoder.rotary(hidden, position_ids=rows.positions)
-        self._decode(hidden, cos.contiguous(), sin.contiguous(), table)
+        hidden = self._decoder.embed(rows.ids)
+        cos, sin = self._decoder.turns(hidden, rows.positions)
+        self._decode(hidden, cos, sin, table)
         hidden = hidden[0]
         if rows.keep is not None and len(rows.keep) < len(hidden):
             hidden = hidden[torch.tensor(rows.keep)]
-        logits: Tensor = self._decoder.head(self._decoder.norm(hidden))
-        return logits
+        return self._decoder.logits(hidden)
 
     def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:
         """Compute all layers on `hidden` `(1, rows, hidden)`, in place."""
@@ -142,35 +135,3 @@ class FusedLayers:
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size)
         return self._scratch.data_ptr()
-
-
-def _check(decoder: Decoder, layout: KVLayout) -> None:
-    if layout.dtype is not torch.float32 or not CpuKernels.serves(layout):
-        raise UnknownDecoderError(f"states of {layout.dtype} or their dimensions are not supported")
-    for layer, shape in zip(decoder.layers, layout.layers, strict=True):
-        attention, mlp = layer.self_attn, layer.mlp
-        sizes = (attention.q_proj.out_features, mlp.up_proj.in_features, mlp.up_proj.out_features)
-        if any(size % LANES for size in sizes) or shape.key_dim != shape.value_dim:
-            raise UnknownDecoderError(f"layers of {sizes} and {shape} are not supported")
-        if 2 * decoder.rotary.inv_freq.numel() != shape.key_dim:
-            raise UnknownDecoderError("rotary positions of a part of each head are not supported")
-
-
-def _facts(layer: Any, window: int | None) -> _Decoder:
-    attention, mlp = layer.self_attn, layer.mlp
-    dim = attention.head_dim
-    heads, query_heads = (p.out_features // dim for p in (attention.k_proj, attention.q_proj))
-    facts = _Decoder(
-        **{name: LinearFacts.of(getattr(attention, f"{name}_proj")) for name in _LINEARS[:4]},
-        **{name: LinearFacts.of(getattr(mlp, f"{name}_proj")) for name in _LINEARS[4:]},
-        window=window or 0,
-        turned=bool(getattr(attention, "use_rope", True)),
-        attention=AttentionFacts(heads, query_heads // heads, dim, dim, attention.scaling, 0.0),
-    )
-    norms = {"": layer.input_layernorm, "ffn_": layer.post_attention_layernorm}
-    norms |= {f"{name}_": getattr(attention, f"{name}_norm", None) for name in "qk"}
-    for prefix, norm in norms.items():
-        if norm is not None:
-            setattr(facts, f"{prefix}norm", norm.weight.data_ptr())
-            setattr(facts, f"{prefix}epsilon", norm.variance_epsilon)
-    return facts

@@ -37,12 +37,13 @@ logger = logging.getLogger(__name__)
 
 LANES: Final = 16  # all dimensions are multiples of it
 _SOURCE: Final = Path(__file__).parent / "src" / "kernels.cpp"
-_HEADERS: Final = ("vectors.h", "attention.h", "layer.h")
+_HEADERS: Final = ("vectors.h", "attention.h", "linear.h", "experts.h", "layer.h")
 _FLAGS: Final = (
     *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-exceptions"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
 )
 _SHARE: Final = 256  # minimum tokens of a split
+_FLOAT_BYTES: Final = 4
 
 
 class StepFacts(ctypes.Structure):
@@ -77,6 +78,12 @@ class LinearFacts(ctypes.Structure):
         """Describe a layer, whose parameters must stay where they are."""
         bias = None if linear.bias is None else linear.bias.data_ptr()
         return cls(linear.weight.data_ptr(), bias, linear.in_features, linear.out_features)
+
+    def part(self, begin: int, num: int) -> LinearFacts:
+        """Return the layer of `num` of the outputs, from output `begin` on."""
+        bias = None if self.bias is None else self.bias + _FLOAT_BYTES * begin
+        weight = self.weight + _FLOAT_BYTES * begin * self.in_
+        return LinearFacts(weight, bias, self.in_, num)
 
 
 def cache_folder() -> Path:

@@ -25,14 +25,15 @@ extern "C" int64_t decode_scratch(const Decoder* layers, int64_t num_layers, int
   return most;
 }
 
-// Compute all decoder layers on hidden (rows, hidden), in place. Every token of the step is a row.
+// Compute all decoder layers on hidden (rows, hidden), in place. cos, sin: (tables, rows, turned). Every token of the step is a row.
 extern "C" void decode_layers(const Step* step, const Decoder* layers, int64_t num_layers, const float* cos, const float* sin,
                               int64_t num_splits, int64_t num_threads, float* scratch, float* hidden) {
+  Routes shared{};
 #pragma omp parallel num_threads(int(num_threads))
   for (int64_t i = 0; i < num_layers; i++) {
     Step own = *step;
     own.layer = i, own.window = layers[i].window;
-    decode(own, layers[i], cos, sin, num_splits, scratch, hidden);
+    decode(own, layers[i], cos, sin, num_splits, &shared, scratch, hidden);
   }
 }
 
@@ -43,7 +44,7 @@ extern "C" void multiply_linear(const Linear* linear, const float* x, int64_t ro
   {
     alignas(64) float result[MOST * WIDE];
 #pragma omp for schedule(static)
-    for (int64_t m = 0; m < rows; m++) pack(x + m * linear->in, int(rows), int(m), linear->in, scratch);
+    for (int64_t m = 0; m < rows; m++) pack(x + m * linear->in, Norm{}, int(rows), int(m), linear->in, scratch);
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < linear->out; n += WIDE) {
       const int num = outputs(*linear, n, scratch, int(rows), result);

@@ -1,116 +1,22 @@
-// Decoder layers of the Llama family on a CPU, for steps of one token for each of some sessions ("rows").
+// Decoder layers on a CPU, for steps of one token for each of some sessions ("rows").
 //
-// A linear layer of few rows is bound by reading its weights. They are read in place, once for all rows, four outputs at a
-// time. The inputs are read for every output, so they are packed into reading order. decoder_layout.py recognizes the layers.
+// A layer's differences from others are data. decoder_layout.py recognizes the layers that these data describe.
 
 #pragma once
 
 #include "attention.h"
+#include "experts.h"
 
 namespace {
 
-constexpr int MOST = 64;   // rows
-constexpr int WIDE = 16;   // outputs of a linear layer that a thread computes at once
-constexpr int FAR = 4096;  // weights prefetched where rows are computed one after the other
-
-struct Linear { const float *weight, *bias; int64_t in, out; };  // (out, in), (out,) or null
-
 struct Decoder {
-  Linear q, k, v, o, gate, up, down;
-  const float *norm, *q_norm, *k_norm, *ffn_norm;  // of queries and keys: may be null
-  float epsilon, q_epsilon, k_epsilon, ffn_epsilon;
-  int64_t window, turned;  // 0: none; 1: rotary positions
+  Linear q, k, v, o;
+  Norm norm, q_norm, k_norm, attended_norm, ffn_norm, fed_norm;  // of queries and keys: of each head, or of all together
+  Experts experts;
   Layer attention;
+  int64_t window, turned, positions;  // 0: none; rotated dimensions of each head, 0: none; table of positions
+  float residual;                     // factor of what is added to hidden
 };
-
-// Rows are packed in groups of 4, then 2, then 1; a group of M as (in / LANES, M, LANES).
-struct Place { int begin, group; };
-inline Place place_of(int rows, int m) {
-  const int fours = rows / 4 * 4, twos = rows / 2 * 2;
-  if (m < fours) return {m / 4 * 4, 4};
-  return m < twos ? Place{fours, 2} : Place{twos, 1};
-}
-inline float* packed(float* target, int rows, int m, int64_t in) {  // row m's first LANES; the next are `group` vectors further
-  const Place place = place_of(rows, m);
-  return target + place.begin * in + (m - place.begin) * LANES;
-}
-
-void pack(const float* x, int rows, int m, int64_t in, float* target) {
-  const int group = place_of(rows, m).group;
-  target = packed(target, rows, m, in);
-  for (int64_t d = 0; d < in; d += LANES) store(target + d * group, load(x + d));
-}
-
-inline float norm_scale(const float* x, int64_t dim, float epsilon) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t d = 0; d < dim; d++) sum += x[d] * x[d];
-  return 1 / std::sqrt(sum / float(dim) + epsilon);
-}
-
-void pack_normed(const float* x, const float* weight, float epsilon, int rows, int m, int64_t in, float* target) {
-  const int group = place_of(rows, m).group;
-  const V scale = all(norm_scale(x, in, epsilon));
-  target = packed(target, rows, m, in);
-  for (int64_t d = 0; d < in; d += LANES) store(target + d * group, mul(load(weight + d), mul(load(x + d), scale)));
-}
-
-// Products of N rows of weights and a group of M inputs; result[m][n].
-template <int N, int M>
-inline void multiply(const float* __restrict w, const float* __restrict x, int64_t in, int64_t ahead, float* result) {
-  V sum[LANES];
-  for (int i = 0; i < LANES; i++) sum[i] = zero();
-  for (int64_t k = 0; k < in; k += LANES, x += M * LANES) {
-    V weights[N];
-    for (int n = 0; n < N; n++) weights[n] = load(w + n * in + k);
-    if (ahead) for (int n = 0; n < N; n++) __builtin_prefetch(w + n * in + k + ahead);
-    for (int m = 0; m < M; m++) {
-      const V input = load(x + m * LANES);
-      for (int n = 0; n < N; n++) sum[m * N + n] = fma(weights[n], input, sum[m * N + n]);
-    }
-  }
-  alignas(64) float lanes[LANES];
-  store(lanes, sums(sum));
-  for (int m = 0; m < M; m++) for (int n = 0; n < N; n++) result[m * WIDE + n] = lanes[m * N + n];
-}
-
-template <int N> void multiply_rows(const float* w, const float* x, int rows, int64_t in, float* result) {
-  int64_t ahead = rows <= 2 ? FAR : 4 * in;
-  for (int m = 0; m < rows;) {
-    const int group = place_of(rows, m).group;
-    const float* inputs = x + m * in;
-    if (group == 4) multiply<N, 4>(w, inputs, in, ahead, result + m * WIDE);
-    else if (group == 2) multiply<N, 2>(w, inputs, in, ahead, result + m * WIDE);
-    else multiply<N, 1>(w, inputs, in, ahead, result + m * WIDE);
-    m += group;
-    ahead = 0;
-  }
-}
-
-// Store output n + i of row m in result[m][i], i < WIDE, from packed inputs; return how many of the WIDE exist.
-int outputs(const Linear& linear, int64_t n, const float* x, int rows, float* result) {
-  const int num = int(std::min<int64_t>(WIDE, linear.out - n));
-  const float* w = linear.weight + n * linear.in;
-  int i = 0;
-  for (; i + 4 <= num; i += 4) multiply_rows<4>(w + i * linear.in, x, rows, linear.in, result + i);
-  for (; i < num; i++) multiply_rows<1>(w + i * linear.in, x, rows, linear.in, result + i);
-  if (linear.bias)
-    for (int m = 0; m < rows; m++) for (i = 0; i < num; i++) result[m * WIDE + i] += linear.bias[n + i];
-  return num;
-}
-
-// hidden (rows, out) += a linear layer's outputs.
-void add_outputs(const Linear& linear, const float* x, int rows, float* hidden) {
-  alignas(64) float result[MOST * WIDE];
-#pragma omp for schedule(static)
-  for (int64_t n = 0; n < linear.out; n += WIDE) {
-    outputs(linear, n, x, rows, result);
-    for (int m = 0; m < rows; m++) {
-      float* target = hidden + m * linear.out + n;
-      store(target, add(load(target), load(result + m * WIDE)));
-    }
-  }
-}
 
 inline void turn(float* x, const float* cos, const float* sin, int64_t dim) {
   const int64_t half = dim / 2;
@@ -122,24 +28,21 @@ inline void turn(float* x, const float* cos, const float* sin, int64_t dim) {
   }
 }
 
-inline float silu(float x) {
-  const float e = power(-std::fabs(x));
-  return x >= 0 ? x / (1 + e) : x * e / (1 + e);
-}
-
 // A layer's scratch space, as offsets in floats.
 struct Scratch {
-  int64_t qkv, mixed, inner, partial, end;
+  int64_t qkv, mixed, inner, sum, partial, routes, end;
   Scratch(const Decoder& d, int64_t rows, int64_t num_splits) {
-    qkv = rows * std::max(d.q.in, d.q.out);  // after the packed inputs
+    qkv = rows * std::max(d.experts.chosen * d.q.in, d.q.out);  // after the packed inputs
     mixed = qkv + rows * (d.q.out + d.k.out + d.v.out);
     inner = mixed + rows * d.q.out;
-    partial = inner + rows * d.gate.out;
-    end = partial + rows * d.attention.heads * d.attention.group * num_splits * (d.attention.value_dim + 2);
+    sum = inner + rows * d.experts.chosen * d.experts.gate.out;
+    partial = sum + rows * d.q.in;
+    routes = partial + rows * d.attention.heads * d.attention.group * num_splits * (d.attention.value_dim + 2);
+    end = routes + routes_size(d.experts, rows);
   }
 };
 
-// Compute queries, keys and values (rows, heads, dim); store keys and values in their sessions. cos, sin: (rows, dim)
+// Compute queries, keys and values (rows, heads, dim); store keys and values in their sessions. cos, sin: (rows, turned)
 void project(const Step& step, const Decoder& d, const float* cos, const float* sin, const float* inputs, float* qkv) {
   const int rows = int(step.num_rows);
   const int64_t dim = d.attention.key_dim, num_q = d.q.out / dim, num_kv = d.attention.heads, num = num_q + 2 * num_kv;
@@ -153,17 +56,20 @@ void project(const Step& step, const Decoder& d, const float* cos, const float* 
     outputs(*parts[part], at, inputs, rows, result);
     for (int m = 0; m < rows; m++) store(qkv + m * num * dim + n, load(result + m * WIDE));
   }
+  if (d.q_norm.dim > dim) {
+#pragma omp for schedule(static)
+    for (int m = 0; m < rows; m++) {
+      normalize(d.q_norm, qkv + m * num * dim);
+      normalize(d.k_norm, qkv + (m * num + num_q) * dim);
+    }
+  }
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < rows * num; i++) {
     const int64_t m = i / num, head = i % num;
     const bool is_q = head < num_q, is_v = head >= num_q + num_kv;
     float* x = qkv + i * dim;
-    const float* weight = is_v ? nullptr : is_q ? d.q_norm : d.k_norm;
-    if (weight) {
-      const float scale = norm_scale(x, dim, is_q ? d.q_epsilon : d.k_epsilon);
-      for (int64_t j = 0; j < dim; j++) x[j] = weight[j] * (x[j] * scale);
-    }
-    if (d.turned && !is_v) turn(x, cos + m * dim, sin + m * dim, dim);
+    if (!is_v && d.q_norm.weight && d.q_norm.dim == dim) normalize(is_q ? d.q_norm : d.k_norm, x);
+    if (d.turned && !is_v) turn(x, cos + m * d.turned, sin + m * d.turned, d.turned);
     if (is_q) continue;
     const int64_t token = step.token(m), span = step.span(token), kv = head - num_q - (is_v ? num_kv : 0);
     float* states = step.states<float>(span, is_v) + (kv * step.capacity(span) + step.position(token)) * dim;
@@ -171,33 +77,52 @@ void project(const Step& step, const Decoder& d, const float* cos, const float* 
   }
 }
 
-// Compute one layer on hidden (rows, hidden), in place; inside a parallel region.
-void decode(const Step& step, const Decoder& d, const float* cos, const float* sin, int64_t num_splits, float* scratch,
-            float* hidden) {
-  const int rows = int(step.num_rows);
-  const int64_t dim = d.attention.key_dim, width = d.q.out + d.k.out + d.v.out;
-  const Scratch at(d, rows, num_splits);
-  float *inputs = scratch, *qkv = scratch + at.qkv, *mixed = scratch + at.mixed, *inner = scratch + at.inner;
-  alignas(64) float gates[MOST * WIDE], ups[MOST * WIDE];
+// Compute the feed-forward part on hidden (rows, hidden), in place. `shared` is seen by all threads.
+void feed(const Decoder& d, const Scratch& at, int rows, AllRows& everyone, Routes* shared, float* scratch, float* hidden) {
+  const Experts& e = d.experts;
+  const int64_t in = e.gate.in;
+  float* inputs = scratch;
+  Routes routes = everyone.routes();
+  if (e.router.weight) {
+    alignas(64) float result[MOST * WIDE];
+    float* scores = scratch + at.routes;
 #pragma omp for schedule(static)
-  for (int m = 0; m < rows; m++) pack_normed(hidden + m * d.q.in, d.norm, d.epsilon, rows, m, d.q.in, inputs);
-  project(step, d, cos, sin, inputs, qkv);
+    for (int m = 0; m < rows; m++) pack(hidden + m * in, d.ffn_norm, rows, m, in, inputs);
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < e.router.out; n += WIDE) {
+      const int num = outputs(e.router, n, inputs, rows, result);
+      for (int m = 0; m < rows; m++) std::copy_n(result + m * WIDE, num, scores + m * e.router.out + n);
+    }
+#pragma omp single
+    *shared = choose(e, rows, scores, reinterpret_cast<int*>(scores + rows * e.router.out));
+    routes = *shared;
+  }
+#pragma omp for schedule(static)
+  for (int slot = 0; slot < rows * int(e.chosen); slot++) {
+    const int group = int(std::upper_bound(routes.begin, routes.begin + routes.num, slot) - routes.begin) - 1;
+    const int begin = routes.begin[group];
+    pack(hidden + routes.row[slot] * in, d.ffn_norm, routes.begin[group + 1] - begin, slot - begin, in, inputs + begin * in);
+  }
+  gate(e, routes, inputs, scratch + at.inner);
+  add_outputs(e.down, e.down_stride, routes, scratch + at.inner, d.fed_norm, d.residual, rows, scratch + at.sum, hidden);
+}
+
+// Compute one layer on hidden (rows, hidden), in place; inside a parallel region. cos, sin: (tables, rows, turned)
+void decode(const Step& step, const Decoder& d, const float* cos, const float* sin, int64_t num_splits, Routes* shared,
+            float* scratch, float* hidden) {
+  const int rows = int(step.num_rows);
+  const int64_t dim = d.attention.key_dim, width = d.q.out + d.k.out + d.v.out, table = d.positions * rows * d.turned;
+  const Scratch at(d, rows, num_splits);
+  float *inputs = scratch, *qkv = scratch + at.qkv, *mixed = scratch + at.mixed;
+  AllRows everyone(rows);
+#pragma omp for schedule(static)
+  for (int m = 0; m < rows; m++) pack(hidden + m * d.q.in, d.norm, rows, m, d.q.in, inputs);
+  project(step, d, cos + table, sin + table, inputs, qkv);
   attend_share<float>(step, d.attention, qkv, dim, width, nullptr, num_splits, scratch + at.partial, mixed);
 #pragma omp for schedule(static)
-  for (int m = 0; m < rows; m++) pack(mixed + m * d.o.in, rows, m, d.o.in, inputs);
-  add_outputs(d.o, inputs, rows, hidden);
-#pragma omp for schedule(static)
-  for (int m = 0; m < rows; m++) pack_normed(hidden + m * d.q.in, d.ffn_norm, d.ffn_epsilon, rows, m, d.q.in, inputs);
-#pragma omp for schedule(static)
-  for (int64_t n = 0; n < d.gate.out; n += WIDE) {
-    outputs(d.gate, n, inputs, rows, gates);
-    outputs(d.up, n, inputs, rows, ups);
-#pragma omp simd
-    for (int i = 0; i < rows * WIDE; i++) ups[i] *= silu(gates[i]);
-    for (int m = 0; m < rows; m++)
-      store(packed(inner, rows, m, d.down.in) + n * place_of(rows, m).group, load(ups + m * WIDE));
-  }
-  add_outputs(d.down, inner, rows, hidden);
+  for (int m = 0; m < rows; m++) pack(mixed + m * d.o.in, Norm{}, rows, m, d.o.in, inputs);
+  add_outputs(d.o, 0, everyone.routes(), inputs, d.attended_norm, d.residual, rows, scratch + at.sum, hidden);
+  feed(d, at, rows, everyone, shared, scratch, hidden);
 }
 
 }  // namespace
