@@ -45,6 +45,7 @@ class Quotas:
         self._buckets: LRU[str | None, TokenBucket] = LRU(_BUCKETS)
         quotas = (self._others, *self._named.values())
         self._counts_tokens = any(quota.tokens_per_minute for quota in quotas)
+        self._counts_turns = any(quota.turns_in_flight is not None for quota in quotas)
 
     def owner_of(self, session_id: str) -> str | None:
         """See `Owners`. Without principals an id is what the client made it, and says nothing."""
@@ -65,6 +66,8 @@ class Quotas:
         Raises:
             QuotaExceeded: too many are in flight, or the owner's tokens are used up.
         """
+        if not (self._counts_turns or self._counts_tokens):
+            return
         owner = self.owner_of(session_id)
         most = self._of(owner).turns_in_flight
         if most is not None:

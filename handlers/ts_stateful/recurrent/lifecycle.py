@@ -144,7 +144,7 @@ class StepLifecycle:
         self._leave(job)
         if job.step.end:
             self._end(session)
-        else:
+        elif session.work:
             self._advance(session)
         self._outbox.send(job.request_ids, session.session_id, answered)
 

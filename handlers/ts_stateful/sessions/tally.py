@@ -57,7 +57,7 @@ class Tally(Generic[StateT]):
 
     def changed(self, session: Session[StateT]) -> None:
         """Note that a session is used, or that its bytes changed."""
-        if session in self._bytes:
+        if session not in self._changing and session in self._bytes:
             self._changing.add(session)
 
     def shortened(self, session: Session[StateT]) -> None:
