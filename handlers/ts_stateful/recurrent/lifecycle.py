@@ -173,7 +173,7 @@ class StepLifecycle:
         self._advance(following)
 
     def _leave(self, job: PendingStep) -> None:
-        left = job.session.work.popleft()
+        left = job.session.work.pop(0)
         assert left is job
         self._ready.remove(job.session)
 

@@ -42,7 +42,7 @@ class Write(NamedTuple):
     stand_alone: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class LogPosition:
     """The log of one session, as far as this engine has seen and written it."""
 

@@ -6,7 +6,6 @@ What a model keeps for it is the opaque `state`: only bytes by tier and the way 
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -100,7 +99,7 @@ class Message(NamedTuple):
         return self._replace(num_images=self.num_images + num_images, parts=parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Delta:
     """The change that a turn, or the opening of a session, makes to the history; a history is its deltas in order.
 
@@ -117,7 +116,7 @@ class Delta:
     has_reply: bool = True  # False for a turn that only adds messages
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A committed turn: all that a replayed answer needs and, in `delta`, all that the history needs."""
 
@@ -133,8 +132,12 @@ class Turn:
     note: str = ""  # of the client's protocol
 
 
-@dataclass(eq=False)
-class Session(Generic[StateT]):
+class _Referable:
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(eq=False, slots=True)
+class Session(_Referable, Generic[StateT]):
     """A session in the table. Times are of the table's monotonic clock, in seconds."""
 
     session_id: str
@@ -150,7 +153,7 @@ class Session(Generic[StateT]):
     owner: str | None = None  # the principal, as the table knows it
     turns: list[Turn] = field(default_factory=list)
     # What is not answered yet, in order; the first is in progress.
-    work: deque[Any] = field(default_factory=deque)
+    work: list[Any] = field(default_factory=list)
 
     @property
     def tenant(self) -> object:

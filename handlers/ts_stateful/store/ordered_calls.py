@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,12 +27,12 @@ class ResultQueue(Protocol):
         ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class CallQueue:
-    """Calls that run one after the other."""
+    """Calls that run one after the other. Every session has one, so an empty one is small."""
 
     is_busy: bool = False
-    waiting: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=deque)
+    waiting: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
 
 
 class StoreCalls:
@@ -102,7 +101,7 @@ class StoreCalls:
         if queue.is_busy or not queue.waiting:
             return
         queue.is_busy = True
-        job, then = queue.waiting.popleft()
+        job, then = queue.waiting.pop(0)
 
         def done(outcome: Any) -> None:
             queue.is_busy = False

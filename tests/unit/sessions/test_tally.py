@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +34,7 @@ def test_sessions_are_counted_by_kind_and_owner() -> None:
 def test_bytes_of_a_busy_session_are_the_present_ones() -> None:
     """An idle one is measured once, and again when it changed."""
     tally: Tally[Any] = Tally()
-    busy, idle = session("a", 5, work=deque([1])), session("b", 7)
+    busy, idle = session("a", 5, work=[1]), session("b", 7)
     for one in (busy, idle):
         tally.add(one)
     assert tally.device_bytes == 12

@@ -30,6 +30,8 @@ class Match(NamedTuple):
 class Drafts:
     """The length of one session's drafts, by what became of the earlier ones."""
 
+    __slots__ = ("_left", "_length", "_pause", "_share")
+
     def __init__(self) -> None:
         self._length = _SHORTEST
         self._share = 0.5  # of drafts' tokens that were right, the last ones weighing most

@@ -17,6 +17,9 @@ __all__ = ["KVCache", "KVLayout", "LayerShape", "Snapshot"]
 _HOST = torch.device("cpu")
 _GRAIN = 64  # tokens
 _FIRST_LAZY = 4096  # tokens of address space at first, where memory is backed when it is written
+# Bytes of states that lie close together, and are copied when they grow: else each head of a layer has a page of its own.
+_SMALL = 1 << 18
+_SMALL_GRAIN = 16  # tokens
 _DISCARD = 256  # tokens: a smaller cut keeps the pages, which the next turn writes again
 
 
@@ -155,12 +158,17 @@ class KVCache:
             torch.OutOfMemoryError, MemoryError: there is no room. Then nothing has changed; the same holds for `move`.
         """
         if length > self.capacity:
-            if self._memory.lazy:
-                wanted = max(length, 2 * self.capacity, _FIRST_LAZY)
-            else:
-                wanted = max(length, self.capacity + self.capacity // 16)
-            self._replace(_rounded(wanted), self.device)
+            self._replace(self._room_for(length), self.device)
         self._written = max(self._written, length)
+
+    def _room_for(self, length: int) -> int:
+        """Return the capacity to grow to."""
+        if not self._memory.lazy:
+            return _rounded(max(length, self.capacity + self.capacity // 16))
+        wanted = max(length, 2 * self.capacity)
+        if wanted * self.token_bytes <= _SMALL:
+            return _rounded(wanted, _SMALL_GRAIN)
+        return _rounded(max(wanted, _FIRST_LAZY))
 
     def truncate(self, length: int) -> None:
         """Forget every token after `length`, and with recurrent layers some before it."""
@@ -276,5 +284,5 @@ def _end_of_copies(source: torch.device, target: torch.device) -> torch.cuda.Eve
     return event
 
 
-def _rounded(length: int) -> int:
-    return -(-length // _GRAIN) * _GRAIN
+def _rounded(length: int, grain: int = _GRAIN) -> int:
+    return -(-length // grain) * grain

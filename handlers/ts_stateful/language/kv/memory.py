@@ -20,13 +20,16 @@ class Memory:
         torch.OutOfMemoryError, MemoryError: there is not enough.
     """
 
+    __slots__ = ("_map", "tensor")
+
     def __init__(
         self, num_elements: int, dtype: torch.dtype, device: torch.device, pin: bool = False
     ) -> None:
         self._map: mmap.mmap | None = None
-        self.tensor: Tensor
         if device.type != "cpu" or pin:  # where no elements take no memory
-            self.tensor = torch.empty(num_elements, dtype=dtype, device=device, pin_memory=pin)
+            self.tensor: Tensor = torch.empty(
+                num_elements, dtype=dtype, device=device, pin_memory=pin
+            )
             return
         # NORESERVE: pages that are never written must not count where the kernel limits overcommitment.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)

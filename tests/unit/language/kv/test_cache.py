@@ -29,10 +29,23 @@ def kv() -> KVCache:
     return made
 
 
+def test_few_states_lie_close_together(kv: KVCache) -> None:
+    """On a CPU they grow by doubling, and keep their values; many get address space at once."""
+    before = [part[:, :10].clone() for part in kv.states]
+    assert kv.capacity == 16
+    kv.reserve(17)
+    assert kv.capacity == 32
+    for part, states in zip(kv.states, before, strict=True):
+        assert torch.equal(part[:, :10], states)
+    kv.reserve(3000)
+    assert kv.capacity == 4096
+    assert torch.equal(kv.states[0][:, :10], before[0])
+
+
 def test_a_snapshot_is_a_copy(kv: KVCache) -> None:
     """Of all layers, keys first; tokens that follow change nothing."""
     snapshot = kv.snapshot()
-    kv.reserve(20)
+    kv.reserve(12)
     copies = snapshot.read(2, 6)
     assert copies is not None
     for copy, part in zip(copies, kv.states, strict=True):
