@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 
+import PIL.Image
 import torch
 
 from benchmarks.clients.conversation import Turn
@@ -29,7 +31,10 @@ class EngineAlone:
             {"maxNumSequence": 64, "handler": {"model": str(model), "threads": threads}}
         )
         self._inputs = Inputs()
-        self._driver = Driver(load_model(config.handler, model, torch.device("cpu")), config)
+        loaded = load_model(config.handler, model, torch.device("cpu"))
+        assert loaded.encoder is not None
+        self._encoder = loaded.encoder
+        self._driver = Driver(loaded, config)
         self._sessions: list[str] = []
 
     def decode(self, width: int, history: int, num_tokens: int) -> float:
@@ -49,6 +54,16 @@ class EngineAlone:
         for session in sessions:
             self._driver.ask(Rewind(session_id=session, to_turn=1))
         return steady_rate(turns)
+
+    def encode_image(self) -> float:
+        """Return the milliseconds that the vision tower and the projector take for an image."""
+        encoder = self._encoder
+        picture = PIL.Image.open(io.BytesIO(self._inputs.picture())).convert("RGB")
+        image = encoder.prepare(picture)
+        began_at = time.perf_counter()
+        with torch.inference_mode():
+            encoder.encode(image)
+        return 1000 * (time.perf_counter() - began_at)
 
     def _open(self, num_tokens: int) -> None:
         session = f"session-{len(self._sessions)}"

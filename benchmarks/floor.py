@@ -69,6 +69,13 @@ class Floor:
         kept = self._filled(cache, 1, 0, num_tokens)
         return _timed_ms(lambda: self._next_ids(kept, input_ids=ids, pixel_values=pixels))
 
+    def encode_image(self) -> float:
+        """Run the vision tower and the projector alone."""
+        side = self._model.config.vision_config.image_size
+        pixels = torch.randn(1, 3, side, side)
+        with torch.inference_mode():
+            return _timed_ms(lambda: self._model.get_image_features(pixel_values=pixels))
+
     def open_prefill(self, num_tokens: int, cache: str) -> float:
         """Run only the prefill of an opening of `num_tokens`, from given embeddings."""
         width = self._model.config.text_config.hidden_size

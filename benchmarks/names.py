@@ -48,6 +48,7 @@ __all__ = [
     "TTFT",
     "TURNS",
     "UNDRAFTED",
+    "VISION",
     "VLLM",
     "VLLM_DECODE",
     "VLLM_TTFT",
@@ -86,6 +87,7 @@ DECODE: Final = "decode"
 TURNS: Final = "turns"
 FIRST_OPEN: Final = "open, first"
 REPEATED_OPEN: Final = "open, repeated"
+VISION: Final = "vision tower"
 MEMORY: Final = "memory"
 MANY: Final = "many"
 GROWTH_FIRST: Final = "growth, first token"

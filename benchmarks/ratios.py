@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from benchmarks.model import IMAGE_TOKENS
 from benchmarks.names import (
     ASGI,
     BARE,
@@ -47,6 +48,7 @@ from benchmarks.names import (
     TTFT,
     TURNS,
     UNDRAFTED,
+    VISION,
     VLLM,
     VLLM_DECODE,
     VLLM_TTFT,
@@ -260,16 +262,23 @@ RATIOS: Sequence[Ratio] = (
     Ratio(
         "open_first_over_floor",
         "at most",
-        1.2,
+        1.15,
         "opening with a new image, over vision tower and prefill",
         _over_floor(FIRST_OPEN, HTTP, None),
     ),
     Ratio(
         "open_repeat_over_prefill",
         "at most",
-        2,
+        1.15,
         "opening with an image that is in use, over prefill alone",
         _over_floor(REPEATED_OPEN, HTTP, None),
+    ),
+    Ratio(
+        "vision_over_stock",
+        "at most",
+        0.7,
+        "vision tower and projector for an image by the engine alone, over stock code's",
+        _between(VISION, IMAGE_TOKENS, ENGINE, BARE),
     ),
     Ratio(
         "idle_bytes_over_state",

@@ -7,7 +7,17 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.clients.stateful import HttpClient
-from benchmarks.names import CACHES, FIRST_OPEN, HTTP, REPEATED_OPEN, floor_name
+from benchmarks.model import IMAGE_TOKENS
+from benchmarks.names import (
+    BARE,
+    CACHES,
+    ENGINE,
+    FIRST_OPEN,
+    HTTP,
+    REPEATED_OPEN,
+    VISION,
+    floor_name,
+)
 from benchmarks.rig import Rig
 from benchmarks.samples import Sample, Trial, interleave
 
@@ -17,7 +27,7 @@ TITLE = "time to open with an image"
 
 
 def run(rig: Rig) -> None:
-    """Sample both in milliseconds, beside vision tower with prefill, and prefill alone."""
+    """Sample both in milliseconds, beside the floor's passes, and the engine's vision tower beside stock's."""
     client = rig.connect(HTTP)
     assert isinstance(client, HttpClient)
     known = rig.inputs.picture()
@@ -33,6 +43,9 @@ def run(rig: Rig) -> None:
         for measure, work in ((FIRST_OPEN, "open_image"), (REPEATED_OPEN, "open_prefill")):
             bare = partial(_bare, rig, measure, work, num_tokens, cache)
             trials.append(Trial(f"floor, {measure}", bare))
+    trials += [
+        Trial(f"{system}, {VISION}", partial(_encode, rig, system)) for system in (ENGINE, BARE)
+    ]
     rig.progress.expect(rig.plan.open_rounds * len(trials))
     interleave(
         trials,
@@ -49,6 +62,11 @@ def _open(client: HttpClient, measure: str, picture: Callable[[], bytes]) -> lis
     taken_ms, opened = client.timed_open(picture())
     client.close(opened.session_id)
     return [Sample(measure, HTTP, opened.usage.prompt_tokens, taken_ms, "ms")]
+
+
+def _encode(rig: Rig, system: str) -> list[Sample]:
+    process = rig.engine_alone if system == ENGINE else rig.floor
+    return [Sample(VISION, system, IMAGE_TOKENS, process.measure("encode_image"), "ms")]
 
 
 def _bare(rig: Rig, measure: str, work: str, num_tokens: int, cache: str) -> list[Sample]:

@@ -159,6 +159,8 @@ def _one_of_each() -> Samples:
     for measure in ("open, first", "open, repeated"):
         made.append(Sample(measure, "http", 258, 30.0, "ms"))
         made.append(Sample(measure, "floor, dynamic", 258, 15.0, "ms"))
+    made.append(Sample("vision tower", "engine alone", 256, 30.0, "ms"))
+    made.append(Sample("vision tower", "bare forward", 256, 60.0, "ms"))
     for number in (16, 24, 32):
         made.append(Sample("memory", "engine", number, 1000.0 + 11 * number, "bytes"))
         made.append(Sample("memory", "state", number, 10.0 * number, "bytes"))
@@ -205,6 +207,7 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["front_torchserve_cpu_s_per_1000_pieces"] == 0.2
     assert ratios["decode_16_speedup_over_recompute"] == 10
     assert ratios["open_first_over_floor"] == ratios["open_repeat_over_prefill"] == 2
+    assert ratios["vision_over_stock"] == 0.5
     assert ratios["idle_bytes_over_state"] == pytest.approx(1.1)
     assert ratios["ttft_512_open_over_8_open"] == pytest.approx(1.2)
     assert ratios["ttft_10000_open_over_10"] == pytest.approx(1.1, rel=1e-3)

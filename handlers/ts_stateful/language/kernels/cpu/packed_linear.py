@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ts_stateful.language.kernels.cpu.replace_linears import child_modules, replace_linears
 
-__all__ = ["PackedLinear", "can_pack", "pack", "unpack"]
+__all__ = ["PackedLinear", "can_pack", "has_operators", "pack", "unpack"]
 
 _ROWS = (
     32  # oneDNN chooses the same blocks for any number of rows except 1, for which it chooses none
@@ -59,7 +59,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """
     if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
-    if not torch.backends.mkldnn.is_available() or not _has_operators():
+    if not has_operators():
         return False
     if dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -88,6 +88,8 @@ def unpack(network: PreTrainedModel) -> None:
     network.tie_weights()
 
 
-def _has_operators() -> bool:
+def has_operators() -> bool:
+    """Return True if this build of torch has oneDNN, and the operators of it that are called here."""
     names = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
-    return all(hasattr(torch.ops.mkldnn, name) for name in names)
+    available = torch.backends.mkldnn.is_available()
+    return available and all(hasattr(torch.ops.mkldnn, name) for name in names)

@@ -34,14 +34,15 @@ def library() -> Any:
     return found
 
 
+@pytest.mark.parametrize("onednn", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 6, 31, 32, 33])
-def test_outputs_are_those_of_torch(rows: int, bias: bool, threads: int) -> None:
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 6, 31, 32, 33, 100])
+def test_outputs_are_those_of_torch(rows: int, bias: bool, threads: int, onednn: bool) -> None:
     """Any number of rows, in any number of dimensions, outputs that fill no block."""
     torch.manual_seed(rows)
     linear = nn.Linear(208, 333, bias=bias)
-    own = CompiledLinear(linear, library())
+    own = CompiledLinear(linear, library(), onednn=onednn)
     inputs = torch.randn(rows, 1, 416)[..., ::2]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
