@@ -139,7 +139,7 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
     for parameter in model.layers.parameters():
         _demand(_is_plain(parameter), model, "has weights that are not plain float32")
-    _demand(type(head) in _COMMON, head)
+    _demand(type(head) in (nn.Linear, CompiledLinear), head)
     _demand(len(model.layers) == config.num_hidden_layers, model.layers)
     return Decoder(
         embeddings=model.embed_tokens,
