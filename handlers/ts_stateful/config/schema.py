@@ -117,6 +117,8 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """The response template by which tool calls and reasoning are found in replies. Unset: the model's own, if it has one."""
     reattach_sec: _Positive = 10.0
     """Seconds that a turn goes on after its client has disconnected."""
+    tensor_parallel: _Count = 1
+    """Devices over which an engine splits the model. Every engine takes so many."""
     context_length: _Count | None = None
     """Tokens of a session. Unset: the model's own limit."""
     prefill_chunk: _Count = 256
@@ -128,6 +130,13 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     implicit_sessions: ImplicitConfig = ImplicitConfig()
     media: MediaConfig = MediaConfig()
     store: StoreConfig = StoreConfig()
+
+    def __post_init__(self) -> None:
+        for key, is_set in (("adapters", self.adapters), ("store.kvSpill", self.store.kv_spill)):
+            if self.tensor_parallel > 1 and is_set:
+                raise ValueError(
+                    f"handler.tensorParallel: a split model takes no handler.{key}; leave one of them out"
+                )
 
 
 class StateConfig(EngineConfig, frozen=True, kw_only=True):

@@ -11,7 +11,15 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.events import Event
 from ts_stateful.store.ordered_calls import StoreCalls
 
-__all__ = ["EventSink", "Placement", "Services", "WorkQueue"]
+__all__ = [
+    "DriverLink",
+    "EventSink",
+    "Followers",
+    "Placement",
+    "Ranks",
+    "Services",
+    "WorkQueue",
+]
 
 
 class EventSink(Protocol):
@@ -19,6 +27,30 @@ class EventSink(Protocol):
 
     def emit(self, event: Event) -> None:
         """Take an event; called by the engine's thread."""
+        ...
+
+
+class Followers(Protocol):
+    """The processes of an engine's further ranks, which do the same work on other parts of the model."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message to each of them; they do its work in the order of messages."""
+        ...
+
+    def failed(self) -> None:
+        """Return when the work of the last message, which failed here, has failed in each of them; else end the engine."""
+        ...
+
+
+class DriverLink(Protocol):
+    """The driver, as a follower sees it."""
+
+    def receive(self) -> bytes | None:
+        """Wait for the next message; return None after the driver has exited."""
+        ...
+
+    def report_failure(self) -> None:
+        """Report that the work of the last message failed."""
         ...
 
 
@@ -52,19 +84,39 @@ class WorkQueue:
 
 @dataclass(frozen=True)
 class Services:
-    """The surroundings that a process gives its engine. Without `store`, sessions end with the engine."""
+    """The surroundings that a process gives its engine.
+
+    Without `store`, sessions end with the engine. `followers` are there if the model is split.
+    """
 
     events: EventSink
     queue: WorkQueue
     clock: Clock = SYSTEM_CLOCK
     store: StoreCalls | None = None
+    followers: Followers | None = None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of an engine whose model is split: the `number` of this process, 0 for the driver, among `count`.
+
+    They find one another by the file `meeting`.
+    """
+
+    number: int
+    count: int
+    meeting: str
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The model that an engine runs: its folder, its name in answers, its device, and the engine's share of sessions."""
+    """The model that an engine runs: its folder, its name in answers, its device, and the engine's share of sessions.
+
+    `ranks` is None unless the model is split over several devices, of which `device` is that of this process.
+    """
 
     model_dir: str
     model_name: str
     device: str
     max_sessions: int | None = None
+    ranks: Ranks | None = None

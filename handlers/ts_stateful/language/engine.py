@@ -12,7 +12,7 @@ import torch
 from ts_stateful.config.schema import Config
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.engine import SessionEngine
-from ts_stateful.engine.services import Placement, Services
+from ts_stateful.engine.services import DriverLink, Placement, Services
 from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.recompute_cost import RecomputeCost
@@ -23,6 +23,9 @@ from ts_stateful.language.grammar.compiler import GrammarCompiler, load_vocabula
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model, load_model
 from ts_stateful.language.network.memory import limits_of
+from ts_stateful.language.parallel.driver import Driver
+from ts_stateful.language.parallel.follower import Follower
+from ts_stateful.language.parallel.group import join_ranks
 from ts_stateful.language.persistence.persistence import make_persistence
 from ts_stateful.language.trial import verify_media
 from ts_stateful.language.turns import reports
@@ -36,7 +39,7 @@ from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
 
-__all__ = ["LanguageKind", "build_engine", "load_engine"]
+__all__ = ["LanguageKind", "build_engine", "load_engine", "load_follower"]
 
 
 _OFF = InvalidRequest("replies are given no form here: handler.structuredOutput is false")
@@ -179,9 +182,29 @@ def load_engine(config: Config, placement: Placement, services: Services) -> Ses
         ConfigError: the model cannot be loaded, or would not be served exactly.
     """
     files = MediaLoader(config.handler.media)
-    model = load_model(config.handler, Path(placement.model_dir), torch.device(placement.device))
+    model = _load(config, placement)
     if model.encoder is not None:
-        verify_media(model)
         files.warm_up()
+    if services.followers is not None:
+        model.forward.driver = Driver(services.followers)
     images = TurnMedia(files, services.queue)
     return build_engine(model, config, services, images, placement.max_sessions)
+
+
+def load_follower(config: Config, placement: Placement, driver: DriverLink) -> Follower:
+    """Load a part of a model that is split, at the same time as the other ranks do.
+
+    Raises:
+        ConfigError: as in `load_engine`.
+    """
+    return Follower(_load(config, placement), driver)
+
+
+def _load(config: Config, placement: Placement) -> Model:
+    """Load and verify a model. Every rank of one that is split computes the same passes."""
+    device = torch.device(placement.device)
+    if placement.ranks is not None:
+        join_ranks(placement.ranks, device, config.handler.load_timeout_sec)
+    model = load_model(config.handler, Path(placement.model_dir), device)
+    verify_media(model)
+    return model

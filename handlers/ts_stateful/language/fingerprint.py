@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from ts_stateful.language.parallel.shards import elements
 
 __all__ = ["fingerprint", "weights_digest"]
 
@@ -49,21 +52,30 @@ def weights_digest(network: PreTrainedModel) -> str:
     """Return a digest of both ends of every parameter: fast, and further training changes those too.
 
     Read it before weights are rearranged for a device. It is computed in float32, which represents the other dtypes exactly.
+    That of a split model is the same.
     """
     digest = hashlib.sha256()
-    parts = []
+    parts: list[Tensor] = []
+    split: dict[int, DTensor] = {}  # over several devices, by their places among the parts
     for name, parameter in network.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)};".encode())
         for plain in _plain_tensors(parameter.detach()):
+            if isinstance(plain, DTensor):
+                split[len(parts)] = plain
+                parts.append(torch.empty(0))
+                continue
             flat = plain.reshape(-1)
-            parts += [flat[:_ENDS].float(), flat[-_ENDS:].float()]
+            parts.append(torch.cat([flat[:_ENDS], flat[-_ENDS:]]).float())
+    places = [[*range(whole.numel())[:_ENDS], *range(whole.numel())[-_ENDS:]] for whole in split.values()]
+    for at, ends in zip(split, elements(list(split.values()), places), strict=True):
+        parts[at] = ends
     digest.update(torch.cat(parts).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
 def _plain_tensors(tensor: Any) -> Iterator[Tensor]:
     """Yield the tensors that a quantised one consists of, or the tensor itself."""
-    if type(tensor) is Tensor or not hasattr(tensor, "__tensor_flatten__"):
+    if type(tensor) is Tensor or isinstance(tensor, DTensor) or not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:

@@ -9,9 +9,10 @@ import contextlib
 import ctypes
 from pathlib import Path
 
-__all__ = ["ENGINE", "FORK_SERVER", "name_of", "take_name"]
+__all__ = ["ENGINE", "FOLLOWER", "FORK_SERVER", "name_of", "take_name"]
 
 ENGINE = "ts-engine"  # followed by the number of the engine
+FOLLOWER = "ts-rank"  # followed by the numbers of the engine and of the rank
 FORK_SERVER = "ts-fork-server"
 _PR_SET_NAME = 15  # of prctl(2)
 

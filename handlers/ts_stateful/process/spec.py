@@ -28,7 +28,8 @@ STATE_FOLDER = "TS_STATEFUL_STATE_DIR"
 class EngineSpec(Struct, frozen=True, kw_only=True):
     """One engine process: number `index` on `device`, for the model unpacked in `model_dir`.
 
-    `document` is the parsed model-config.yaml. The engine exits after the process `frontend_pid` (TorchServe).
+    If the model is split, `followers` are the devices of its further parts. `document` is the parsed model-config.yaml. The
+    engine exits after the process `frontend_pid` (TorchServe).
     """
 
     index: int
@@ -39,9 +40,10 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     folder: str
     max_sessions: int
     document: dict[str, Any]
+    followers: tuple[str, ...] = ()
 
     def path(self, suffix: str) -> Path:
-        """Return the path of an engine's file: `sock`, `lock`, `json`, `log`, or `reason` for why it did not start."""
+        """Return the path of an engine's file: `sock`, `lock`, `json`, `log`, `ranks`, or `reason` for why it did not start."""
         return Path(self.folder) / f"engine-{self.index}.{suffix}"
 
     def save(self) -> Path:

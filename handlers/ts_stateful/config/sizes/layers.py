@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from ts_stateful.config.sizes.numbers import DTYPE_BYTES, Numbers
 
-__all__ = ["NO_FIXED", "STATE_SETS", "FixedSize", "find_fixed", "num_attentive"]
+__all__ = [
+    "NO_FIXED",
+    "STATE_SETS",
+    "FixedSize",
+    "find_fixed",
+    "has_recurrent_layers",
+    "num_attentive",
+]
 
 STATE_SETS = 6  # that a session keeps at most: its last ones, those of a step's beginning, and four to go back to
 _RECURRENT = {"linear_attention", "conv", "mamba", "mamba2", "recurrent", "M"}
@@ -46,6 +53,11 @@ def num_attentive(sizes: Numbers) -> int:
     # Some of the last layers may use the keys and values of earlier ones.
     shared = sizes.number("num_kv_shared_layers") or 0
     return _layers(sizes).attentive - shared
+
+
+def has_recurrent_layers(sizes: Numbers) -> bool:
+    """Return True if some layers keep recurrent states; False also if the number of layers is unknown."""
+    return sizes.find("layers") is not None and _layers(sizes).recurrent > 0
 
 
 def find_fixed(sizes: Numbers) -> FixedSize:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from ts_stateful.config.sizes.layers import (
 from ts_stateful.config.sizes.numbers import DTYPE_BYTES, ModelUnknown, Numbers
 from ts_stateful.config.sizes.quantities import show_bytes, show_count
 
-__all__ = ["TransformerSize", "read_transformer"]
+__all__ = ["TransformerSize", "read_transformer", "text_of"]
 
 _TEXT = ("text_config", "llm_config", "language_config")
 # The positions of these models change beyond the original window.
@@ -50,6 +50,20 @@ class TransformerSize:
     indexes: int = 0
     index_dim: int = 0
     fixed: FixedSize = NO_FIXED
+    heads: int = 0
+
+    def part(self, count: int) -> TransformerSize:
+        """Return the sizes on one device if the model is split over `count` of them.
+
+        Raises:
+            ModelUnknown: its heads cannot be divided so.
+        """
+        if self.heads % count or self.kv_heads % count:
+            raise ModelUnknown(
+                f"{self.heads} heads and {self.kv_heads} KV heads cannot be divided by {count} devices; choose a number that"
+                " divides both"
+            )
+        return replace(self, kv_heads=self.kv_heads // count, weights=-(-self.weights // count))
 
     @property
     def sees(self) -> bool:
@@ -109,8 +123,12 @@ def read_transformer(path: Path) -> TransformerSize:
         raise ModelUnknown(f"{file} is not the configuration of a model; name its config.json")
     if isinstance(thinker := document.get("thinker_config"), dict):
         document = thinker  # of a model that also speaks, the part that is served
-    text = next((document[key] for key in _TEXT if isinstance(document.get(key), dict)), document)
-    return _size(document, text, file)
+    return _size(document, text_of(document), file)
+
+
+def text_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a `config.json` that describes the language model."""
+    return next((document[key] for key in _TEXT if isinstance(document.get(key), dict)), document)
 
 
 def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> TransformerSize:
@@ -137,6 +155,7 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
         indexes=_num_indexes(sizes),
         index_dim=sizes.number("index_head_dim") or 0,
         fixed=find_fixed(sizes),
+        heads=heads.num,
     )
 
 

@@ -216,7 +216,7 @@ class KVCache:
     def copy(self, length: int) -> KVCache:
         """Return an independent cache of the first `length` tokens, on the same device; of fewer as in `truncate`."""
         assert length <= self.length
-        copy = KVCache(self._layout, self.device)
+        copy = self._empty()
         if self.recurrent is not None:
             copy.recurrent = self.recurrent.copy(length)
             length = copy.recurrent.length
@@ -224,6 +224,10 @@ class KVCache:
         copy.length = length
         _copy(self.states, copy.states, length)
         return copy
+
+    def _empty(self) -> KVCache:
+        """Return an empty cache of the same kind."""
+        return KVCache(self._layout, self.device)
 
     @property
     def states(self) -> list[Tensor]:

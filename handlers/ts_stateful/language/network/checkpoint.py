@@ -28,6 +28,7 @@ from ts_stateful.config.weights import HOW_TO_CONVERT
 from ts_stateful.language.encoders.processor import load_processor, load_tokenizer
 from ts_stateful.language.network.model_support import check_config
 from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
+from ts_stateful.language.parallel.split import split_options
 
 __all__ = ["hears", "read_checkpoint"]
 
@@ -45,7 +46,7 @@ class Checkpoint(NamedTuple):
 def read_checkpoint(
     name: str, settings: HandlerConfig, model_dir: Path, device: torch.device
 ) -> Checkpoint:
-    """Read the network, on the CPU, and what belongs to it.
+    """Read the network, on the CPU, and what belongs to it. One that is split is on the rank's device.
 
     `name` is a folder or hub id; a chat template's file is in `model_dir`.
 
@@ -58,13 +59,15 @@ def read_checkpoint(
     try:
         config = _speechless(AutoConfig.from_pretrained(name, **options))
         check_config(config, name)
+        auto = _auto_class(config)
+        split = split_options(config, auto, settings.tensor_parallel)
         dtype = choose_dtype(
             settings.dtype,
             device,
             config.get_text_config(decoder=True).dtype or config.dtype,
             bfloat16=has_bfloat16(torch.cpu.get_capabilities()),
         )
-        network = _read_weights(name, _auto_class(config), config=config, dtype=dtype, **options)
+        network = _read_weights(name, auto, config=config, dtype=dtype, **split, **options)
         if hears(config) or (_sees(config) and settings.vision):
             owner = load_processor(name, config.model_type, **options)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from ts_stateful.language.kernels.attention import StepCache, unused_mask
 from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs, RowInputs
 from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kernels.verify import verify_steps
-from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.cache import KVCache, KVLayout
 from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.layer_kinds import layer_chunks
 from ts_stateful.language.network.samples import apart, sample, sample_rows
+from ts_stateful.language.parallel.driver import Driver
 
 __all__ = ["Forward"]
 
@@ -47,6 +49,7 @@ class Forward:
         self.rope_index = getattr(network.base_model, "get_rope_index", None)
         self._mask = unused_mask(network.device)
         self.adapters = Adapters(network, {})
+        self.driver: Driver | None = None  # of the model's other parts, on other devices
         self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for steps of few tokens
         self.windows: list[int | None] = []  # of the layers' attention, as the model passed them
         self.for_kernels = False  # if kernels implement the layers' attention
@@ -72,6 +75,20 @@ class Forward:
         `flat`, the spans of several sessions have one token each, which is not their first.
         """
         positions = self.text_positions(spans) if positions is None else positions
+        compute = partial(self._compute, ids, spans, positions, keep, adapters, inputs)
+        if self.driver is None:
+            return compute()
+        return self.driver.run(ids, spans, positions, keep, inputs, compute)
+
+    def _compute(
+        self,
+        ids: list[int],
+        spans: Sequence[Span],
+        positions: Tensor,
+        keep: list[int],
+        adapters: Sequence[str | None],
+        inputs: dict[str, Any],
+    ) -> Tensor:
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
         logits = None
@@ -186,6 +203,12 @@ class Forward:
         if not reason:
             self._shortcut = shortcut
         return reason
+
+    def new_kv(self) -> KVCache:
+        """Return the empty KV states of a new session."""
+        if self.driver is not None:
+            return self.driver.new_kv(self.layout, self.device)
+        return KVCache(self.layout, self.device)
 
     @property
     def device(self) -> torch.device:

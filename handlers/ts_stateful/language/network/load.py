@@ -38,6 +38,7 @@ from ts_stateful.language.network.model_support import (
     verified_forward,
 )
 from ts_stateful.language.network.penalties import Penalties
+from ts_stateful.language.parallel.group import all_ranks
 from ts_stateful.language.text.chat_template import ChatText
 from ts_stateful.language.text.placeholders import Placeholder
 from ts_stateful.language.text.reply_parser import find_template
@@ -97,7 +98,7 @@ class Model:
 
     def new_kv(self) -> KVCache:
         """Return the empty KV states of a new session."""
-        return KVCache(self.forward.layout, self.device)
+        return self.forward.new_kv()
 
 
 def resolve_model(name: str, model_dir: Path) -> str:
@@ -153,13 +154,17 @@ def use_adapters(model: Model, folders: Mapping[str, Path]) -> None:
 
 
 def accelerate(model: Model, settings: HandlerConfig) -> None:
-    """Enable the device's faster ways of computing that are verified to agree: see docs/performance.md."""
-    if settings.pack_linears:
+    """Enable the device's faster ways of computing that are verified to agree: see docs/performance.md.
+
+    Of a model that is split, stock code computes all but the attention.
+    """
+    is_split = settings.tensor_parallel > 1
+    if settings.pack_linears and not is_split:
         _replace_linears(model.network, model.device)
-    if settings.fused_layers and model.forward.flat:
+    if settings.fused_layers and model.forward.flat and not is_split:
         _fuse(model)
-    kernels = settings.attention_kernels and model.forward.flat and _use_kernels(model)
-    if kernels and settings.cuda_graphs and model.device.type == "cuda":
+    kernels = settings.attention_kernels and model.forward.flat and _use_kernels(model, settings)
+    if kernels and settings.cuda_graphs and model.device.type == "cuda" and not is_split:
         logger.info("capturing decode steps")
         model.forward.capture(CudaCapturer())
 
@@ -184,14 +189,16 @@ def _fuse(model: Model) -> None:
         logger.info("one call computes the decoder layers of single tokens")
 
 
-def _use_kernels(model: Model) -> bool:
+def _use_kernels(model: Model, settings: HandlerConfig) -> bool:
     if not model.forward.for_kernels:
         logger.info("torch's operators compute the attention: kernels do not implement its rules")
         return False
     num_heads = model.network.config.get_text_config(decoder=True).num_attention_heads
+    num_heads //= settings.tensor_parallel
     kernels = find_kernels(model.forward.layout, num_heads, model.device)
-    if kernels is None:
+    if not all_ranks(kernels is not None):  # or some would wait for the passes that verify them
         return False
+    assert kernels is not None
     reason = model.forward.use_kernels(kernels)
     if reason:
         logger.warning("torch's operators compute the attention: %s", reason)

@@ -25,10 +25,11 @@ import torch
 from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.engine.administration import administer
 from ts_stateful.engine.engine import SessionEngine
-from ts_stateful.engine.services import Placement, Services, WorkQueue
+from ts_stateful.engine.services import Placement, Ranks, Services, WorkQueue
 from ts_stateful.memory import give_memory_back
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan
+from ts_stateful.process.engine.ranks import DriverSocket, FollowerProcesses, fork_followers
 from ts_stateful.process.logs import configure_logs
 from ts_stateful.process.messages import (
     AdminAnswer,
@@ -40,7 +41,7 @@ from ts_stateful.process.messages import (
     Pong,
     WorkerHello,
 )
-from ts_stateful.process.names import ENGINE, take_name
+from ts_stateful.process.names import ENGINE, FOLLOWER, take_name
 from ts_stateful.process.sockets import accept, listen
 from ts_stateful.process.spec import STATE_FOLDER, EngineSpec
 from ts_stateful.protocol.events import Event, Submit
@@ -59,14 +60,18 @@ _WATCH_S = 1.0  # how long it may take to see that it is time to end
 _IDLE_S = 1.0  # without a step, after which memory is returned to the system
 _FLUSH_S = 1.0  # for the last answers to leave
 _RETRY_S = 0.1
+_SAME_ERROR_S = 10.0
 _QUIET_S = 1.0  # without a request or an answer, after which none is under way
 
 
 class EngineProcess:
     """Runs an engine and connects it to its workers."""
 
-    def __init__(self, spec: EngineSpec, config: Config) -> None:
+    def __init__(
+        self, spec: EngineSpec, config: Config, followers: FollowerProcesses | None = None
+    ) -> None:
         self._spec = spec
+        self._followers = followers
         self._queue = WorkQueue()
         self._owners: dict[str, Channel] = {}
         self._channels: set[Channel] = set()
@@ -77,7 +82,7 @@ class EngineProcess:
         frontend = psutil.Process(spec.frontend_pid)
         self.lifespan = Lifespan(config.engine, frontend, spec.model_dir)
         self._engine = self._load(config)
-        _set_threads(config.engine.threads, self._engine.num_parameters)
+        _set_threads(config.engine.threads, self._engine.num_parameters, 1 + len(spec.followers))
         self.lifespan.detached()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> SessionEngine[Any]:
@@ -85,8 +90,8 @@ class EngineProcess:
         default = Path(os.environ.get(STATE_FOLDER) or Path(spec.folder).parent) / "store"
         access = store_of(settings, default) if settings is not None else None
         store = StoreCalls(access, self._queue) if access is not None else None
-        services = Services(self, self._queue, store=store)
-        placement = Placement(spec.model_dir, spec.model_name, spec.device, spec.max_sessions)
+        services = Services(self, self._queue, store=store, followers=self._followers)
+        placement = _placement(spec, rank=0)
         module = import_module(_engine_module(config))
         engine: SessionEngine[Any] = module.load_engine(config, placement, services)
         return engine
@@ -95,7 +100,8 @@ class EngineProcess:
         """Listen, and run the engine until it is time to end."""
         listener = listen(self._spec.path("sock"))
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-        logger.info("engine %d serves on %s", self._spec.index, self._spec.device)
+        devices = ", ".join([self._spec.device, *self._spec.followers])
+        logger.info("engine %d serves on %s", self._spec.index, devices)
         while not self.lifespan.is_over(self._is_busy):
             self._queue.run(self._patience())
             self._engine.tick()
@@ -205,16 +211,21 @@ def _engine_module(config: Config) -> str:
     return _LANGUAGE if config.state is None else _RECURRENT
 
 
-def _set_threads(count: int, num_parameters: int) -> None:
-    """Set the threads of a forward pass: for a small model, a second one costs more than it saves.
+def _placement(spec: EngineSpec, rank: int) -> Placement:
+    devices = [spec.device, *spec.followers]
+    ranks = Ranks(rank, len(devices), str(spec.path("ranks"))) if spec.followers else None
+    return Placement(spec.model_dir, spec.model_name, devices[rank], spec.max_sessions, ranks)
+
+
+def _set_threads(count: int, num_parameters: int, num_ranks: int = 1) -> None:
+    """Set the threads of a forward pass: for a small model, a second one costs more than it saves. Ranks share the cores.
 
     Passes are computed by the calling thread. Each other thread, of those that start later, computes alone: with a second team
     of threads, there are more of them than cores, and then OpenMP lets them sleep between any two parts of a pass, which took
     twice as long.
     """
-    torch.get_num_threads()  # from here on, this thread keeps its own number
-    if count or num_parameters < _SMALL_MODEL:
-        torch.set_num_threads(count or 1)
+    share = max(1, torch.get_num_threads() // num_ranks)  # from here on, this thread keeps its own number
+    torch.set_num_threads(count or (1 if num_parameters < _SMALL_MODEL else share))
     others = threading.Thread(target=torch.set_num_threads, args=(1,))
     others.start()
     others.join()
@@ -227,12 +238,12 @@ def preload(spec_path: Path) -> None:
         import_module(_engine_module(config))
 
 
-def _load(spec: EngineSpec) -> EngineProcess | None:
+def _load(spec: EngineSpec, followers: FollowerProcesses | None) -> EngineProcess | None:
     """Load the model. If it cannot be, leave the reason for the worker, and return None."""
     reason = spec.path("reason")
     reason.unlink(missing_ok=True)
     try:
-        return EngineProcess(spec, load_config(spec.document))
+        return EngineProcess(spec, load_config(spec.document), followers)
     except ConfigError as error:  # the text has the cure, and a trace would bury it
         logger.error("%s", error)
         reason.write_text(str(error), encoding="utf-8")
@@ -240,6 +251,24 @@ def _load(spec: EngineSpec) -> EngineProcess | None:
     except Exception as error:  # the process's boundary
         reason.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         raise
+
+
+def follow(spec: EngineSpec, driver: DriverSocket) -> int:
+    """Run a follower of the engine, which holds the lock as well; return the exit status."""
+    take_name(f"{FOLLOWER}-{spec.index}-{driver.rank}")
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # its driver decides
+    logging.getLogger().setLevel(logging.ERROR)  # the driver reports the rest
+    config = load_config(spec.document)
+    module = import_module(_engine_module(config))
+    try:
+        follower = module.load_follower(config, _placement(spec, driver.rank), driver)
+    except Exception:  # the process's boundary
+        driver.wait_for_end(_SAME_ERROR_S)  # it meets the same error, and reports it
+        raise
+    _set_threads(config.engine.threads, follower.num_parameters, 1 + len(spec.followers))
+    follower.run()
+    return 0
 
 
 def main(lock_fd: int, spec_path: Path) -> int:
@@ -250,7 +279,15 @@ def main(lock_fd: int, spec_path: Path) -> int:
     configure_logs(f"engine-{spec.index}")
     with contextlib.suppress(OSError):  # the kernel's OOM killer takes the engine before the worker
         Path("/proc/self/oom_score_adj").write_text("500")
-    process = _load(spec)
+    followers = None
+    if spec.followers:
+        spec.path("ranks").unlink(missing_ok=True)  # of an engine that was killed
+        ranks = fork_followers(len(spec.followers))
+        if isinstance(ranks, DriverSocket):
+            return follow(spec, ranks)
+        followers = ranks
+        followers.watch()
+    process = _load(spec, followers)
     if process is None:
         return 1
     for number, last in ((signal.SIGTERM, False), (signal.SIGUSR1, True)):

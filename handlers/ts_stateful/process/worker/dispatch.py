@@ -14,10 +14,11 @@ from typing import Any, Protocol
 from lru import LRU
 from msgspec import structs
 
-from ts_stateful.config.schema import Config, ConfigError, EngineConfig
+from ts_stateful.config.schema import Config
 from ts_stateful.process.archive import identity_of
 from ts_stateful.process.spec import EngineSpec, runtime_folder
 from ts_stateful.process.worker.choices import Choices
+from ts_stateful.process.worker.devices import devices
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.link import EngineLink
 from ts_stateful.protocol.answers import encode
@@ -26,13 +27,11 @@ from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Fork, Step
 from ts_stateful.protocol.stats import Stats
 
-__all__ = ["Dispatcher", "EventReceiver", "ServedModel", "StatsPublisher", "devices"]
+__all__ = ["Dispatcher", "EventReceiver", "ServedModel", "StatsPublisher"]
 
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
-# Of Linux, and of its subsystem in Windows.
-_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 _REMEMBERED = (
     200_000  # sessions; ended ones included, because their engine can report how they ended
 )
@@ -252,7 +251,7 @@ def _specs(model: ServedModel) -> list[EngineSpec]:
     archive = identity_of(model.folder, settings.model)
     folder = runtime_folder(model.frontend_pid, model.name, archive, document)
     max_sessions = model.config.frontend.max_sessions
-    names = devices(settings)[:max_sessions]
+    groups = devices(settings, model.config.handler.tensor_parallel)[:max_sessions]
     return [
         EngineSpec(
             index=index,
@@ -261,35 +260,9 @@ def _specs(model: ServedModel) -> list[EngineSpec]:
             model_dir=str(model.folder),
             frontend_pid=model.frontend_pid,
             folder=str(folder),
-            max_sessions=(max_sessions + index) // len(names),  # adds up to `max_sessions`
+            max_sessions=(max_sessions + index) // len(groups),  # adds up to `max_sessions`
             document=document,
+            followers=tuple(followers),
         )
-        for index, device in enumerate(names)
+        for index, (device, *followers) in enumerate(groups)
     ]
-
-
-def _num_gpus() -> int:
-    if not any(Path(name).exists() for name in _GPU_DRIVERS):
-        return 0
-    import torch  # noqa: PLC0415 - takes seconds, in which a front that starts again answers nobody
-
-    return torch.cuda.device_count()
-
-
-def devices(settings: EngineConfig) -> list[str]:
-    """Return the device of every engine: by default one engine for each GPU, or one on the CPU.
-
-    Raises:
-        ConfigError: several engines share a GPU, and each would use all of its free memory.
-    """
-    num_gpus = _num_gpus() if settings.device in ("auto", "cuda") else 0
-    names = [f"cuda:{index}" for index in range(num_gpus)]
-    names = names or [settings.device if settings.device != "auto" else "cpu"]
-    count = settings.engines if isinstance(settings.engines, int) else len(names)
-    is_gpu = names[0].startswith("cuda")
-    if is_gpu and len(names) < count and settings.device_cache_bytes is None:
-        raise ConfigError(
-            f"model-config.yaml: handler.engines: {count} engines share {', '.join(names)}: set"
-            " handler.deviceCacheBytes to what each may take, or write `engines: auto`"
-        )
-    return [names[index % len(names)] for index in range(count)]
