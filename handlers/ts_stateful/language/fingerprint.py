@@ -66,7 +66,9 @@ def weights_digest(network: PreTrainedModel) -> str:
                 continue
             flat = plain.reshape(-1)
             parts.append(torch.cat([flat[:_ENDS], flat[-_ENDS:]]).float())
-    places = [[*range(whole.numel())[:_ENDS], *range(whole.numel())[-_ENDS:]] for whole in split.values()]
+    places = [
+        [*range(whole.numel())[:_ENDS], *range(whole.numel())[-_ENDS:]] for whole in split.values()
+    ]
     for at, ends in zip(split, elements(list(split.values()), places), strict=True):
         parts[at] = ends
     digest.update(torch.cat(parts).cpu().numpy().tobytes())
@@ -75,7 +77,11 @@ def weights_digest(network: PreTrainedModel) -> str:
 
 def _plain_tensors(tensor: Any) -> Iterator[Tensor]:
     """Yield the tensors that a quantised one consists of, or the tensor itself."""
-    if type(tensor) is Tensor or isinstance(tensor, DTensor) or not hasattr(tensor, "__tensor_flatten__"):
+    if (
+        type(tensor) is Tensor
+        or isinstance(tensor, DTensor)
+        or not hasattr(tensor, "__tensor_flatten__")
+    ):
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:

@@ -25,6 +25,7 @@ from ts_stateful.language.network.image_positions import knows_positions
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 from ts_stateful.language.network.layout import find_layout
 from ts_stateful.language.network.one_pass import find_forward
+from ts_stateful.language.parallel.whole import is_split, whole_weights
 
 __all__ = [
     "Window",
@@ -153,9 +154,9 @@ def verified_forward(network: PreTrainedModel, name: str, *, quantised: bool = F
         ConfigError: they differ, or a call failed.
     """
     try:
-        expected = network(
-            input_ids=torch.tensor([_sample_ids(network)], device=network.device), use_cache=False
-        ).logits[0]
+        expected = _at_once(network)
+        if is_split(network):
+            _check_parts(network, name, expected)
         forward = find_forward(network, find_layout(network, name))
         apart, bound = distance(_in_pieces(network, forward), expected, quantised=quantised)
         if not apart <= bound and forward.layout.recurrent:
@@ -175,6 +176,24 @@ def verified_forward(network: PreTrainedModel, name: str, *, quantised: bool = F
             f"by {apart:.2g} of their spread"
         )
     return forward
+
+
+def _at_once(network: PreTrainedModel) -> Tensor:
+    ids = torch.tensor([_sample_ids(network)], device=network.device)
+    logits: Tensor = network(input_ids=ids, use_cache=False).logits[0]
+    return logits
+
+
+def _check_parts(network: PreTrainedModel, name: str, found: Tensor) -> None:
+    """Raise ConfigError if a split model gives other logits than the whole one: its plan may not fit its code."""
+    with whole_weights(network):
+        expected = _at_once(network)
+    apart, bound = distance(found, expected, quantised=False)
+    if not apart <= bound:  # also NaN
+        raise ConfigError(
+            f"handler.tensorParallel: {name}: the split model gives other logits than the whole one, by {apart:.2g} of their"
+            " spread; leave the key out"
+        )
 
 
 def _in_pieces(network: PreTrainedModel, forward: Forward) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ts_stateful.language.kv.spans import Block
 
-__all__ = ["Clear", "Command", "Copy", "Cut", "Drop", "Move", "Pass", "dump", "load"]
+__all__ = ["Clear", "Command", "Copy", "Cut", "Forget", "Move", "Pass", "dump", "load"]
 
 
 class SpanOf(NamedTuple):
@@ -64,13 +64,13 @@ class Clear(NamedTuple):
     kv: int
 
 
-class Drop(NamedTuple):
+class Forget(NamedTuple):
     """Forget KV states that no session has any more."""
 
     kvs: list[int]
 
 
-Command = Pass | Cut | Copy | Move | Clear | Drop
+Command = Pass | Cut | Copy | Move | Clear | Forget
 
 
 class _Pickler(pickle.Pickler):

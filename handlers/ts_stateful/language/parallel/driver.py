@@ -19,7 +19,7 @@ from ts_stateful.language.parallel.commands import (
     Command,
     Copy,
     Cut,
-    Drop,
+    Forget,
     Move,
     Pass,
     SpanOf,
@@ -52,7 +52,7 @@ class Driver:
         """Let the followers do a command."""
         if self._dropped:
             gone = [self._dropped.popleft() for _ in range(len(self._dropped))]
-            self._followers.send(dump(Drop(gone))[0])
+            self._followers.send(dump(Forget(gone))[0])
         data, tensors = dump(command)
         self._followers.send(data)
         broadcast(tensors)

@@ -16,7 +16,7 @@ from ts_stateful.language.parallel.commands import (
     Command,
     Copy,
     Cut,
-    Drop,
+    Forget,
     Move,
     Pass,
     load,
@@ -52,7 +52,9 @@ class Follower:
                 self._do(command)
             except torch.AcceleratorError:
                 raise  # the device cannot compute any more
-            except Exception as error:  # stock code may raise anything; the driver judges if it did there, too
+            except (
+                Exception
+            ) as error:  # stock code may raise anything; the driver judges if it did there, too
                 logger.error("a command failed: %s: %s", type(error).__name__, error)
                 clear_frames(error.__traceback__)  # or they would keep what the pass has computed
                 self._driver.report_failure()
@@ -72,7 +74,7 @@ class Follower:
                 kv.move(_HOST if to_host else self._model.device)
             case Clear(number):
                 self._kv(number).clear(self._model.device)
-            case Drop(numbers):
+            case Forget(numbers):
                 for number in numbers:
                     self._kvs.pop(number, None)
 

@@ -27,7 +27,7 @@ def join_ranks(ranks: Ranks, device: torch.device, timeout_s: float) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or it would take a GPU
     distributed.init_process_group(
         _BACKENDS[device.type],
-        store=distributed.FileStore(ranks.meeting, ranks.count),
+        store=distributed.FileStore(ranks.meeting, ranks.count),  # type: ignore[attr-defined]
         rank=ranks.number,
         world_size=ranks.count,
         timeout=timedelta(seconds=timeout_s),

@@ -51,5 +51,7 @@ def _whole(config: Any, auto: Any) -> dict[str, str] | None:
     decoder = network.get_decoder()
     name = next(name for name, module in network.named_modules() if module is decoder)
     return {
-        rule: "replicate" for rule in network.tp_plan if not rule.startswith((f"{name}.", "lm_head"))
+        rule: "replicate"
+        for rule in network.tp_plan
+        if not rule.startswith((f"{name}.", "lm_head"))
     }

@@ -36,8 +36,8 @@ def devices(settings: EngineConfig, num_ranks: int = 1) -> list[list[str]]:
     groups = [group for group in groups if len(group) == num_ranks]
     if not groups:
         raise ConfigError(
-            f"model-config.yaml: handler.tensorParallel: an engine needs {num_ranks} GPUs, but has {', '.join(names)}: set it to"
-            " at most their number, and leave out handler.device"
+            f"model-config.yaml: handler.tensorParallel: an engine needs {num_ranks} GPUs, but has {', '.join(names)}:"
+            " set it to at most their number, and leave out handler.device"
         )
     count = settings.engines if isinstance(settings.engines, int) else len(groups)
     if is_gpu and len(groups) < count and settings.device_cache_bytes is None:

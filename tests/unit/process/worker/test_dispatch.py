@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.worker import Worker, eventually
-from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.frontend.parsing.affinity import affinity_of
-from ts_stateful.process.worker import dispatch
-from ts_stateful.process.worker.dispatch import devices
 from ts_stateful.protocol.chat import Chat, Said
 from ts_stateful.protocol.errors import SessionExists
 from ts_stateful.protocol.events import EventKind
@@ -215,34 +212,6 @@ def test_a_fork_is_on_the_engine_of_its_source(worker: Worker, start: Start) -> 
     successor = start(engines=2)
     for name in ("a", "a2", "b", "b2"):
         assert successor.ask(Info(session_id=name))["session_id"] == name
-
-
-@pytest.mark.parametrize(
-    ("handler", "expected"),
-    [({}, ["cpu"]), ({"engines": 3}, ["cpu"] * 3), ({"device": "cpu", "engines": "auto"}, ["cpu"])],
-)
-def test_each_device_has_one_engine(
-    handler: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless the configuration sets their number."""
-    monkeypatch.setattr(dispatch, "_num_gpus", lambda: 0)
-    assert devices(load_config({"handler": handler}).handler) == expected
-
-
-def test_engines_of_one_gpu_need_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each would use all of its free memory."""
-    monkeypatch.setattr(dispatch, "_num_gpus", lambda: 2)
-    assert devices(load_config({"handler": {}}).handler) == ["cuda:0", "cuda:1"]
-    shared: dict[str, Any] = {"engines": 3}
-    with pytest.raises(ConfigError, match=r"handler\.deviceCacheBytes"):
-        devices(load_config({"handler": shared}).handler)
-    shared["deviceCacheBytes"] = 10**9
-    assert devices(load_config({"handler": shared}).handler) == ["cuda:0", "cuda:1", "cuda:0"]
-    named: dict[str, Any] = {"device": "cuda:1", "engines": 2}
-    with pytest.raises(ConfigError, match="2 engines share cuda:1:"):
-        devices(load_config({"handler": named}).handler)
-    named["deviceCacheBytes"] = 10**9
-    assert devices(load_config({"handler": named}).handler) == ["cuda:1", "cuda:1"]
 
 
 def test_stats_count_requests_in_flight(worker: Worker) -> None:
