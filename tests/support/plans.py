@@ -22,6 +22,7 @@ LLAMA_8B = TransformerSize(
     image_tokens=0,
     weights=8_030_000_000,
     estimated=False,
+    heads=32,
 )
 LLAVA_7B = dataclasses.replace(LLAMA_8B, kv_heads=32, window=4096, image_tokens=576)
 STATES: dict[str, Any] = {

@@ -74,8 +74,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--state-bytes", type=num_bytes, metavar="BYTES", help=text)
 
     add = parser.add_argument_group("hardware, with bytes as 80GiB or 24GB").add_argument
-    text = "GPUs, with one engine each (default: 0, a CPU)"
+    text = "GPUs, with one engine each, or each group (default: 0, a CPU)"
     add("--gpus", type=whole(0), default=0, metavar="N", help=text)
+    text = "GPUs of an engine, which split the model (default: that of --config, else 1)"
+    add("--tensor-parallel", dest="split", type=whole(1), metavar="N", help=text)
     add("--gpu-memory", type=num_bytes, metavar="BYTES", help="memory of one GPU")
     add("--memory", type=num_bytes, metavar="BYTES", help="memory of the machine")
 
@@ -126,6 +128,7 @@ def _asked(
         context=options.context or handler.context_length,
         idle_min=options.idle or frontend.idle_s / 60,
         num_adapter_weights=num_adapter_weights,
+        split=options.split or handler.tensor_parallel,
     )
 
 

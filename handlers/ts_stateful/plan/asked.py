@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize, TransformerSize
+from ts_stateful.config.sizes import DTYPE_BYTES, ModelUnknown, StatesSize, TransformerSize
 from ts_stateful.protocol.profile import Profile
 
 __all__ = ["Asked", "PlanRefused"]
@@ -48,8 +49,11 @@ class Asked:
     num_adapter_weights: int = 0
     idle_min: float = 10
     opened_per_min: float = 0
+    split: int = 1  # GPUs of an engine, each with a part of the model
 
     def __post_init__(self) -> None:
+        if self.split > 1:
+            self._check_split()
         if self.gpu_memory is not None and not self.gpus:
             raise PlanRefused("--gpu-memory without a GPU; give --gpus N, or --memory for a CPU")
         window = (self.model and self.model.window) or _UNLIMITED_TOKENS
@@ -64,10 +68,30 @@ class Asked:
                 reason = f"{option} {value:.15g} exceeds {most:,}, {bound}"
                 raise PlanRefused(f"{reason}; ask for at most {option} {most}")
 
+    def _check_split(self) -> None:
+        if self.states is not None:
+            raise PlanRefused("--tensor-parallel is for language models; leave it out")
+        if self.gpus % self.split or not self.gpus:
+            raise PlanRefused(
+                f"--tensor-parallel {self.split} does not divide {self.gpus} GPUs; ask for --gpus {self.split}, or a multiple"
+            )
+        try:
+            _ = self.part
+        except ModelUnknown as reason:
+            assert self.model is not None
+            fits = math.gcd(self.split, self.model.heads, self.model.kv_heads)
+            problem, _, _ = str(reason).partition("; ")
+            raise PlanRefused(f"{problem}; ask for --tensor-parallel {fits}") from None
+
+    @property
+    def part(self) -> TransformerSize | None:
+        """Return the sizes of the model on one device."""
+        return self.model and self.model.part(self.split)
+
     @property
     def engines(self) -> int:
-        """Return one engine per GPU or one on the CPU, but no engine without a session."""
-        return max(1, min(self.gpus, self.sessions))
+        """Return one engine per GPU, or per group of them, or one on the CPU, but no engine without a session."""
+        return max(1, min(self.gpus // self.split, self.sessions))
 
     @property
     def shares(self) -> list[int]:
@@ -104,10 +128,10 @@ class Asked:
 
     @property
     def weights(self) -> int:
-        """Return the bytes of the weights of the model and its adapters; 0 if the model's are unknown."""
+        """Return the bytes of the weights of the model and its adapters on a device; 0 if the model's are unknown."""
         if self.weight_bytes is None and self.model is None:
             return 0
         adapters = self.num_adapter_weights * DTYPE_BYTES[self.counted_dtype]
         if self.weight_bytes is not None:
-            return self.weight_bytes + adapters
-        return (self.model.weight_bytes(self.counted_dtype) if self.model else 0) + adapters
+            return -(-self.weight_bytes // self.split) + adapters
+        return (self.part.weight_bytes(self.counted_dtype) if self.part else 0) + adapters

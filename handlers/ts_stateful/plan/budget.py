@@ -32,7 +32,7 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes for an engine's sessions, its rows in a pass, and the fate of all sessions.
+    """Bytes for an engine's sessions on each of its devices, its rows in a pass, and the fate of all sessions.
 
     `slots` sessions fit a device. `resident` of all sessions stay, `moved` go to the host, `rebuilt` are computed again.
     """
@@ -51,7 +51,7 @@ def weight(asked: Asked) -> Weight | None:
     """Compute the bytes of a session; None if they are unknown."""
     if asked.states is not None:
         return Weight(max(1, asked.states.num_bytes), 0, asked.states.arithmetic)
-    model, dtype, images = asked.model, asked.counted_dtype, asked.image_tokens
+    model, dtype, images = asked.part, asked.counted_dtype, asked.image_tokens
     if model is None:
         return None
     room = -(-asked.tokens * 17 // (16 * _GRAIN)) * _GRAIN if asked.gpus else asked.tokens
@@ -124,10 +124,11 @@ def _nothing_fits(asked: Asked, one: Weight, device: int, shown: str) -> PlanRef
 
 
 def _host(asked: Asked, one: Weight, slots: int) -> int:
-    """Choose the host memory for sessions that leave the GPU of the fullest engine."""
+    """Choose the host memory for sessions that leave a GPU of the fullest engine."""
     missing = max(0, asked.share - slots) * one.evicted
-    taken = _SERVER_BYTES + asked.engines * _PROCESS_BYTES
-    left = max(0, (asked.memory or 0) - taken) // asked.engines if asked.gpus else 0
+    num_processes = asked.engines * asked.split
+    taken = _SERVER_BYTES + num_processes * _PROCESS_BYTES
+    left = max(0, (asked.memory or 0) - taken) // num_processes if asked.gpus else 0
     if asked.states is None:
         # Pinned memory is allocated in powers of two, up to twice the request.
         return min(missing, left // 2)

@@ -94,17 +94,19 @@ def _frontend(asked: Asked) -> list[_Row]:
 
 
 def _load_timeout_s(asked: Asked) -> int:
-    read_s = asked.engines * asked.weights / _LOAD_BYTES_PER_S
+    read_s = asked.engines * asked.split * asked.weights / _LOAD_BYTES_PER_S
     return max(_LEAST_LOAD_S, 60 * math.ceil(read_s / 60 + 2))
 
 
 def _handler(asked: Asked, one: Weight | None, budget: Budget | None) -> list[_Row]:
     """Plan the keys under `handler:`. Keys of bytes need those of a session and of a device."""
     share, states = show_count(asked.share), asked.states
-    read = f"{asked.engines} x {show_bytes(asked.weights)} at 200 MB/s + 2 minutes, at least 10 minutes"
+    parts = asked.engines * asked.split
+    read = f"{parts} x {show_bytes(asked.weights)} at 200 MB/s + 2 minutes, at least 10 minutes"
     rows = [
         _Row("device", "cuda" if asked.gpus else "cpu"),
         _Row("engines", asked.engines, f"{asked.engines} with {share} sessions each"),
+        *_split(asked),
         _Row("loadTimeoutSec", _load_timeout_s(asked), read),
     ]
     if states is None:
@@ -125,8 +127,16 @@ def _handler(asked: Asked, one: Weight | None, budget: Budget | None) -> list[_R
         passes = f"{show_count(budget.rows)} x {show_count(-(-asked.share // budget.rows))} passes"
         rows.append(_Row("maxRows", budget.rows if states.declared else None, passes))
     if asked.gpus and (budget.host or states is None):
-        rows.append(_Row("hostCacheBytes", budget.host, show_bytes(budget.host)))
+        host = budget.host * asked.split
+        rows.append(_Row("hostCacheBytes", host, show_bytes(host)))
     return rows
+
+
+def _split(asked: Asked) -> list[_Row]:
+    if asked.split == 1:
+        return []
+    shown = f"{asked.split} GPUs of an engine; all bytes but hostCacheBytes are those of one"
+    return [_Row("tensorParallel", asked.split, shown)]
 
 
 def _keys(rows: Sequence[_Row]) -> dict[str, Any]:
@@ -150,7 +160,8 @@ def _warnings(asked: Asked, one: Weight | None, budget: Budget | None) -> Iterat
         yield f"no bytes are planned without {cure.split()[0]}; all sessions stay with {cure}"
     elif budget.resident < asked.sessions:
         if asked.gpus:
-            cure = f"--gpus {-(-asked.sessions // (budget.device // (one.evicted + one.kept)))}"
+            engines = -(-asked.sessions // (budget.device // (one.evicted + one.kept)))
+            cure = f"--gpus {engines * asked.split}"
         yield (
             f"not all sessions fit: of {show_count(asked.sessions)}, {show_count(budget.resident)} stay on the device,"
             f" {show_count(budget.moved)} move to host memory and back,"

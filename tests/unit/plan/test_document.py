@@ -21,13 +21,14 @@ from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
 
 _TINY = TransformerSize(2, 1, 8, 8, 16, 3, 512, None, 4000, True)
 _CURE = re.compile(
-    r"--(image-tokens|sessions|active|tokens|context|gpu-memory|gpus|memory|idle|profile) ([\w.]+)"
+    r"--(image-tokens|sessions|active|tokens|context|gpu-memory|gpus|memory|idle|profile|tensor-parallel) ([\w.]+)"
 )
 _FIELDS = {
     "image-tokens": "session_image_tokens",
     "tokens": "session_tokens",
     "gpu-memory": "gpu_memory",
     "idle": "idle_min",
+    "tensor-parallel": "split",
 }
 _sizes = st.one_of(st.none(), st.integers(1, 1 << 20), st.integers(1, 1 << 42))
 _anything = st.fixed_dictionaries(
@@ -50,6 +51,7 @@ _of_a_model = st.fixed_dictionaries(
         "context": st.one_of(st.none(), st.integers(1, 200_000)),
         "session_tokens": st.one_of(st.none(), st.integers(1, 200_000)),
         "session_image_tokens": st.one_of(st.none(), st.integers(0, 3000)),
+        "split": st.sampled_from([1, 1, 2]),
     }
 )
 _of_states = st.fixed_dictionaries(
@@ -109,6 +111,18 @@ def test_numbers_of_a_profile(profile: Profile) -> None:
 def test_turns_in_progress_size_the_batch() -> None:
     """A quarter more is for requests beside them."""
     assert document_of(plan_of(Asked(1000, active=400)))["batchSize"] == 500
+
+
+def test_a_split_model_is_planned_by_the_bytes_of_one_gpu() -> None:
+    """Twice the tokens stay; host memory is that of all parts."""
+    asked = Asked(
+        500, gpus=4, gpu_memory=80 * GIB, memory=256 * GIB, model=LLAVA_7B, context=4096, split=2
+    )
+    handler = document_of(plan_of(asked))["handler"]
+    assert (handler["engines"], handler["tensorParallel"]) == (2, 2)
+    whole = document_of(plan_of(replace(asked, split=1)))["handler"]
+    assert whole["deviceCacheBytes"] < handler["deviceCacheBytes"] < 80 * GIB
+    assert handler["hostCacheBytes"] >= whole["hostCacheBytes"]
 
 
 def test_a_large_model_has_time_to_load() -> None:

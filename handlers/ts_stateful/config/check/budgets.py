@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.schema import Config, HandlerConfig
-from ts_stateful.config.sizes import TransformerSize, show_bytes, show_count
+from ts_stateful.config.sizes import ModelUnknown, TransformerSize, show_bytes, show_count
 
 __all__ = ["check_budgets", "check_model", "counted_dtype"]
 
@@ -61,6 +61,11 @@ def _check_spill(handler: HandlerConfig) -> Iterator[Finding]:
 def check_model(config: Config, model: TransformerSize) -> Iterator[Finding]:
     """Find what is wrong with the sizes of the model."""
     handler, device = config.handler, config.handler.device_cache_bytes
+    try:
+        model = model.part(handler.tensor_parallel)
+    except ModelUnknown as reason:
+        yield error("handler.tensorParallel", str(reason), "or leave it out")
+        return
     if handler.context_length and model.window and handler.context_length > model.window:
         yield error(
             "handler.contextLength",

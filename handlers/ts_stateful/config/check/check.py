@@ -15,6 +15,7 @@ from ts_stateful.config.check.finding import Finding, error
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.check.places import check_places
 from ts_stateful.config.check.safety import check_safety
+from ts_stateful.config.check.split import check_devices, check_split
 from ts_stateful.config.check.states import check_states
 from ts_stateful.config.check.timing import check_timing
 from ts_stateful.config.edit import completed
@@ -42,6 +43,7 @@ def check_config(
         findings += check_states(config.frontend, config.state)
     else:
         findings += [*check_budgets(config.handler), *check_safety(config.handler)]
+        findings += check_devices(config.handler)
         findings += check_model(config, model) if model is not None else []
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
@@ -66,6 +68,8 @@ def check_file(
             if found is not None and found.is_dir():  # or a config.json alone
                 has_template = config.handler.chat_template is not None
                 findings = [*check_checkpoint(found, has_template=has_template), *findings]
+                if config.handler.tensor_parallel > 1:
+                    findings += check_split(found, config.handler.tensor_parallel)
         return sorted(findings, key=lambda finding: finding.severity != "error")
     except ConfigError as reason:
         return [error(str(path), str(reason), "see docs/configuration.md")]

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ts_stateful.config.check.finding import Finding, error
+from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.config.sizes.layers import has_recurrent_layers
 from ts_stateful.config.sizes.numbers import Numbers
 from ts_stateful.config.sizes.transformer import text_of
 
-__all__ = ["check_split", "split_problem"]
+__all__ = ["check_devices", "check_split", "split_problem"]
 
 _KEY = "handler.tensorParallel"
 _CURE = "leave it out, and serve the model on one device"
@@ -36,6 +37,16 @@ def split_problem(document: Mapping[str, Any], count: int) -> str | None:
         if number is not None and number % count:
             return f"{number} {name} cannot be divided by {count}"
     return None
+
+
+def check_devices(handler: HandlerConfig) -> Iterator[Finding]:
+    """Find a device that a split model would have to share with itself."""
+    if handler.tensor_parallel > 1 and handler.device.startswith("cuda:"):
+        yield error(
+            _KEY,
+            f"{handler.tensor_parallel} parts of the model do not run on {handler.device} alone",
+            "write `device: cuda`, and choose GPUs by CUDA_VISIBLE_DEVICES",
+        )
 
 
 def check_split(folder: Path, count: int) -> Iterator[Finding]:

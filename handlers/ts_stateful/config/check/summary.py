@@ -24,7 +24,9 @@ def summary(config: Config, model: TransformerSize | None = None) -> list[str]:
 
 def _sessions(config: Config) -> str:
     frontend, engines = config.frontend, config.engine.engines
-    on = "an engine per device" if engines == "auto" else f"{engines} engine{'s'[: engines != 1]}"
+    split = config.handler.tensor_parallel
+    per = "device" if split == 1 else f"{split} devices"
+    on = f"an engine per {per}" if engines == "auto" else f"{engines} engine{'s'[: engines != 1]}"
     if engines not in ("auto", 1):
         on += f", up to {show_count(sessions_per_engine(config))} each"
     return (
@@ -81,9 +83,11 @@ def _tokens(config: Config, model: TransformerSize | None) -> list[str]:
     handler = config.handler
     if model is None:
         return []
-    dtype = counted_dtype(handler)
+    dtype, model = counted_dtype(handler), model.part(handler.tensor_parallel)
     token_bytes, fixed = model.token_bytes(dtype), model.fixed.num_bytes(dtype)
     lines = [model.arithmetic(dtype)]
+    if handler.tensor_parallel > 1:
+        lines[0] = f"on each of {handler.tensor_parallel} devices: {lines[0]}"
     window, device = handler.context_length or model.window, handler.device_cache_bytes
     if window is not None:
         lines[0] += (

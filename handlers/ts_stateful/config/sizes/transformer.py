@@ -33,7 +33,7 @@ class TransformerSize:
     """The sizes of a model. `window` is in tokens; `image_tokens` are those of one image or clip (0: none; None: they vary).
 
     `layers` are those with keys and values, of which `indexes` choose tokens by a further key of `index_dim` numbers; `fixed`
-    are the recurrent states of others.
+    are the recurrent states of others. A `latent` model keeps one state for all heads.
     `weights` counts numbers in the model's files, or is `estimated` from its dimensions.
     """
 
@@ -51,19 +51,22 @@ class TransformerSize:
     index_dim: int = 0
     fixed: FixedSize = NO_FIXED
     heads: int = 0
+    latent: bool = False
 
     def part(self, count: int) -> TransformerSize:
-        """Return the sizes on one device if the model is split over `count` of them.
+        """Return the sizes on one device if the model is split over `count` of them. Each has all latents.
 
         Raises:
             ModelUnknown: its heads cannot be divided so.
         """
-        if self.heads % count or self.kv_heads % count:
+        kv_heads = 0 if self.latent else self.kv_heads
+        if self.heads % count or kv_heads % count:
             raise ModelUnknown(
                 f"{self.heads} heads and {self.kv_heads} KV heads cannot be divided by {count} devices; choose a number that"
                 " divides both"
             )
-        return replace(self, kv_heads=self.kv_heads // count, weights=-(-self.weights // count))
+        kv_heads = self.kv_heads if self.latent else kv_heads // count
+        return replace(self, kv_heads=kv_heads, weights=-(-self.weights // count))
 
     @property
     def sees(self) -> bool:
@@ -156,6 +159,7 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
         index_dim=sizes.number("index_head_dim") or 0,
         fixed=find_fixed(sizes),
         heads=heads.num,
+        latent=sizes.number("kv_lora_rank") is not None,
     )
 
 

@@ -14,7 +14,10 @@ _FREE_SHARE = 0.8  # of a GPU's memory that the weights leave free; activations 
 
 
 def limits_of(model: Model, config: Config, max_sessions: int | None) -> Limits:
-    """Return the limits of the session table of an engine whose model is loaded; `max_sessions` is its share, None: all."""
+    """Return the limits of the session table of an engine whose model is loaded; `max_sessions` is its share, None: all.
+
+    Of a split model, bytes are those of one part.
+    """
     frontend, settings = config.frontend, config.handler
     # On a CPU the host's memory is the device's, so there is nothing to offload.
     on_cpu = model.device.type == "cpu"
@@ -26,7 +29,7 @@ def limits_of(model: Model, config: Config, max_sessions: int | None) -> Limits:
         idle_s=frontend.idle_s,
         lifetime_s=frontend.lifetime_s,
         device_bytes=device_bytes,
-        host_bytes=0 if on_cpu else settings.host_cache_bytes,
+        host_bytes=0 if on_cpu else settings.host_cache_bytes // settings.tensor_parallel,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, GlmMoeDsaConfig, LlamaConfig, MistralConfig, Qwen2Config
 
+from tests.support.plans import LLAMA_8B
 from tests.support.tiny import MODELS, MORE_MODELS
 from ts_stateful.config.sizes import (
     ModelUnknown,
@@ -291,3 +293,13 @@ def test_every_datatype_has_a_size() -> None:
     """At least one byte an element."""
     for datatype in Datatype:
         assert StatesSize.of([State(name="x", shape=(3,), datatype=datatype)]).num_bytes >= 3
+
+
+def test_a_part_of_a_split_model_has_a_part_of_the_heads() -> None:
+    """Latents stay whole, because all heads read the same ones."""
+    part = LLAMA_8B.part(4)
+    assert (part.kv_heads, part.weights) == (2, LLAMA_8B.weights / 4)
+    latent = replace(LLAMA_8B, kv_heads=1, latent=True)
+    assert latent.part(4).kv_heads == 1
+    with pytest.raises(ModelUnknown, match="cannot be divided by 16 devices"):
+        LLAMA_8B.part(16)
