@@ -255,7 +255,8 @@ class HelloAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to `hello`: the server with its model, profile and limits.
 
     `chat_template` is of language models: False if messages are joined without marks of who speaks. `adapters` are those that
-    a session can have. `quantization` is the method of a quantised checkpoint.
+    a session can have. `quantization` is the method of a quantised checkpoint. `tensor_parallel` counts the devices over which
+    an engine splits the model.
     """
 
     server: str
@@ -266,6 +267,7 @@ class HelloAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     chat_template: bool | UnsetType = UNSET
     adapters: Sequence[str] = ()
     quantization: str | None = None
+    tensor_parallel: int = 1
 
 
 encode = msgspec.json.Encoder().encode

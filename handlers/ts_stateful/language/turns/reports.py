@@ -33,6 +33,7 @@ def with_model(hello: HelloAnswer, core: EngineCore[Context], model: Model) -> H
         chat_template=model.text.has_template,
         adapters=model.adapters.names,
         quantization=model.quantization,
+        tensor_parallel=core.config.handler.tensor_parallel,
     )
 
 
