@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise, png_base64
-from tests.support.tiny import llama, llava, qwen2_vl, save
+from tests.support.tiny import MORE_MODELS, llama, llava, qwen2_vl, save
 from tests.support.worker import Worker, eventually
 from ts_stateful.language.network.load import Model
 from ts_stateful.process.names import FOLLOWER, name_of
@@ -157,9 +157,18 @@ def test_a_session_of_one_device_goes_on_on_two(start: Start, tmp_path: Path) ->
     assert split.ask(Prompt(session_id="s", prompt="On", **ANSWER))["turn"] == 2
 
 
-def test_a_model_that_cannot_be_split_is_named(start: Start) -> None:
-    """The error has the key and the reason."""
-    with pytest.raises(
-        EngineDied, match=r"handler\.tensorParallel: .*4 heads cannot be divided by 3"
-    ):
-        start(tensorParallel=3)
+@pytest.mark.parametrize(
+    ("make", "count", "reason"),
+    [
+        (llama, 3, "4 heads cannot be divided by 3"),
+        (MORE_MODELS["gemma3n"], 2, "the split model gives other logits than the whole one"),
+    ],
+    ids=["heads", "logits"],
+)
+def test_a_model_that_would_not_be_exact_is_refused(
+    make: Callable[[], Model], count: int, reason: str, start: Start, tmp_path: Path
+) -> None:
+    """By its heads, or because the plan of the library does not fit its code."""
+    save(make(), tmp_path / "model")
+    with pytest.raises(EngineDied, match=rf"handler\.tensorParallel: .*{reason}"):
+        start(model_dir=tmp_path, tensorParallel=count)
