@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.engine.administration import administer
@@ -30,6 +29,7 @@ from ts_stateful.memory import give_memory_back
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan
 from ts_stateful.process.engine.ranks import DriverSocket, FollowerProcesses, fork_followers
+from ts_stateful.process.engine.threads import set_threads
 from ts_stateful.process.logs import configure_logs
 from ts_stateful.process.messages import (
     AdminAnswer,
@@ -55,7 +55,6 @@ logger = logging.getLogger("ts_stateful.engine")
 # Imported when the kind of model is known: transformers take two thirds of the time in which an engine starts.
 _LANGUAGE = "ts_stateful.language.engine"
 _RECURRENT = "ts_stateful.recurrent.engine"
-_SMALL_MODEL = 10_000_000  # parameters
 _WATCH_S = 1.0  # how long it may take to see that it is time to end
 _IDLE_S = 1.0  # without a step, after which memory is returned to the system
 _FLUSH_S = 1.0  # for the last answers to leave
@@ -82,7 +81,7 @@ class EngineProcess:
         frontend = psutil.Process(spec.frontend_pid)
         self.lifespan = Lifespan(config.engine, frontend, spec.model_dir)
         self._engine = self._load(config)
-        _set_threads(config.engine.threads, self._engine.num_parameters, 1 + len(spec.followers))
+        set_threads(config.engine.threads, self._engine.num_parameters, 1 + len(spec.followers))
         self.lifespan.detached()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> SessionEngine[Any]:
@@ -217,22 +216,6 @@ def _placement(spec: EngineSpec, rank: int) -> Placement:
     return Placement(spec.model_dir, spec.model_name, devices[rank], spec.max_sessions, ranks)
 
 
-def _set_threads(count: int, num_parameters: int, num_ranks: int = 1) -> None:
-    """Set the threads of a forward pass: for a small model, a second one costs more than it saves. Ranks share the cores.
-
-    Passes are computed by the calling thread. Each other thread, of those that start later, computes alone: with a second team
-    of threads, there are more of them than cores, and then OpenMP lets them sleep between any two parts of a pass, which took
-    twice as long.
-    """
-    share = max(
-        1, torch.get_num_threads() // num_ranks
-    )  # from here on, this thread keeps its own number
-    torch.set_num_threads(count or (1 if num_parameters < _SMALL_MODEL else share))
-    others = threading.Thread(target=torch.set_num_threads, args=(1,))
-    others.start()
-    others.join()
-
-
 def preload(spec_path: Path) -> None:
     """Import what the engine of a spec needs. The engine itself reports what is wrong with a spec or a package."""
     with contextlib.suppress(Exception):
@@ -268,7 +251,7 @@ def follow(spec: EngineSpec, driver: DriverSocket) -> int:
     except Exception:  # the process's boundary
         driver.wait_for_end(_SAME_ERROR_S)  # it meets the same error, and reports it
         raise
-    _set_threads(config.engine.threads, follower.num_parameters, 1 + len(spec.followers))
+    set_threads(config.engine.threads, follower.num_parameters, 1 + len(spec.followers))
     follower.run()
     return 0
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,36 +46,3 @@ def test_the_engine_accepts_again_after_a_failure(
         with pytest.raises(Over):
             process._accept(Listener(connection))
         assert opened == [connection]
-
-
-_THREADS = """
-import threading, torch
-from ts_stateful.process.engine.main import _set_threads
-
-def number_in_a_thread():
-    numbers = []
-    thread = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    return numbers[0]
-
-before = torch.get_num_threads()
-_set_threads({count}, {parameters})
-torch.ones(1_000_000).add(1)  # computed by all threads
-print(before, torch.get_num_threads(), number_in_a_thread())
-"""
-
-
-@pytest.mark.parametrize(
-    ("count", "parameters", "of_passes"), [(3, 10**9, 3), (0, 10, 1), (0, 10**9, None)]
-)
-def test_only_the_thread_that_computes_passes_has_helpers(
-    count: int, parameters: int, of_passes: int | None
-) -> None:
-    """Teams of two threads would be more than the cores."""
-    program = _THREADS.format(count=count, parameters=parameters)
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    before, now, elsewhere = map(int, done.stdout.split())
-    assert now == (of_passes or before)
-    assert elsewhere == 1
