@@ -62,7 +62,7 @@ class EngineAlone:
         image = encoder.prepare(picture)
         began_at = time.perf_counter()
         with torch.inference_mode():
-            encoder.encode(image)
+            encoder.tower_of(image).encode(image)
         return 1000 * (time.perf_counter() - began_at)
 
     def _open(self, num_tokens: int) -> None:
