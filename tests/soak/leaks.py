@@ -52,8 +52,9 @@ MORE: Final = {
     "TorchServe": Held(0, max(24, 4 * _CORES), max(48, 12 * _CORES), 0),
     # The pools of numpy's and scipy's BLAS are there until the first fork ends them, and a new worker's has not forked yet.
     "fork server": Held(0, 2 * _CORES, 4, 8 * MEGABYTE),
-    # Started when several images are decoded at the same time, one thread and one connection each.
-    "decoder": Held(3, 3, 3, 80 * MEGABYTE),
+    # Started when several images are decoded at the same time, up to `media.workers`; each has a connection, and numpy's BLAS a
+    # thread for each core.
+    "decoder": Held(3, 3 * _CORES, 3, 80 * MEGABYTE),
     "other": Held(0, 0, 0, 0),
 }
 """How much more each role may hold than behind the warm-up."""
@@ -76,13 +77,13 @@ class Snapshot:
         worker = psutil.Process(int(description["pid"]))
         java, engines = worker.parent(), server.engines()
         assert java is not None
-        family = [*java.children(recursive=True)]
+        family = set(java.children(recursive=True))  # engines may be among them, or not
         for engine in engines:
-            family += engine.children(recursive=True)
+            family.update(engine.children(recursive=True))
         roles = {"worker": [worker], "engine": engines}
         for role, name in (("fork server", FORK_SERVER), ("decoder", _DECODER)):
             roles[role] = [process for process in family if name_of(process.pid) == name]
-        other = set(family).difference(*roles.values())
+        other = family.difference(*roles.values())
         # The front without TorchServe is a child of this process, whose clients come and go.
         of_server = [java] if java.pid != os.getpid() else []
         roles |= {"TorchServe": of_server, "other": list(other)}
