@@ -9,10 +9,11 @@ from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
+from transformers.utils.chat_template_utils import mark_control_tokens
 
 from ts_stateful.language.text.call_fields import call_fields
 from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
+from ts_stateful.language.text.marked_chat import encode_marked
 from ts_stateful.language.text.placeholders import Placeholder, Placeholders
 from ts_stateful.language.text.reply_parser import ReplyTemplate, functions_of, parse_reply
 from ts_stateful.protocol.chat import Said, Tool
@@ -263,20 +264,19 @@ class ChatText:
 
     def _encode(self, text: str) -> list[int]:
         try:
-            ids: list[int] = encode_marked_chat(self._tokenizer, text)
+            return encode_marked(self._tokenizer, text)
         except ValueError:
             raise InvalidRequest(
                 "the text contains a control token, which this model's tokenizer cannot encode as text; remove it",
                 field="prompt",
             ) from None
-        return ids
 
 
 def _is_made_from_text(tokenizer: PreTrainedTokenizerFast, token: str) -> bool:
     """Return True for a token that stands for any unknown text, and so also for its own name: it controls nothing."""
     marked = mark_control_tokens(token, re.compile(re.escape(token)))
     try:
-        encode_marked_chat(tokenizer, marked)
+        encode_marked(tokenizer, marked)
     except ValueError:
         return True
     return False

@@ -1,0 +1,27 @@
+"""The encoding of a chat whose control tokens are marked, by each supported release of transformers."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
+
+__all__ = ["encode_marked"]
+
+# Release 5.20, the last one for Python 3.10, does not find the markers by itself.
+_ASKS_FOR_MARKERS = "markers_re" in signature(chat_template_utils.encode_marked_chat).parameters
+
+
+def encode_marked(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Return the ids of a text that was rendered from inputs marked by `mark_control_tokens`.
+
+    Raises:
+        ValueError: a control token in it cannot be encoded as text.
+    """
+    markers = ()
+    if _ASKS_FOR_MARKERS:
+        controls = tuple(tokenizer.added_tokens_encoder)
+        markers = chat_template_utils._get_control_token_patterns(controls)[1:]
+    ids: list[int] = chat_template_utils.encode_marked_chat(tokenizer, text, *markers)
+    return ids
