@@ -10,7 +10,7 @@ from pathlib import Path
 from ts_stateful.cli.chat.files import FileRefused, Files
 from ts_stateful.cli.chat.keyboard import EDITING_MISSING, Lines
 from ts_stateful.cli.chat.talk import Exchange, Talk
-from ts_stateful.cli.chat.words import ReplyTimes, figures, reason, session_facts
+from ts_stateful.cli.chat.words import ReplyTimes, counted, figures, reason, session_facts
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client import ClientError, PromptOptions, Reply, Server, Session
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
@@ -229,7 +229,7 @@ class ChatLoop:
             self._terminal.aside(_NO_SESSION)
         for number, talk in enumerate(self._talks, start=1):
             try:
-                state = f"{talk.session.info().turns} turns"
+                state = counted(talk.session.info().turns, "turn")
             except SessionError:
                 state = "ended"
             mark = "*" if talk is self._talk else " "
@@ -242,7 +242,9 @@ class ChatLoop:
         elif talk := self._current():
             path.write_text(talk.markdown(), encoding="utf-8")
             self._saved.add(path)
-            self._terminal.aside(f"{len(talk.exchanges)} turns are in {path}")
+            count = len(talk.exchanges)
+            verb = "is" if count == 1 else "are"
+            self._terminal.aside(f"{counted(count, 'turn')} {verb} in {path}")
 
     def _prompt(self, line: str) -> None:
         files = self._files.names

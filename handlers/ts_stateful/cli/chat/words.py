@@ -11,7 +11,7 @@ from ts_stateful.config.sizes.quantities import show_bytes
 from ts_stateful.protocol.answers import HelloAnswer, SessionInfo
 from ts_stateful.protocol.errors import StatefulError
 
-__all__ = ["ReplyTimes", "figures", "greeting", "reason", "session_facts"]
+__all__ = ["ReplyTimes", "counted", "figures", "greeting", "reason", "session_facts"]
 
 _BAR = 10  # characters of the meter
 _PLACES = {
@@ -35,14 +35,19 @@ class ReplyTimes:
         self.last_s = at_s
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: `1 turn`, `2 turns`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def greeting(url: str, hello: HelloAnswer) -> Iterator[str]:
     """Yield lines about the server."""
     limits = hello.limits
     yield f"connected to {url}: model {hello.model}, profile {hello.profile}, version {hello.version}"
-    kinds = ((limits.images, "images"), (limits.audio, "clips of audio"))
-    takes = ", ".join(f"{most} {name} a prompt" for most, name in kinds if most) or "text only"
+    kinds = ((limits.images, "image"), (limits.audio, "clip"))
+    takes = ", ".join(f"{counted(most, name)} a prompt" for most, name in kinds if most)
     yield (
-        f"{limits.context_tokens:,} tokens of context; {takes};"
+        f"{limits.context_tokens:,} tokens of context; {takes or 'text only'};"
         f" a session ends after {show_time(limits.idle_s)} of rest"
     )
     if hello.chat_template is False:
@@ -57,7 +62,7 @@ def figures(reply: Reply, times: ReplyTimes, context_tokens: int) -> str:
     parts = [
         "no text" if times.first_s is None else f"{1000 * times.first_s:.0f} ms to the first piece"
     ]
-    parts.append(f"{usage.completion_tokens} tokens")
+    parts.append(counted(usage.completion_tokens, "token"))
     if times.first_s is not None and times.last_s > times.first_s:
         rate = (usage.completion_tokens - 1) / (times.last_s - times.first_s)
         parts.append(f"{rate:.0f} tokens/s")
@@ -75,10 +80,10 @@ def meter(used: int, context_tokens: int) -> str:
 
 def session_facts(info: SessionInfo, context_tokens: int) -> Iterator[str]:
     """Yield lines about a session."""
-    waiting = f", {info.waiting} prompts waiting" if info.waiting else ""
+    waiting = f", {counted(info.waiting, 'prompt')} waiting" if info.waiting else ""
     yield f"session  {info.session_id}{', a turn is running' if info.running else ''}{waiting}"
-    files = ((info.images, "images"), (info.audio, "clips"))
-    shown = "".join(f", {count} {name}" for count, name in files if count)
+    files = ((info.images, "image"), (info.audio, "clip"))
+    shown = "".join(f", {counted(count, name)}" for count, name in files if count)
     yield f"turns    {info.turns}{shown}"
     yield f"context  {meter(info.tokens, context_tokens)} tokens, {info.cached_tokens:,} cached"
     yield (

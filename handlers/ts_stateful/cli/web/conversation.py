@@ -16,9 +16,11 @@ from ts_stateful.client import ClientError, PromptOptions, Server, Session
 from ts_stateful.clock import SYSTEM_CLOCK
 from ts_stateful.protocol.errors import SessionError, StatefulError
 
-__all__ = ["Conversation", "Question"]
+__all__ = ["QUICK_S", "Conversation", "Question"]
 
-_QUICK_S = 5.0  # for what is no turn, so that a page never hangs
+QUICK_S = 5.0
+"""Seconds for what is no turn, so that a page never hangs."""
+
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -120,17 +122,17 @@ class Conversation:
         if live is not None:
             live.cancel()
             if session is not None:
-                session.cancel(_QUICK_S)
+                session.cancel(QUICK_S)
 
     def restore(self) -> None:
         """Read the turns of the session from the server. A turn in progress goes on."""
         assert self.saved is not None
         self.error = None
-        session = self._server.attach(self.saved.id, _QUICK_S)
-        info = session.info(_QUICK_S)
+        session = self._server.attach(self.saved.id, QUICK_S)
+        info = session.info(QUICK_S)
         self._session, self.tokens, self.exchanges = session, info.tokens, {}
         for number in range(1, info.turns + 1):
-            answer = session.continue_(number, timeout_s=_QUICK_S)
+            answer = session.continue_(number, timeout_s=QUICK_S)
             asked = self._asked(number)
             self.exchanges[number] = Exchange(
                 asked.prompt,
@@ -152,7 +154,7 @@ class Conversation:
 
     def fork(self, at_turn: int) -> Conversation:
         """Return a new session with the turns up to `at_turn`."""
-        session = self._opened(timeout_s=_QUICK_S).fork(at_turn=at_turn, timeout_s=_QUICK_S)
+        session = self._opened(timeout_s=QUICK_S).fork(at_turn=at_turn, timeout_s=QUICK_S)
         fork = Conversation(self._server)
         fork._session = session
         fork.exchanges = {
@@ -165,7 +167,7 @@ class Conversation:
     def rewind(self, to_turn: int) -> str:
         """Drop the turns after `to_turn`; return the prompt of the first of them."""
         self.error = None
-        rewound = self._opened(timeout_s=_QUICK_S).rewind(to_turn, _QUICK_S)
+        rewound = self._opened(timeout_s=QUICK_S).rewind(to_turn, QUICK_S)
         dropped = self.exchanges.get(rewound.turn + 1)
         self.exchanges = {
             number: one for number, one in self.exchanges.items() if number <= rewound.turn

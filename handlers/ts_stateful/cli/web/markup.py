@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from ts_stateful.cli.chat.talk import Exchange
+from ts_stateful.cli.chat.words import counted
 from ts_stateful.cli.web.conversation import Conversation
 from ts_stateful.cli.web.replies import reply_html
 from ts_stateful.cli.web.saved import SavedSession, is_clip
@@ -122,8 +123,7 @@ def _figures(one: Exchange) -> Iterator[str]:
     if one.timing is not None and one.timing.first_token_ms:
         yield f"first token {one.timing.first_token_ms:,.0f} ms"
     if one.usage is not None:
-        count = one.usage.completion_tokens
-        yield f"{count:,} token{'' if count == 1 else 's'}"
+        yield counted(one.usage.completion_tokens, "token")
         rate = _rate(one.usage, one.timing)
         if rate is not None:
             yield f"{rate:,.0f} tokens/s"
@@ -204,8 +204,7 @@ def sessions_html(sessions: Iterable[SavedSession], shown: Iterable[str]) -> str
 
 
 def _session(one: SavedSession, *, is_shown: bool) -> str:
-    count = f"{len(one.turns)} turn{'' if len(one.turns) == 1 else 's'}"
-    facts = [count, *(["fork"] if one.fork_of else [])]
+    facts = [counted(len(one.turns), "turn"), *(["fork"] if one.fork_of else [])]
     if len(one.turns) > 1:
         facts.append(escape(one.turns[-1].prompt[:60]))
     badge = "" if one.state == "open" else _badge(one.state)

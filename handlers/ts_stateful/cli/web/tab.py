@@ -11,7 +11,7 @@ import msgspec
 
 from ts_stateful.cli.chat.files import FileRefused, Files
 from ts_stateful.cli.chat.loop import ChatOptions
-from ts_stateful.cli.web.conversation import Conversation, Question
+from ts_stateful.cli.web.conversation import QUICK_S, Conversation, Question
 from ts_stateful.cli.web.live_reply import LiveReply
 from ts_stateful.cli.web.saved import SavedSession, is_clip, parse_saved, state_after
 from ts_stateful.client import ClientError, PromptOptions, Server
@@ -25,7 +25,6 @@ Failures = (ClientError, StatefulError, FileRefused, OSError)
 
 _MOST_SAVED = 100
 _MOST_CHECKED = 30
-_QUICK_S = 5.0  # for what is no turn, so that a page never hangs
 
 
 class BrowserTab:
@@ -192,7 +191,7 @@ class BrowserTab:
         for one in self.sessions[:_MOST_CHECKED]:
             if one.state == "open" and one.id not in self.shown:
                 try:
-                    self._server.attach(one.id, _QUICK_S)
+                    self._server.attach(one.id, QUICK_S)
                 except SessionError as error:
                     state = state_after(error) or one.state
                     self._sessions[one.id] = msgspec.structs.replace(one, state=state)
@@ -206,7 +205,7 @@ class BrowserTab:
             return
         if saved.state == "open":
             with contextlib.suppress(SessionError):  # it has ended already
-                self._server.attach(session_id, _QUICK_S).close(_QUICK_S)
+                self._server.attach(session_id, QUICK_S).close(QUICK_S)
         del self._sessions[session_id]
         self._dropped.add(session_id)
         rest = [one for one in self.panes if one.saved is None or one.saved.id != session_id]

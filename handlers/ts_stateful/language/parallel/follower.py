@@ -52,9 +52,7 @@ class Follower:
                 self._do(command)
             except torch.AcceleratorError:
                 raise  # the device cannot compute any more
-            except (
-                Exception
-            ) as error:  # stock code may raise anything; the driver judges if it did there, too
+            except Exception as error:  # stock code may raise anything, in the driver as well
                 logger.error("a command failed: %s: %s", type(error).__name__, error)
                 clear_frames(error.__traceback__)  # or they would keep what the pass has computed
                 self._driver.report_failure()

@@ -226,7 +226,6 @@ def preload(spec_path: Path) -> None:
 def _load(spec: EngineSpec, followers: FollowerProcesses | None) -> EngineProcess | None:
     """Load the model. If it cannot be, leave the reason for the worker, and return None."""
     reason = spec.path("reason")
-    reason.unlink(missing_ok=True)
     try:
         return EngineProcess(spec, load_config(spec.document), followers)
     except ConfigError as error:  # the text has the cure, and a trace would bury it

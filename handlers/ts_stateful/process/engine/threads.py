@@ -18,9 +18,8 @@ def set_threads(count: int, num_parameters: int, num_ranks: int = 1) -> None:
     of threads, there are more of them than cores, and then OpenMP lets them sleep between any two parts of a pass, which took
     twice as long.
     """
-    share = max(
-        1, torch.get_num_threads() // num_ranks
-    )  # from here on, this thread keeps its own number
+    num_threads = torch.get_num_threads()  # from here on, this thread keeps its own number
+    share = max(1, num_threads // num_ranks)
     torch.set_num_threads(count or (1 if num_parameters < _SMALL_MODEL else share))
     others = threading.Thread(target=torch.set_num_threads, args=(1,))
     others.start()

@@ -130,6 +130,7 @@ class Supervisor:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
+            self._spec.path("reason").unlink(missing_ok=True)  # of an earlier attempt
             self._process = self._fork_server.fork(self._spec, lock, log)
         logger.info("starting engine %d; its log is %s", self._spec.index, log_path)
 
