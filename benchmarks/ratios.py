@@ -24,6 +24,7 @@ from benchmarks.names import (
     FRONT_DECODE,
     FRONT_HOP,
     GROWTH_FIRST,
+    GROWTH_MEMORY,
     GROWTH_OPEN,
     GROWTH_STEP,
     GRPC,
@@ -135,6 +136,12 @@ def _many_over_few(samples: Samples) -> float | None:
 
 def _growth(measure: str, few: int) -> Callable[[Samples], float | None]:
     return lambda s: _quotient(s.median(measure, ENGINE, 10_000), s.median(measure, ENGINE, few))
+
+
+def _idle_kb(samples: Samples) -> float | None:
+    """Return the KB that each of the sessions after the first 1,000 takes beyond its states."""
+    few, many = (samples.median(GROWTH_MEMORY, ENGINE, num_open) for num_open in (1000, 10_000))
+    return None if few is None or many is None else (many - few) / 9000 / 1000
 
 
 def _frontend_share(samples: Samples) -> float | None:
@@ -307,6 +314,13 @@ RATIOS: Sequence[Ratio] = (
             ("step", GROWTH_STEP, 10, "a step"),
             ("open", GROWTH_OPEN, 1000, "an opening"),
         )
+    ),
+    Ratio(
+        "idle_session_kb_beyond_states",
+        "at most",
+        8,
+        "very small text model, 1,000 to 10,000 open sessions: KB of memory that each takes beyond its states",
+        _idle_kb,
     ),
     *(
         Ratio(

@@ -99,6 +99,9 @@ class Message(NamedTuple):
         return self._replace(num_images=self.num_images + num_images, parts=parts)
 
 
+_OBJECTS: dict[int, int] = {}  # of each token id that a session has
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """The change that a turn, or the opening of a session, makes to the history; a history is its deltas in order.
@@ -114,6 +117,10 @@ class Delta:
     messages: tuple[Message, ...] = ()
     num_images: int = 0
     has_reply: bool = True  # False for a turn that only adds messages
+
+    def __post_init__(self) -> None:
+        """Let equal ids be one object: a tokenizer makes one of 32 bytes for each token, of which sessions keep millions."""
+        object.__setattr__(self, "ids", tuple(map(_OBJECTS.setdefault, self.ids, self.ids)))
 
 
 @dataclass(frozen=True, slots=True)

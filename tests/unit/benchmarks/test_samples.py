@@ -170,6 +170,8 @@ def _one_of_each() -> Samples:
             Sample(f"growth, {measure}", "engine alone", number, 1.0 + number / 100_000, "ms")
             for number in (10, 1000, 10_000)
         ]
+    for number in (1000, 10_000):
+        made.append(Sample("growth, memory", "engine alone", number, 6000.0 * number, "bytes"))
     rates = {
         "engine alone": 80.0,
         "bare forward": 100.0,
@@ -212,6 +214,7 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["ttft_512_open_over_8_open"] == pytest.approx(1.2)
     assert ratios["ttft_10000_open_over_10"] == pytest.approx(1.1, rel=1e-3)
     assert ratios["open_10000_open_over_1000"] == pytest.approx(1.1 / 1.01, rel=1e-3)
+    assert ratios["idle_session_kb_beyond_states"] == pytest.approx(6.0)
     assert ratios["steps_1_engine_over_floor"] == ratios["steps_128_engine_over_floor"] == 0.8
     assert ratios["steps_128_speedup_over_published"] == 4
     assert ratios["steps_128_frontend_share"] == 0.75

@@ -80,7 +80,7 @@ class Context:
     def open(self, ids: Sequence[int]) -> None:
         """Complete the opening with its ids; the caller adds its images."""
         self.opening = dataclasses.replace(self.opening, ids=tuple(ids))
-        self.log = list(ids)
+        self.log = list(self.opening.ids)
 
     def commit(self, turn: Delta) -> None:
         """Add the next turn; the caller adds its images."""

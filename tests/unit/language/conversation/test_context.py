@@ -22,6 +22,15 @@ def context() -> Context:
     return Context(Delta(ids=IDS), kv)
 
 
+def test_sessions_with_the_same_ids_share_their_objects(context: Context) -> None:
+    """Ids that two texts gave are one object in the histories and logs of both."""
+    (large,) = map(int, ["100000"])
+    context.open([large])
+    (other,) = Delta(ids=tuple(map(int, ["100000"]))).ids
+    assert context.log == [large]
+    assert context.log[0] is context.opening.ids[0] is other
+
+
 def refuse(patch: pytest.MonkeyPatch, error: Exception) -> None:
     def move(*_: object) -> None:
         raise error
