@@ -6,6 +6,7 @@ from typing import Final
 
 __all__ = [
     "ASGI",
+    "ASGI_STREAMS",
     "ASYNC_GRPC",
     "ASYNC_HTTP",
     "BARE",
@@ -71,6 +72,7 @@ VLLM: Final = "vLLM"
 ENGINE: Final = "engine alone"
 BARE: Final = "bare forward"
 STREAMS: Final = "grpc, sequence profile"
+ASGI_STREAMS: Final = "grpc, without TorchServe"
 PUBLISHED: Final = "published pattern"
 PLAIN: Final = "engine alone, free replies"
 DRAFTED: Final = "engine alone, drafts"

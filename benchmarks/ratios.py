@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from benchmarks.model import IMAGE_TOKENS
 from benchmarks.names import (
     ASGI,
+    ASGI_STREAMS,
     BARE,
     CACHES,
     DECODE,
@@ -338,6 +339,13 @@ RATIOS: Sequence[Ratio] = (
         1,
         "recurrent model: steps of 128 sequences through TorchServe, over those of the published pattern",
         _between(STEPS, 128, STREAMS, PUBLISHED),
+    ),
+    Ratio(
+        "steps_128_asgi_over_torchserve",
+        "at least",
+        4,
+        "recurrent model: steps of 128 sequences without TorchServe, over those through it",
+        _between(STEPS, 128, ASGI_STREAMS, STREAMS),
     ),
     Ratio(
         "steps_128_frontend_share",

@@ -20,6 +20,7 @@ __all__ = [
     "published_server",
     "recompute_server",
     "stateful_server",
+    "steps_asgi_server",
     "steps_server",
 ]
 
@@ -44,10 +45,7 @@ def stateful_server(
 def asgi_server(name: str, model: Path, *, threads: int, folder: Path) -> AsgiServer:
     """Return the same server without TorchServe; not started yet."""
     stateful_server(name, "continuous", model, threads=threads, folder=folder)
-    log_file = folder / f"{name}.log"
-    return AsgiServer(
-        AsgiServerSettings((str(folder / f"{name}.mar"),), name=name, log_file=log_file)
-    )
+    return _asgi_server(name, folder)
 
 
 def steps_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe:
@@ -57,6 +55,12 @@ def steps_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe
     command = [str(ROOT / "archive.sh"), "--name", name, "--config", str(config)]
     _run([*command, "--files", str(model), "--output", str(folder)])
     return _server(name, folder)
+
+
+def steps_asgi_server(model: Path, num_sequences: int, *, folder: Path) -> AsgiServer:
+    """Return the same server without TorchServe, from the same archive; not started yet."""
+    name = steps_server(model, num_sequences, folder=folder).name
+    return _asgi_server(name, folder)
 
 
 def published_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe:
@@ -117,6 +121,11 @@ def _server(name: str, folder: Path) -> TorchServe:
             log_file=log_file,
         )
     )
+
+
+def _asgi_server(name: str, folder: Path) -> AsgiServer:
+    archive, log_file = folder / f"{name}.mar", folder / f"{name}-asgi.log"
+    return AsgiServer(AsgiServerSettings((str(archive),), name=name, log_file=log_file))
 
 
 def _written(document: dict[str, Any], path: Path) -> Path:

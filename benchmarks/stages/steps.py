@@ -1,4 +1,4 @@
-"""Steps of a model with recurrent state: through TorchServe, by the engine alone, and by bare forward passes."""
+"""Steps of a model with recurrent state: through both fronts, by the engine alone, and by bare forward passes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 
 from benchmarks.clients.steps import Streams
 from benchmarks.names import (
+    ASGI_STREAMS,
     BARE,
     ENGINE,
     OPEN_STEP,
@@ -21,7 +22,7 @@ from benchmarks.names import (
 from benchmarks.pace import Pace
 from benchmarks.rig import Rig
 from benchmarks.samples import Sample, Trial, interleave
-from benchmarks.servers import published_server, steps_server
+from benchmarks.servers import published_server, steps_asgi_server, steps_server
 
 __all__ = ["TITLE", "run"]
 
@@ -33,14 +34,18 @@ _BARE_TURNS = 3  # in a round: on a shared machine, quarter-second samples diffe
 def run(rig: Rig) -> None:
     """Sample `steps` a second and a step's latencies against simultaneous sequences.
 
-    Also sample the engine's cost of a step, in microseconds, against open sequences of which few step. The two servers run
+    Also sample the engine's cost of a step, in microseconds, against open sequences of which few step. The three servers run
     during this stage alone.
     """
     plan = rig.plan
     size = max(plan.step_widths)
     with ExitStack() as stack:
         streams = {}
-        for system, make in ((STREAMS, steps_server), (PUBLISHED, published_server)):
+        for system, make in (
+            (STREAMS, steps_server),
+            (ASGI_STREAMS, steps_asgi_server),
+            (PUBLISHED, published_server),
+        ):
             rig.progress.say(f"      starting the server of '{system}'")
             server = stack.enter_context(make(rig.recurrent, size, folder=rig.folder))
             target = server.grpc_url.removeprefix("grpc://")
