@@ -19,6 +19,7 @@ from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
+from ts_stateful.recurrent.few_rows import choose_library
 from ts_stateful.recurrent.lifecycle import StepLifecycle
 from ts_stateful.recurrent.lookup import Sequences
 from ts_stateful.recurrent.outbox import StepOutbox
@@ -175,6 +176,7 @@ def load_engine(
     program = load_program(settings, folder, device, placement.model_name)
     initial = initial_states(settings.states, folder)
     verify_program(program, settings, initial, device)
+    choose_library(program, settings, initial)
     most = placement.max_sessions or config.frontend.max_sessions
     pool = SlotPool(settings.states, initial, device, _max_slots(settings, device, most))
     scope = scope_of(settings, folder, placement.model_name) if services.store else ""

@@ -6,10 +6,11 @@ nothing of sequences.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,17 @@ def torch_dtype(datatype: Datatype) -> torch.dtype:
 
 
 class Program:
-    """Calls `function(*inputs, *states)`, which returns the outputs and the new states in one flat tuple."""
+    """Calls `function(*inputs, *states)`, which returns the outputs and the new states in one flat tuple.
+
+    Calls of up to `plain_rows` rows go without oneDNN.
+    """
 
     def __init__(
         self, function: Callable[..., Any], settings: StateConfig, *, name: str, num_parameters: int
     ) -> None:
         self.name = name
         self.num_parameters = num_parameters
+        self.plain_rows = 0
         self._function = function
         self._num_outputs = len(settings.outputs)
         self._num_states = len(settings.states)
@@ -63,7 +68,8 @@ class Program:
         Raises:
             TypeError: the model returns something else.
         """
-        with torch.inference_mode():
+        plain = self.plain_rows > 0 and inputs[0].shape[0] <= self.plain_rows
+        with torch.inference_mode(), _without_onednn() if plain else contextlib.nullcontext():
             made = self._function(*inputs, *states)
         made = [made] if isinstance(made, Tensor) else list(made)
         if len(made) != self._num_outputs + self._num_states:
@@ -72,6 +78,18 @@ class Program:
                 f" {self._num_states} states are declared, in one flat tuple"
             )
         return made[: self._num_outputs], made[self._num_outputs :]
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Do without oneDNN, in the whole process."""
+    onednn: Any = torch.backends.mkldnn
+    was_enabled = onednn.enabled
+    onednn.enabled = False
+    try:
+        yield
+    finally:
+        onednn.enabled = was_enabled
 
 
 def load_program(

@@ -1,0 +1,84 @@
+"""The choice of torch's library for passes of few rows on a CPU, by the time that they take.
+
+oneDNN lays out the weights of an `nn.LSTM` in every call. Of few rows that takes longer than the multiplications: torch
+without oneDNN takes a quarter of the time for one row, and twice the time for a hundred.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ts_stateful.config.schema import StateConfig
+from ts_stateful.recurrent.program import Program, torch_dtype
+
+__all__ = ["choose_library"]
+
+logger = logging.getLogger(__name__)
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
+_TIMES = 5
+_GAIN = 1.2  # what is not clearly faster leaves torch as it is
+_PATIENCE_S = (
+    1.0  # of the load; a pass that takes as long has other cost than the layout of weights
+)
+
+
+def choose_library(
+    program: Program,
+    settings: StateConfig,
+    initial: Sequence[Tensor],
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Time passes of 1, 2, 4, ... rows with and without oneDNN, and set `program.plain_rows`.
+
+    Nothing is timed on other devices, nor for inputs or states of a free length, of which no usual one is known.
+    """
+    tensors = (*settings.inputs, *settings.states)
+    if initial[0].device.type != "cpu" or any(each.free_dim is not None for each in tensors):
+        return
+    if not torch.backends.mkldnn.is_available():
+        return
+    chosen, gain = 0, 0.0
+    for num_rows, quotient in _quotients(program, settings, initial, clock):
+        if quotient < _GAIN:
+            break
+        chosen, gain = num_rows, max(gain, quotient)
+    program.plain_rows = chosen
+    if chosen:
+        logger.info(
+            "%s: passes of up to %d rows go without oneDNN, which takes up to %.1f times as long",
+            program.name,
+            chosen,
+            gain,
+        )
+
+
+def _quotients(
+    program: Program, settings: StateConfig, initial: Sequence[Tensor], clock: Callable[[], float]
+) -> Iterator[tuple[int, float]]:
+    """Yield numbers of rows, and the time with oneDNN over that without it."""
+    until = clock() + _PATIENCE_S
+    for num_rows in _SIZES:
+        if num_rows > settings.max_rows or clock() > until:
+            return
+        inputs = [
+            torch.zeros(num_rows, *each.shape, dtype=torch_dtype(each.datatype))
+            for each in settings.inputs
+        ]
+        states = [
+            tensor.repeat_interleave(num_rows, state.rows_dim)
+            for state, tensor in zip(settings.states, initial, strict=True)
+        ]
+        seconds: dict[int, list[float]] = {0: [], num_rows: []}
+        for _ in range(_TIMES):
+            for plain_rows, taken in seconds.items():
+                program.plain_rows = plain_rows
+                began = clock()
+                program(inputs, states)
+                taken.append(clock() - began)
+        yield num_rows, min(seconds[0]) / min(seconds[num_rows])
