@@ -48,7 +48,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --genera
 	--custom-compile-command 'make lock' -c constraints.txt
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve chat sagemaker-local test soak fuzz lint docs mar bench bench-gpu protos lock sbom clean
+.PHONY: help setup demo serve chat sagemaker-local test soak fuzz lint docs mar bench bench-gpu helm chart protos lock sbom clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -119,6 +119,14 @@ bench: $(INSTALLED) ## measure it beside the bare forward pass and recomputing; 
 
 bench-gpu: $(INSTALLED) ## measure the engine alone on an NVIDIA GPU, on a random-weight LLaVA-1.5-7B
 	$(BIN)/python -m benchmarks.gpu $(BENCH_ARGS)
+
+helm: $(INSTALLED) ## put Helm 3 and 4 into build/tools, for the tests of the chart
+	@$(BIN)/python tools/helm.py
+
+chart: helm ## write what the Helm chart takes from elsewhere, check it, and package it into build
+	$(BIN)/python tools/chart.py
+	build/tools/helm4 lint --strict --quiet deploy/helm/ts-stateful
+	build/tools/helm4 package deploy/helm/ts-stateful --destination build
 
 protos: $(INSTALLED) ## generate handlers/ts_stateful/pb from protos/
 	$(BIN)/python -m grpc_tools.protoc -I protos \

@@ -23,7 +23,7 @@ WRITTEN = [*PAGES, *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "SECURIT
 
 LINKING = [
     *WRITTEN,
-    *sorted(ROOT.glob("deploy/*/README.md")),
+    *sorted(ROOT.glob("deploy/**/README.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
 
