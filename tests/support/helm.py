@@ -10,11 +10,31 @@ from typing import Any
 
 import yaml
 
-__all__ = ["CHART", "EXAMPLES", "NO_HELM", "Objects", "helm_binaries", "lint", "render", "template"]
+__all__ = [
+    "CHART",
+    "EXAMPLES",
+    "HAPROXY",
+    "NODE",
+    "NO_HELM",
+    "REDIS",
+    "SERVICE",
+    "Objects",
+    "helm_binaries",
+    "labels_of",
+    "lint",
+    "model_config",
+    "render",
+    "template",
+]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "ts-stateful"
 NO_HELM = "no helm: make helm"
+# Objects of the release `chat`, which `render` names so.
+NODE = ("StatefulSet", "chat-ts-stateful-node")
+HAPROXY = ("Deployment", "chat-ts-stateful-haproxy")
+REDIS = ("StatefulSet", "chat-ts-stateful-redis")
+SERVICE = ("Service", "chat-ts-stateful")
 # The defaults, and each example.
 EXAMPLES = ("values.yaml", *sorted(file.name for file in CHART.glob("values-*.yaml")))
 Objects = dict[tuple[str, str], Any]
@@ -49,3 +69,15 @@ def render(binary: str, example: str = "values.yaml", *settings: str) -> Objects
     found = {(one["kind"], one["metadata"]["name"]): one for one in documents}
     assert len(found) == len(documents)
     return found
+
+
+def labels_of(workload: Any) -> Any:
+    """Return the labels by which a workload selects its pods."""
+    return workload["spec"]["selector"]["matchLabels"]
+
+
+def model_config(objects: Objects) -> dict[str, Any]:
+    """Read the configuration of the model."""
+    text = objects["ConfigMap", "chat-ts-stateful-config"]["data"]["model-config.yaml"]
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document

@@ -46,15 +46,6 @@ def schema() -> Any:
     return json.loads((CHART / "values.schema.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def helm() -> str:
-    """Find the newest Helm."""
-    found = helm_binaries()
-    if not found:
-        pytest.skip(NO_HELM)
-    return found[0]
-
-
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_keep_to_the_schema(schema: Any, example: str) -> None:
     """This needs no Helm."""
@@ -180,6 +171,9 @@ def test_a_broken_template_does_not_pass(
     ("settings", "message"),
     [
         (["config={handler: {drainSec: 90}}"], "node.terminationGracePeriodSeconds is 60"),
+        (["config={handler: {store: {url: none}}}"], "name the store in store.url"),
+        (["model.path=llava", "config={handler: {model: qwen}}"], "name the model in"),
+        (["store.url=s3://sessions"], "set redis.enabled to false"),
         (["node.tlsSecret=nodes"], "set proxy.enabled to false"),
         (["gateway.sessionPersistence.sessionName=node"], "HAProxy keeps sessions"),
         (["gateway.enabled=true", "gateway.parentRefs[0].name=public"], "gateway.backendTLS"),

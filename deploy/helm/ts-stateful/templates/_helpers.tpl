@@ -140,7 +140,17 @@ hub://{{ .Values.model.hub.id }}
 
 {{- /* What would hang, lose sessions, or have no effect. */ -}}
 {{- define "ts.validate" -}}
-{{- $drain := ((.Values.config.handler | default dict).drainSec | default 20) -}}
+{{- $handler := .Values.config.handler | default dict -}}
+{{- if ($handler.store | default dict).url -}}
+{{- fail "config.handler.store.url: name the store in store.url" -}}
+{{- end -}}
+{{- if and $handler.model (not (include "ts.isArchive" .)) -}}
+{{- fail "config.handler.model: name the model in model.source" -}}
+{{- end -}}
+{{- if and .Values.redis.enabled .Values.store.url -}}
+{{- fail "store.url: set redis.enabled to false, or leave the URL empty for the chart's Redis" -}}
+{{- end -}}
+{{- $drain := $handler.drainSec | default 20 -}}
 {{- if lt (int .Values.node.terminationGracePeriodSeconds) (add (int (ceil $drain)) 10 | int) -}}
 {{- fail (printf "node.terminationGracePeriodSeconds is %v: it has to be 10 seconds longer than config.handler.drainSec (%v)" .Values.node.terminationGracePeriodSeconds $drain) -}}
 {{- end -}}
