@@ -19,8 +19,6 @@ from tests.support.manifests import KUBERNETES
 from tools import chart as chart_tool
 from ts_stateful.version import __version__
 
-# Of other projects, whose schemas are not here.
-FOREIGN = ("BackendTrafficPolicy",)
 GATEWAY = '{"enabled": true, "parentRefs": [{"name": "public"}]}'
 
 
@@ -123,11 +121,10 @@ def test_objects_keep_to_the_schemas_of_the_cluster(helm: str, example: str) -> 
     """Kubernetes' own, and those of its custom resources. Every object is in the release's namespace."""
     found = render(helm, example)
     assert len(found) >= 12
-    for (kind, name), one in found.items():
+    for (_, name), one in found.items():
         assert one["metadata"]["namespace"] == "models", name
         assert len(name) <= 63
-        if kind not in FOREIGN:
-            validate(one)
+        validate(one)
 
 
 def test_both_helms_make_the_same_objects() -> None:
@@ -171,6 +168,7 @@ def test_a_broken_template_does_not_pass(
     ("settings", "message"),
     [
         (["config={handler: {drainSec: 90}}"], "node.terminationGracePeriodSeconds is 60"),
+        (["node.preStopSeconds=31"], "node.preStopSeconds (31)"),
         (["config={handler: {store: {url: none}}}"], "name the store in store.url"),
         (["model.path=llava", "config={handler: {model: qwen}}"], "name the model in"),
         (["store.url=s3://sessions"], "set redis.enabled to false"),

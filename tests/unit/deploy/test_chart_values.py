@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.support.helm import (
     CHART,
+    HAPROXY,
     NODE,
+    REDIS,
     SERVICE,
     Objects,
     labels_of,
@@ -18,6 +22,7 @@ from tests.support.helm import (
 )
 from tests.support.manifests import container, pod
 from tests.support.prometheus import RULES
+from ts_stateful.config.schema import EngineConfig
 from ts_stateful.frontend.metrics.prometheus import EngineMetrics
 
 
@@ -77,6 +82,32 @@ def test_a_gpu_is_a_limit_beside_the_others(helm: str) -> None:
     labels = labels_of(found[NODE])
     assert [one["labelSelector"] for one in spreads] == [{"matchLabels": labels}] * 2
     assert model_config(found)["handler"]["store"]["kvSpill"] is True
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("node", NODE), ("proxy", HAPROXY), ("redis", REDIS)],
+    ids=["node", "haproxy", "redis"],
+)
+def test_each_pod_can_be_put_on_machines(helm: str, key: str, name: tuple[str, str]) -> None:
+    """By selectors, tolerations and affinity of its own."""
+    machines = {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "c"}], "affinity": {}}
+    found = render(helm, "values.yaml", f"{key}={json.dumps(machines)}")
+    for workload, one in ((each, pod(found[each])) for each in (NODE, HAPROXY, REDIS)):
+        mine = {part: one[part] for part in machines if part in one}
+        assert mine == (
+            {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "c"}]} if workload == name else {}
+        )
+
+
+def test_a_node_leaves_the_gateway_before_it_drains(helm: str) -> None:
+    """HAProxy needs no such time."""
+    assert "lifecycle" not in container(render(helm)[NODE])
+    found = render(helm, "values-gateway.yaml")[NODE]
+    command = container(found)["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == ["sleep", "5"]
+    grace = pod(found)["terminationGracePeriodSeconds"]
+    assert grace >= int(command[1]) + EngineConfig().drain_sec + 10
 
 
 def test_only_a_change_of_the_configuration_replaces_nodes(helm: str) -> None:

@@ -66,6 +66,16 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{- /* The machines of a pod. */ -}}
+{{- define "ts.machines" -}}
+{{- range $name := list "nodeSelector" "tolerations" "affinity" }}
+{{- with index $ $name }}
+{{ $name }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "ts.redisUrl" -}}
 rediss://{{ include "ts.fullname" . }}-redis:6379/0?ssl_ca_certs=/etc/ts-stateful/redis/ca.crt
 {{- end }}
@@ -151,8 +161,8 @@ hub://{{ .Values.model.hub.id }}
 {{- fail "store.url: set redis.enabled to false, or leave the URL empty for the chart's Redis" -}}
 {{- end -}}
 {{- $drain := $handler.drainSec | default 20 -}}
-{{- if lt (int .Values.node.terminationGracePeriodSeconds) (add (int (ceil $drain)) 10 | int) -}}
-{{- fail (printf "node.terminationGracePeriodSeconds is %v: it has to be 10 seconds longer than config.handler.drainSec (%v)" .Values.node.terminationGracePeriodSeconds $drain) -}}
+{{- if lt (int .Values.node.terminationGracePeriodSeconds) (add .Values.node.preStopSeconds (ceil $drain) 10 | int) -}}
+{{- fail (printf "node.terminationGracePeriodSeconds is %v: it has to be 10 seconds longer than config.handler.drainSec (%v) and node.preStopSeconds (%v)" .Values.node.terminationGracePeriodSeconds $drain .Values.node.preStopSeconds) -}}
 {{- end -}}
 {{- if and .Values.proxy.enabled .Values.node.tlsSecret -}}
 {{- fail "node.tlsSecret: HAProxy speaks with nodes without TLS; set proxy.enabled to false, or use proxy.tlsSecret" -}}
