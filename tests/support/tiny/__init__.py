@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support.tiny.hearing import audio_flamingo3, glm_asr, qwen2_audio
+from tests.support.tiny.hearing import audio_flamingo3, glm_asr, qwen2_audio, voxtral
 from tests.support.tiny.latent import (
     deepseek_v2,
     deepseek_v3,
@@ -182,5 +182,6 @@ MORE_MODELS = _named(
     qwen3_vl,
     smollm3,
     stablelm,
+    voxtral,
     youtu,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from transformers import (
     GlmAsrForConditionalGeneration,
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
+    VoxtralConfig,
+    VoxtralForConditionalGeneration,
 )
 
 from tests.support.tiny.published import Checkpoint, loaded
 from tests.support.tiny.small import SMALL, mute
-from tests.support.tiny.tokens import chatml
+from tests.support.tiny.tokens import chatml, tekken
 from ts_stateful.language.network.load import Model
 
 _MEL_BINS, _SECONDS = 16, 2  # of a clip that is read whole
@@ -43,6 +46,11 @@ def audio_flamingo3() -> Model:
 def glm_asr() -> Model:
     """Build GLM-ASR: a rotary encoder, Llama text, 12.5 tokens a second."""
     return loaded(_glm_asr)
+
+
+def voxtral() -> Model:
+    """Build Voxtral: Whisper's encoder, Llama text, 12.5 tokens a second of windows of 30."""
+    return loaded(_voxtral)
 
 
 def _checkpoint(seed: int, network: Any, config: Any, processor: str) -> Checkpoint:
@@ -121,3 +129,28 @@ def _glm_asr() -> Checkpoint:
         audio_token_id=_AUDIO_ID,
     )
     return _checkpoint(73, GlmAsrForConditionalGeneration, config, "GlmAsrProcessor")
+
+
+def _voxtral() -> Checkpoint:
+    """Make a checkpoint whose only tokenizer is `tekken.json`, and which has no template."""
+    seconds, audio_id = 30, 24  # the stock processor has both in its code
+    tower = _tower(
+        "voxtral_encoder",
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        hidden_size=32,
+        intermediate_size=4 * 32,
+        max_source_positions=50 * seconds,
+    )
+    text = {**SMALL, "model_type": "llama", "max_position_embeddings": 4096}
+    config = VoxtralConfig(audio_config=tower, text_config=text, audio_token_id=audio_id)
+    made = _checkpoint(74, VoxtralForConditionalGeneration, config, "VoxtralProcessor")
+    mute(made.network, audio_id)
+    extractor = {**made.files["preprocessor_config.json"], "chunk_length": seconds}
+    files = {"preprocessor_config.json": extractor, "tekken.json": tekken(seconds, _MEL_BINS)}
+    return Checkpoint(made.network, made.tokenizer, files, _only_tekken)
+
+
+def _only_tekken(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).unlink()

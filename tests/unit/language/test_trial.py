@@ -30,7 +30,7 @@ SEEING = [
     "qwen3_vl",
     "smolvlm",
 ]
-HEARING = ["audio_flamingo3", "glm_asr", "qwen2_audio"]
+HEARING = ["audio_flamingo3", "glm_asr", "qwen2_audio", "voxtral"]
 BOTH = ["qwen2_5_omni", "qwen3_omni"]
 
 

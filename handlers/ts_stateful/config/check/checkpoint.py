@@ -20,12 +20,13 @@ REFUSED = {
     "deepseek_v4": "its layers compress blocks of tokens into one state, so a session cannot go back to a token in between",
     "granite_speech": "its processor needs torchaudio, whose published builds do not load beside a CPU's torch",
     "mllama": "its layers attend to images beside the text, by states that are not in its context",
-    "voxtral": "its processor reads chats by mistral-common alone, which is no tokenizer for sessions",
 }
 _PACKED = {"gptq", "awq"}  # quantised by these methods, weights are read by a package alone
 _PACKAGE = "gptqmodel"
 # Models that see, and whose clips are served, too.
 HEARS_TOO = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
+# Families that publish no chat template, and have one here.
+_TEMPLATED = {"voxtral"}
 _KEY = "handler.model"
 _TOKENIZERS = (
     "tokenizer.json",
@@ -69,7 +70,7 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
             " `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
         )
     yield from _check_weights(folder)
-    if not has_template and not _has_template(folder):
+    if not (has_template or kind in _TEMPLATED or _has_template(folder)):
         yield warning(
             _KEY,
             f"{folder} has no chat template, so messages are joined without marks of who speaks",

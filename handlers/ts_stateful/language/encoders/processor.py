@@ -19,6 +19,8 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
 
+from ts_stateful.language.encoders.voxtral import load_voxtral
+
 __all__ = ["load_processor", "load_tokenizer"]
 
 _PARTS = {
@@ -32,20 +34,24 @@ _NEEDED = (
 _PIXTRAL = "transformers.models.pixtral"
 
 
-def load_processor(name: str, model_type: str, **options: Any) -> Any:
+def load_processor(name: str, config: Any, **options: Any) -> Any:
     """Load the processor of a folder or hub id, as `AutoProcessor` does. Without torchvision it reads no videos.
+
+    `config` is the model's.
 
     Raises:
         ImportError: a package is missing that images need, too; the message has its name.
         OSError, ValueError, KeyError: as `AutoProcessor`.
     """
+    if config.model_type == "voxtral":
+        return load_voxtral(name, config, **options)
     try:
         return AutoProcessor.from_pretrained(name, **options)
     except (ImportError, ValueError) as error:
         if not _misses_torchvision(error):
             raise
     try:
-        return _load_for_images(name, model_type, options)
+        return _load_for_images(name, config.model_type, options)
     except (ImportError, ValueError) as error:
         raise (ImportError(_NEEDED) if _misses_torchvision(error) else error) from error
 
@@ -56,7 +62,7 @@ def load_tokenizer(name: str, **options: Any) -> Any:
     Raises:
         OSError, ValueError, KeyError: as `AutoTokenizer`.
     """
-    tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    tokenizer = AutoTokenizer.from_pretrained(name, mistral_format=False, **options)
     if tokenizer.chat_template is None:
         settings, _ = ProcessorMixin.get_processor_dict(name, **options)
         tokenizer.chat_template = settings.get("chat_template")

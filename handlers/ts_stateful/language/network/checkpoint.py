@@ -69,7 +69,7 @@ def read_checkpoint(
         )
         network = _read_weights(name, auto, config=config, dtype=dtype, **split, **options)
         if hears(config) or (_sees(config) and settings.vision):
-            owner = load_processor(name, config.model_type, **options)
+            owner = load_processor(name, config, **options)
         else:
             owner = load_tokenizer(name, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:

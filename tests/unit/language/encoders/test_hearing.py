@@ -12,13 +12,13 @@ from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.sounds import sound
 from tests.support.tiny import llama, llava
-from tests.support.tiny.hearing import audio_flamingo3, glm_asr, qwen2_audio
+from tests.support.tiny.hearing import audio_flamingo3, glm_asr, qwen2_audio, voxtral
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.encoders.hearing import Hearing
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.requests import Audio, Fork, Image, Info, Open, Prompt, Rewind
 
-BUILDERS = [audio_flamingo3, glm_asr, qwen2_audio]
+BUILDERS = [audio_flamingo3, glm_asr, qwen2_audio, voxtral]
 
 
 @pytest.mark.parametrize("build", BUILDERS)

@@ -43,6 +43,7 @@ _NETWORKS: Final = frozenset(
         "Qwen3VLForConditionalGeneration",
         "SmolLM3ForCausalLM",
         "SmolVLMForConditionalGeneration",
+        "VoxtralForConditionalGeneration",
     }
 )
 # Decoders, and the number that their norms add to their weights.
