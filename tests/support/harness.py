@@ -10,6 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
+)
 
 from tests.support.clock import FakeClock
 from tests.support.decoding import PlainDecoder
@@ -249,6 +253,17 @@ def stock_reply(
     return ids
 
 
+def _seen_tiles(prompt: Sequence[int], mask: torch.Tensor, inputs: Any) -> torch.Tensor:
+    """Return which tiles each token of a prompt attends to, as the stock processor has it."""
+    tiles = inputs["aspect_ratio_mask"].sum(-1).tolist()
+    (token,) = set(torch.tensor([list(prompt)])[mask.bool()].tolist())
+    seen = get_cross_attention_token_mask(list(prompt), token)
+    most = inputs["aspect_ratio_mask"].shape[-1]
+    return torch.from_numpy(
+        convert_sparse_cross_attention_mask_to_dense([seen], tiles, most, len(prompt))
+    )
+
+
 def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tokens: int) -> None:
     """Asserts that the last committed turn is what stock `generate` makes of the whole transcript from scratch."""
     session = harness.engine.table.get(session_id)
@@ -265,6 +280,8 @@ def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tok
         inputs = {n: made[n] for n in made if n not in ids and isinstance(made[n], torch.Tensor)}
         mask = torch.tensor([list(model.encoder.mask(prompt, session.state.images))])
         inputs |= {name: mask for name in inputs if name.endswith("token_type_ids")}
+        if "cross_attention_mask" in inputs:
+            inputs["cross_attention_mask"] = _seen_tiles(prompt, mask, inputs)
     generated = stock_reply(model, prompt, max_new_tokens, **inputs)
     while generated and generated[-1] in model.eos_ids:
         generated.pop()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.encoders.beside import Shown, VisionBeside
 from ts_stateful.language.encoders.encoder import Piece
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.image_positions import image_positions
@@ -168,6 +169,10 @@ class Runner:
     def _encoded(self, segments: Items[_Segment], ids: list[int]) -> dict[str, Any]:
         """Return what the model needs of the images among these tokens, if there are any."""
         encoder = self._model.encoder
+        if isinstance(encoder, VisionBeside):
+            return encoder.inputs_beside(
+                [Shown(each.all_images, each.image_mask, *ends) for each, *ends in segments]
+            )
         if encoder is None or not segments[0].has_image:
             return {}
         pieces, stands = list[Piece](), bytearray()

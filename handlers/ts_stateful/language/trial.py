@@ -155,6 +155,6 @@ def _middles(mask: bytearray, counts: Items[int]) -> list[int]:
     """Return an index within each image, of so many tokens."""
     at = [index for index, stands in enumerate(mask) if stands]
     return [
-        at[end - count // 2]
+        at[end - (count + 1) // 2]
         for end, count in zip(itertools.accumulate(counts), counts, strict=True)
     ]

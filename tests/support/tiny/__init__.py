@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.support.tiny.beside import mllama
 from tests.support.tiny.hearing import audio_flamingo3, glm_asr, qwen2_audio, voxtral
 from tests.support.tiny.latent import (
     deepseek_v2,
@@ -165,6 +166,7 @@ MORE_MODELS = _named(
     mistral3,
     mistral4,
     mixtral,
+    mllama,
     mpt,
     nemotron_h,
     olmo2,

@@ -24,6 +24,7 @@ SEEING = [
     "internvl",
     "llava",
     "mistral3",
+    "mllama",
     "pixtral",
     "qwen2_5_vl",
     "qwen2_vl",

@@ -19,7 +19,6 @@ __all__ = ["HEARS_TOO", "REFUSED", "check_checkpoint"]
 REFUSED = {
     "deepseek_v4": "its layers compress blocks of tokens into one state, so a session cannot go back to a token in between",
     "granite_speech": "its processor needs torchaudio, whose published builds do not load beside a CPU's torch",
-    "mllama": "its layers attend to images beside the text, by states that are not in its context",
 }
 _PACKED = {"gptq", "awq"}  # quantised by these methods, weights are read by a package alone
 _PACKAGE = "gptqmodel"

@@ -14,6 +14,7 @@ __all__ = [
     "find_fixed",
     "has_recurrent_layers",
     "num_attentive",
+    "num_beside",
 ]
 
 STATE_SETS = 6  # that a session keeps at most: its last ones, those of a step's beginning, and four to go back to
@@ -52,7 +53,13 @@ def num_attentive(sizes: Numbers) -> int:
     """Return the number of layers that keep keys and values."""
     # Some of the last layers may use the keys and values of earlier ones.
     shared = sizes.number("num_kv_shared_layers") or 0
-    return _layers(sizes).attentive - shared
+    return _layers(sizes).attentive - shared - num_beside(sizes)
+
+
+def num_beside(sizes: Numbers) -> int:
+    """Return the number of layers that attend to images beside the text, and keep nothing of it."""
+    beside = sizes.text.get("cross_attention_layers")
+    return len(beside) if isinstance(beside, list) else 0
 
 
 def has_recurrent_layers(sizes: Numbers) -> bool:

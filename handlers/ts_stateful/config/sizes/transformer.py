@@ -17,6 +17,7 @@ from ts_stateful.config.sizes.layers import (
     FixedSize,
     find_fixed,
     num_attentive,
+    num_beside,
 )
 from ts_stateful.config.sizes.numbers import DTYPE_BYTES, ModelUnknown, Numbers
 from ts_stateful.config.sizes.quantities import show_bytes, show_count
@@ -150,7 +151,8 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
         key_dim=heads.key_dim,
         value_dim=heads.value_dim,
         hidden=sizes.known("hidden"),
-        feature_maps=1 + len(maps if isinstance(maps, list) else ()),
+        feature_maps=_num_beside(sizes, heads, Numbers(vision, file))
+        or 1 + len(maps if isinstance(maps, list) else ()),
         window=_window(sizes),
         image_tokens=_image_tokens(document),
         weights=counted or _text_weights(sizes, heads) + _vision_weights(Numbers(vision, file)),
@@ -214,6 +216,14 @@ class _Heads(NamedTuple):
     value_dim: int
 
 
+def _num_beside(sizes: Numbers, heads: _Heads, tower: Numbers) -> int:
+    """Return how many vectors of hidden size the keys and values of an image beside the text take; 0 if it is in the text."""
+    size, patch, tiles = map(tower.number, ("image_size", "patch_size", "max_num_tiles"))
+    rows = (tiles or 1) * (((size or 0) // (patch or 1)) ** 2 + 1)
+    width = heads.kv_heads * (heads.key_dim + heads.value_dim)
+    return num_beside(sizes) * rows * width // sizes.known("hidden")
+
+
 def _window(sizes: Numbers) -> int | None:
     window = sizes.find("window")
     rope = sizes.text.get("rope_parameters") or sizes.text.get("rope_scaling")
@@ -229,6 +239,8 @@ def _image_tokens(document: Mapping[str, Any]) -> int | None:
         return None if isinstance(document.get("audio_config"), dict) else 0
     if isinstance(length := document.get("image_seq_length"), int):
         return length
+    if document.get("model_type") == "mllama":
+        return 1
     size, patch = vision.get("image_size"), vision.get("patch_size")
     if document.get("model_type") == "llava" and isinstance(size, int) and isinstance(patch, int):
         return (size // patch) ** 2

@@ -45,7 +45,8 @@ class MediaInput:
 
     key: str
     ids: list[int]
-    grid: Tensor | None  # (1, 3): patches in time, height and width, for models with M-RoPE
+    # (1, 3): patches in time, height and width, for models with M-RoPE; or 1, 1 and tiles, for those of `VisionBeside`
+    grid: Tensor | None
     tensors: dict[str, Tensor]
     features: tuple[Tensor, ...] | None = field(default=None)
 
@@ -241,11 +242,13 @@ class Tower(Encoder[DecodedT]):
         features = self._features(image, inputs)
         self.num_runs += 1
         expected = self.num_tokens(image)
-        if features[0].shape[0] != expected:
-            raise RuntimeError(
-                f"{features[0].shape[0]} features of {self.kind} for {expected} tokens"
-            )
+        if (found := self._count(features)) != expected:
+            raise RuntimeError(f"{found} features of {self.kind} for {expected} tokens")
         image.features, image.tensors = features, {}
+
+    def _count(self, features: tuple[Tensor, ...]) -> int:
+        """Return the number of tokens that these features are of."""
+        return features[0].shape[0]
 
     def _rows(self, pieces: Sequence[Piece]) -> list[Tensor]:
         """Return the embeddings of pieces, a tensor `(tokens, hidden)` per feature map."""

@@ -46,8 +46,9 @@ def load_vocabulary(model: Model) -> LLTokenizer | InvalidRequest:
     It takes a second for 128,000 tokens, in which no other thread of Python runs.
     """
     eos_ids = sorted(model.eos_ids) or None
+    num_tokens = max(model.vocab_size, len(model.tokenizer))  # some are never generated
     try:
-        return from_tokenizer(model.tokenizer, n_vocab=model.vocab_size, eos_token=eos_ids)
+        return from_tokenizer(model.tokenizer, n_vocab=num_tokens, eos_token=eos_ids)
     except Exception as error:  # the library's errors have no type of their own
         logger.warning("%s: replies cannot be given a form: %s", model.name, error)
         return InvalidRequest(

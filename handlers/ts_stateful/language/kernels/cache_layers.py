@@ -39,6 +39,7 @@ class AttentionLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is 
         self._step = step
         self._index = index
         self.is_initialized = True
+        self.keys = self.values = torch.empty(0)  # an unused layer holds nothing of its own
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise NotImplementedError("the states of a session have their layout from the beginning")

@@ -65,7 +65,7 @@ def verify_kernels(
     make: Callable[[KVLayout], Kernels], layout: KVLayout, num_heads: int, device: torch.device
 ) -> str:
     """Return how the kernels that `make` returns for a layout differ from torch's operators; empty if they agree."""
-    shapes = tuple(dict.fromkeys(layout.layers))
+    shapes = tuple(dict.fromkeys(shape for shape in layout.layers if shape.heads))
     layout = KVLayout(shapes, layout.dtype)
     kernels = make(layout)
     sinks = torch.linspace(-1, 3, num_heads, device=device)

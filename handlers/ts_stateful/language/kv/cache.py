@@ -113,7 +113,8 @@ class KVCache:
     batched step reads and writes many sessions in place. Before a forward pass call `reserve`. Write after `length`, and set
     `length` when the pass succeeded. Sliding-window layers keep all tokens too, so a session can be cut back to any length.
     With recurrent layers it goes back to a length for which `recurrent` has states, the next shorter one. `indexes[i]` are the
-    further keys of layers with an index, `(1, capacity, dim)`.
+    further keys of layers with an index, `(1, capacity, dim)`. `images` names the images on which all states depend, where
+    layers attend to images beside the text; None if that is unknown.
     """
 
     device: torch.device
@@ -131,6 +132,7 @@ class KVCache:
         self._layout = layout
         self.token_bytes = layout.token_bytes
         self.length = 0
+        self.images: tuple[str, ...] | None = None
         self.recurrent = Recurrent() if layout.recurrent else None
         self._snapshot: Snapshot | None = None
         self._replace(0, device)
@@ -217,6 +219,7 @@ class KVCache:
         """Return an independent cache of the first `length` tokens, on the same device; of fewer as in `truncate`."""
         assert length <= self.length
         copy = self._empty()
+        copy.images = self.images
         if self.recurrent is not None:
             copy.recurrent = self.recurrent.copy(length)
             length = copy.recurrent.length

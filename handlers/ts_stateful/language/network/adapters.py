@@ -136,7 +136,8 @@ def _change(
     except AttributeError:
         raise ConfigError(f"{key}: this model has no layer `{path}`") from None
     # Embeddings of images are shared by sessions, and latents are expanded again in later steps.
-    if path.endswith(".kv_b_proj") or all(layer is not one for one in decoder.modules()):
+    shared = (".kv_b_proj", ".cross_attn.k_proj", ".cross_attn.v_proj")
+    if path.endswith(shared) or all(layer is not one for one in decoder.modules()):
         raise ConfigError(f"{key}: `{path}` cannot be changed for a session alone")
     # GPT-2's layers have other names for their sizes.
     sizes = (

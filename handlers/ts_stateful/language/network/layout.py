@@ -27,10 +27,11 @@ def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
     kinds = layer_kinds(config)
     if kinds & RECURRENT:
         return _recurrent_layout(network, name)
-    cache = DynamicCache(config=config) if INDEXED in kinds else DynamicCache()
+    beside = getattr(config, "cross_attention_layers", None) or ()  # they keep nothing of a text
+    cache = DynamicCache(config=config) if INDEXED in kinds or beside else DynamicCache()
     token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
     network(input_ids=token, past_key_values=cache, use_cache=True)
-    layers = cache.layers
+    layers = [layer for at, layer in enumerate(cache.layers) if at not in beside]
     if not layers or not all(isinstance(layer.keys, Tensor) for layer in layers):
         raise ConfigError(
             f"{name}: not every layer keeps keys and values, so sessions cannot be kept"
@@ -39,6 +40,8 @@ def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
         LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
         for layer in layers
     ]
+    for at in sorted(beside):
+        shapes.insert(at, LayerShape(0, 0, 0))
     found = [getattr(layer, "indexer_keys", None) for layer in layers]
     indexes = [0 if keys is None else keys.shape[2] for keys in found]
     return KVLayout(

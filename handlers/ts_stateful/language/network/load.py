@@ -16,6 +16,7 @@ from transformers import (
 
 from ts_stateful.config.check.checkpoint import HEARS_TOO
 from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.encoders.encoder import Encoder
 from ts_stateful.language.encoders.hearing import Hearing
 from ts_stateful.language.encoders.senses import Senses
@@ -253,6 +254,8 @@ def _encoder(
 ) -> Encoder[Any]:
     if not sees:
         return Hearing(network, owner)
+    if getattr(network.config.get_text_config(decoder=True), "cross_attention_layers", None):
+        return VisionBeside(network, owner)
     vision = Vision(network, owner, image_tiling)
     if network.config.model_type not in HEARS_TOO:
         return vision

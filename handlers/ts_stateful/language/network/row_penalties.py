@@ -65,11 +65,11 @@ def add_biases(logits: Tensor, rows: Sequence[RowPenalties]) -> None:
 
 def scale_seen(logits: Tensor, rows: Sequence[RowPenalties]) -> None:
     """Divide positive and multiply negative logits of ids in the context, in place (Keskar et al., 2019, section 4.1)."""
-    changes = [
-        (index, row.seen.ids, np.full(len(row.seen.ids), row.settings.repetition, np.float32))
-        for index, row in enumerate(rows)
-        if row.settings.repetition != 1
-    ]
+    changes = []
+    for index, row in enumerate(rows):
+        if row.settings.repetition != 1:
+            ids = row.seen.ids[row.seen.ids < logits.shape[-1]]  # some models never generate a few
+            changes.append((index, ids, np.full(len(ids), row.settings.repetition, np.float32)))
     if changes:
         flat = logits.view(-1)
         places, factors = _flatten(logits, changes)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import LogEntry
 from ts_stateful.language.persistence.kv_offload import KvOffload
@@ -203,7 +204,8 @@ def make_persistence(core: EngineCore[Context], model: Model) -> NoPersistence:
     records = SessionRecords(model, core.store.store, core.shared, settings, core.clock)
     journal = Journal(core.store, records.logs, whole="session", part="turn")
     budget_bytes = handler.store.spill_bytes
-    if not budget_bytes:
+    # States that depend on all images of a session are not those of its first tokens.
+    if not budget_bytes or isinstance(model.encoder, VisionBeside):
         return TurnPersistence(journal, records)
     offload = KvOffload(model, core.table, core.store, records, budget_bytes)
     return TurnPersistence(journal, records, offload)

@@ -9,6 +9,7 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import branch, same_states
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.kv.spans import beginning_of
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.dialogue import Extension
@@ -63,6 +64,7 @@ class Preparation:
         if sequence.past is not None:
             tokens = self._model.media_tokens
             known = same_states(context, sequence.ids, sequence.all_images, tokens)
+        self._drop_others(sequence)
         # The last id is always computed: its logits choose the first token.
         keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
         sequence.keep = beginning_of(sequence.blocks, keep)
@@ -72,6 +74,15 @@ class Preparation:
             context.kv.recurrent is not None
         ):  # the session goes back to here if the turn fails or is written again
             context.kv.recurrent.keep(context.kv.length)
+
+    def _drop_others(self, sequence: Sequence) -> None:
+        """Drop states that depend on other images than those of the turn."""
+        kv, encoder = sequence.context.kv, self._model.encoder
+        if isinstance(encoder, VisionBeside):
+            shown = encoder.key_of(sequence.all_images, sequence.image_mask)
+            if kv.images != shown:
+                sequence.context.cut(0)
+            kv.images = shown
 
     def _extend(self, sequence: Sequence) -> Extension:
         """Return the session's log with this turn's prompt."""

@@ -44,7 +44,6 @@ def test_voxtral_has_no_files_of_a_template(tmp_path: Path) -> None:
         ({"model_type": None}, "error", "model_type None", "correct it"),
         ({"model_type": "deepseek_v4"}, "error", "compress blocks of tokens", "docs/models.md"),
         ({"model_type": "granite_speech"}, "error", "needs torchaudio", "docs/models.md"),
-        ({"model_type": "mllama"}, "error", "attend to images", "docs/models.md"),
         (
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
             "error",

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, GlmMoeDsaConfig, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import (
+    AutoConfig,
+    GlmMoeDsaConfig,
+    LlamaConfig,
+    MistralConfig,
+    MllamaConfig,
+    Qwen2Config,
+)
 
 from tests.support.plans import LLAMA_8B
 from tests.support.tiny import MODELS, MORE_MODELS
@@ -213,6 +220,20 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, config: Any) -> None
 def test_other_families_are_read(tmp_path: Path, document: object, elements: int) -> None:
     """Older names, a single head of keys, and latent attention, which keeps latents."""
     assert _size(tmp_path, document).token_bytes("float32") == 4 * elements
+
+
+def test_an_image_beside_the_text_has_keys_and_values(tmp_path: Path) -> None:
+    """As the engine counts them; in Llama 3.2 Vision of 11B, those of 4 tiles in 8 of 40 layers."""
+    model = _KNOWN["mllama"]()
+    assert model.encoder is not None
+    model.network.config.to_json_file(str(tmp_path / "config.json"), use_diff=False)
+    (tower,) = model.encoder.towers
+    assert read_transformer(tmp_path).image_bytes(1, "float32") == tower.token_bytes
+    config = MllamaConfig(vision_config={"image_size": 560})
+    config.to_json_file(str(tmp_path / "config.json"), use_diff=False)
+    size = read_transformer(tmp_path)
+    assert (size.layers, size.image_tokens) == (32, 1)
+    assert size.image_bytes(1, "bfloat16") == 8 * 2 * 8 * 128 * 4 * 1601 * 2
 
 
 @pytest.mark.parametrize(

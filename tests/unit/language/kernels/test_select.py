@@ -55,6 +55,12 @@ def test_kernels_that_agree_are_taken() -> None:
     assert verify_kernels(TableKernels, LAYOUT, NUM_HEADS, CPU) == ""
 
 
+def test_layers_without_states_are_not_tried() -> None:
+    """They attend to images, or to nothing."""
+    layers = (LayerShape(0, 0, 0), *LAYOUT.layers)
+    assert verify_kernels(TableKernels, KVLayout(layers, torch.float32), NUM_HEADS, CPU) == ""
+
+
 @pytest.mark.parametrize(
     ("kernels", "reason"),
     [

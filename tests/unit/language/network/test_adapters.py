@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.tiny import llama, llava, save
+from tests.support.tiny.beside import mllama
 from tests.support.tiny.latent import deepseek_v3
 from tests.support.tiny.lora import ALPHA, RANK, save_adapter
 from ts_stateful.config.schema import ConfigError, HandlerConfig
@@ -97,13 +98,17 @@ def test_changes_that_do_not_fit_are_refused(change: Any, reason: str, tmp_path:
 
 def test_layers_that_a_session_does_not_have_alone_are_refused(tmp_path: Path) -> None:
     """Images are shared by sessions, and latents are expanded again in every step."""
-    seeing, latent = llava(), deepseek_v3()
+    seeing, latent, beside = llava(), deepseek_v3(), mllama()
     tower = next(
         name
         for name, _ in seeing.network.named_modules()
         if "vision" in name and name.endswith("q_proj")
     )
-    for model, layer in ((seeing, tower), (latent, "model.layers.0.self_attn.kv_b_proj")):
+    for model, layer in (
+        (seeing, tower),
+        (latent, "model.layers.0.self_attn.kv_b_proj"),
+        (beside, "model.language_model.layers.1.cross_attn.v_proj"),
+    ):
         folder = tmp_path / model.name
         made = model.network.get_submodule(layer)
         folder.mkdir()
