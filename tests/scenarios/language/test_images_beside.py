@@ -142,9 +142,12 @@ def test_a_turn_with_an_image_that_is_cancelled_or_rolled_back(model: Model) -> 
 
 
 def test_a_session_goes_on_in_another_engine(model: Model) -> None:
-    """Its images are read from the store; the vision tower does not run."""
+    """Its images are read from the store; the vision tower does not run. States of the text are never there."""
     store = FailingStore()
-    first, second = (Harness(model, store=store) for _ in range(2))
+    first, second = (
+        Harness(model, {"handler": {"store": {"kvSpill": True}}}, store=store) for _ in range(2)
+    )
+    assert first.kind.persistence.offload is None
     first.open("s", [WIDE])
     check(model, first, "s", [WIDE])
     check(model, first, "s", [WIDE], "And this?", [TALL])
