@@ -20,6 +20,7 @@ from tests.support.ports import free_ports
 from tests.support.tiny import llama, save
 from tests.support.tiny.calling import ANSWER, ARGUMENTS, calling
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
+from ts_stateful.client import connect
 from ts_stateful.serving.server import LocalServer
 
 _PROGRAMS = ROOT / "tests" / "programs"
@@ -112,3 +113,27 @@ def test_a_program_works(name: str, python: Path, server: LocalServer) -> None:
     assert found.get("answer", ANSWER) == ANSWER
     for shape in (found.get("shape"), found.get("called_shape")):
         assert shape is None or (shape["color"] in ("red", "green", "blue"))
+
+
+def test_the_example_with_langchain(python: Path, server: LocalServer) -> None:
+    """examples/langchain_chat.py opens a session by its first request, and computes only what is new in the others."""
+    example = ROOT / "examples" / "langchain_chat.py"
+    done = subprocess.run(
+        [str(python), str(example), "--base-url", f"{server.http_url}/v1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition("  [")[0] for line in lines[:4]] == [
+        "What color is the circle? red",
+        "And the square? blue",
+        "Which shape is yellow? triangle",
+        "What color is it? yellow",
+    ]
+    assert all(int(line.partition("  [")[2].split()[0]) > 64 for line in lines[1:4])  # the image
+    session_id = lines[4].rpartition(" ")[2]
+    with connect(server.grpc_url) as client, client.attach(session_id) as session:
+        assert session.info().turns == 4
