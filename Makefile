@@ -42,6 +42,11 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 NAME := $(or $(EXAMPLE),chat)
 INSTALLED := $(VENV)/.stamp
+# What serving needs, without the tools; Java only where TorchServe is the front. And the chat page.
+WITH_JAVA := $(VENV)/.stamp-java
+WITHOUT_JAVA := $(VENV)/.stamp-server
+CHAT_PAGE := $(VENV)/.stamp-web
+SERVING = $(if $(filter asgi,$(FRONT)),$(WITHOUT_JAVA),$(WITH_JAVA))
 # What a node's image installs of setup.cfg; `make lock` after a change of that or of constraints.txt.
 NODE_EXTRAS := server audio redis s3 encryption jwt otel top
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate \
@@ -56,14 +61,17 @@ help: ## list the targets
 
 setup: $(INSTALLED) ## make .venv with everything pinned (needs nothing but Python)
 
-$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+$(INSTALLED): EXTRAS := server,java,bench,dev,docs
+$(WITH_JAVA): EXTRAS := server,java
+$(WITHOUT_JAVA): EXTRAS := server
+$(CHAT_PAGE): EXTRAS := web
+$(INSTALLED) $(WITH_JAVA) $(WITHOUT_JAVA) $(CHAT_PAGE): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "$(PYTHON) is not Python 3.10 to 3.13; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[server,java,bench,dev,docs]'
-	@touch $@
+	@$(PYTHON) tools/install.py $(VENV) $(EXTRAS)
+	@touch $@ $(if $(filter $(INSTALLED),$@),$(WITH_JAVA) $(WITHOUT_JAVA) $(CHAT_PAGE)) $(if $(filter $(WITH_JAVA),$@),$(WITHOUT_JAVA))
 
-demo: $(INSTALLED) ## pack, serve on free ports, ask about a picture, stop; fails on a wrong answer
+demo: $(WITH_JAVA) ## pack, serve on free ports, ask about a picture, stop; fails on a wrong answer
 	PYTHON=$(BIN)/python ./archive.sh --model examples/shapes/model --output build/demo
 	$(BIN)/python examples/demo.py build/demo/chat.mar
 
@@ -73,10 +81,10 @@ serve: mar ## serve build/chat.mar in the foreground until Ctrl-C; FRONT=asgi wi
 		--management-port $(MANAGEMENT_PORT) --metrics-port $(METRICS_PORT) \
 		--grpc-port $(GRPC_PORT) --grpc-management-port $(GRPC_MANAGEMENT_PORT)
 
-chat: $(INSTALLED) ## a page to talk to the server at URL, by default that of `make serve`, on http://127.0.0.1:7860 until Ctrl-C
+chat: $(CHAT_PAGE) ## a page to talk to the server at URL, by default that of `make serve`, on http://127.0.0.1:7860 until Ctrl-C
 	@exec $(BIN)/ts-stateful chat --web --url $(or $(URL),grpc://127.0.0.1:$(GRPC_PORT))
 
-sagemaker-local: mar ## serve an endpoint like SageMaker's on this machine until Ctrl-C
+sagemaker-local: $(INSTALLED) mar ## serve an endpoint like SageMaker's on this machine until Ctrl-C
 	@exec $(BIN)/python -m deploy.sagemaker.local $(ARGS)
 
 test: $(INSTALLED) ## run all tests that need no GPU: unit tests, then a real TorchServe
@@ -105,7 +113,7 @@ docs: $(INSTALLED) ## write the tables of the configuration, build the site into
 	$(BIN)/python tools/config_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-mar: $(INSTALLED) ## pack MODEL into build/chat.mar, or an example
+mar: $(SERVING) ## pack MODEL into build/chat.mar, or an example
 ifeq ($(EXAMPLE),)
 	PYTHON=$(BIN)/python ./archive.sh $(if $(MODEL),--model '$(MODEL)') --config '$(MODEL_CONFIG)' \
 		$(if $(PROFILE),--profile $(PROFILE))
