@@ -17,7 +17,7 @@ from typing import TextIO
 
 _TICK_S = 0.5
 _QUIET_S = 10.0  # between two lines where the output is not a terminal
-_NAME = re.compile(r"(?:Collecting|Requirement already satisfied:) ([\w.-]+)")
+_NAME = re.compile(r"(?:Collecting|Processing|Requirement already satisfied:) ([\w./-]+)")
 _SIZE = re.compile(r"Downloading \S+ \(([\d.]+) (kB|MB|GB)\)")
 _UNITS_MB = {"kB": 0.001, "MB": 1.0, "GB": 1000.0}
 _TOTAL = re.compile(r"Installing collected packages: (.+)")
@@ -104,7 +104,14 @@ def install(folder: Path, extras: str, progress: Progress) -> str | None:
     progress.step(f"making {folder}")
     venv.create(folder, with_pip=True, symlinks=True)
     progress.step("fetching")
-    command = [folder / "bin/python", "-m", "pip", "install", "--disable-pip-version-check"]
+    command = [
+        str(folder / "bin/python"),
+        "-u",
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+    ]
     command += ["--progress-bar", "off", "--no-compile", "-c", "constraints.txt"]
     command += ["-e", f".[{extras}]"]
     said, output = [], PipOutput(progress)

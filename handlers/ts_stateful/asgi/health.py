@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -29,10 +31,21 @@ class Health:
             return JSONResponse({"status": "unknown model"}, 404)
         chosen = states if name is None else {name: states[name]}
         is_ready = not self._models.is_draining and all(chosen.values())
-        document = {
+        document: dict[str, Any] = {
             "status": "ready" if is_ready else self._reason,
             "models": {name: "ready" if ready else "not ready" for name, ready in chosen.items()},
         }
+        loading = {
+            model.name: {
+                "step": step.name,
+                "share": step.share,
+                "seconds": round(step.seconds(), 1),
+            }
+            for model in self._models
+            if model.name in chosen and (step := model.load_step) is not None
+        }
+        if loading:
+            document["loading"] = loading
         return JSONResponse(document, 200 if is_ready else 503)
 
     async def ping(self, _request: Request) -> Response:

@@ -20,6 +20,7 @@ from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.metrics.prometheus import MeasuredModel
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader
 from ts_stateful.principals.make import make_authenticator
+from ts_stateful.process.load_progress import LoadStep
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.protocol.errors import ServerBusy
@@ -81,6 +82,12 @@ class ModelFront:
     def is_ready(self) -> bool:
         """Return True if every engine answers."""
         return self._started.is_set() and all(self.dispatcher.engines_up)
+
+    @property
+    def load_step(self) -> LoadStep | None:
+        """The step at which the first engine that does not answer loads; None if none loads."""
+        steps = (link.load_step for link in self.dispatcher.links)
+        return next((step for step in steps if step is not None), None)
 
     async def start(self) -> None:
         """Return when the engines answer. Raises as `Dispatcher.start` does."""

@@ -114,6 +114,7 @@ class AsgiServer(LocalServer):
             self._thread = threading.Thread(target=self._supervise, name="front", daemon=True)
             self._thread.start()
             self._wait_ready()
+            self._log.status("")
         except BaseException:
             self.stop()
             raise
@@ -266,6 +267,7 @@ class AsgiServer(LocalServer):
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + self._settings.start_timeout_s
         while not self._ready.wait(_POLL_S):
+            self.show_step()
             if self._ended.is_set():
                 raise self.failure("cannot start", self._settings.state_dir)
             if time.monotonic() > deadline:

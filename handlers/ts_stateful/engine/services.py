@@ -5,16 +5,18 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.events import Event
 from ts_stateful.store.ordered_calls import StoreCalls
 
 __all__ = [
+    "NO_REPORT",
     "DriverLink",
     "EventSink",
     "Followers",
+    "LoadReport",
     "Placement",
     "Ranks",
     "Services",
@@ -52,6 +54,30 @@ class DriverLink(Protocol):
     def report_failure(self) -> None:
         """Report that the work of the last message failed."""
         ...
+
+
+class LoadReport(Protocol):
+    """The progress of loading a model."""
+
+    def begin(self, name: str, num_bytes: int = 0) -> None:
+        """Begin the next step, which reads `num_bytes` if they are known."""
+        ...
+
+    def advance(self, share: float) -> None:
+        """Set the share of the step that is done, from 0 to 1."""
+        ...
+
+
+class _NoReport:
+    def begin(self, name: str, num_bytes: int = 0) -> None:
+        pass
+
+    def advance(self, share: float) -> None:
+        pass
+
+
+NO_REPORT: Final[LoadReport] = _NoReport()
+"""For loading that nothing waits for."""
 
 
 class WorkQueue:
@@ -94,6 +120,7 @@ class Services:
     clock: Clock = SYSTEM_CLOCK
     store: StoreCalls | None = None
     followers: Followers | None = None
+    progress: LoadReport = NO_REPORT
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ import torch
 from ts_stateful.config.schema import Config
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.engine import SessionEngine
-from ts_stateful.engine.services import DriverLink, Placement, Services
+from ts_stateful.engine.services import (
+    NO_REPORT,
+    DriverLink,
+    LoadReport,
+    Placement,
+    Services,
+)
 from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.recompute_cost import RecomputeCost
@@ -182,8 +188,9 @@ def load_engine(config: Config, placement: Placement, services: Services) -> Ses
         ConfigError: the model cannot be loaded, or would not be served exactly.
     """
     files = MediaLoader(config.handler.media)
-    model = _load(config, placement)
+    model = _load(config, placement, services.progress)
     if model.encoder is not None:
+        services.progress.begin("starting the decoders of images")
         files.warm_up()
     if services.followers is not None:
         model.forward.driver = Driver(services.followers)
@@ -200,11 +207,13 @@ def load_follower(config: Config, placement: Placement, driver: DriverLink) -> F
     return Follower(_load(config, placement), driver)
 
 
-def _load(config: Config, placement: Placement) -> Model:
+def _load(config: Config, placement: Placement, progress: LoadReport = NO_REPORT) -> Model:
     """Load and verify a model. Every rank of one that is split computes the same passes."""
     device = torch.device(placement.device)
     if placement.ranks is not None:
         join_ranks(placement.ranks, device, config.handler.load_timeout_sec)
-    model = load_model(config.handler, Path(placement.model_dir), device)
+    model = load_model(config.handler, Path(placement.model_dir), device, progress)
+    if model.encoder is not None:
+        progress.begin("checking images")
     verify_media(model)
     return model

@@ -43,7 +43,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     followers: tuple[str, ...] = ()
 
     def path(self, suffix: str) -> Path:
-        """Return the path of an engine's file: `sock`, `lock`, `json`, `log`, `ranks`, or `reason` for why it did not start."""
+        """Return an engine's file: `sock`, `lock`, `json`, `log`, `ranks`, `loading`, or `reason` for why it did not start."""
         return Path(self.folder) / f"engine-{self.index}.{suffix}"
 
     def save(self) -> Path:

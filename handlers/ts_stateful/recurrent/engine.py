@@ -173,8 +173,10 @@ def load_engine(
     settings, folder = config.state, Path(placement.model_dir)
     assert settings is not None
     device = torch.device(placement.device)
+    services.progress.begin("loading the program")
     program = load_program(settings, folder, device, placement.model_name)
     initial = initial_states(settings.states, folder)
+    services.progress.begin("checking the program")
     verify_program(program, settings, initial, device)
     choose_library(program, settings, initial)
     most = placement.max_sessions or config.frontend.max_sessions

@@ -13,6 +13,7 @@ from typing import Any, TextIO, TypeVar
 import psutil
 
 from ts_stateful.process.drain import engines_in
+from ts_stateful.process.load_progress import read_load_step
 from ts_stateful.process.spec import keep_logs
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import HOST, Ports
@@ -22,6 +23,7 @@ __all__ = ["LocalServer"]
 
 _Server = TypeVar("_Server", bound="LocalServer")
 _TAIL_LINES = 60
+_LOADING = "tmp/*/*/engine-*.loading"  # a user's folder, a model's folder
 
 
 class LocalServer(ABC):
@@ -105,6 +107,17 @@ class LocalServer(ABC):
     def is_ready(self) -> bool:
         """Return True if every model answers."""
 
+    def show_step(self) -> None:
+        """Show the step at which an engine loads its model; call this often while the server starts."""
+        assert self._home is not None
+        found = ((path, read_load_step(path)) for path in sorted(self._home.glob(_LOADING)))
+        steps = [(path.stem, step) for path, step in found if step is not None]
+        if not steps:
+            self._log.status("starting the server")
+            return
+        engine, step = steps[0]
+        self._log.status(f"{engine}: {step.in_words()}" if len(steps) > 1 else step.in_words())
+
     def engines(self) -> list[psutil.Process]:
         """Find the engine processes of this server."""
         return [] if self._home is None else engines_in(self._home / "tmp")
@@ -115,6 +128,7 @@ class LocalServer(ABC):
         What wrote down its reason did so in a file `*.reason`; else the error has `what` failed, and the end of the log.
         """
         assert self._home is not None
+        self._log.status("")
         folder = state_dir or Path(tempfile.mkdtemp(prefix="ts-stateful-failed-"))
         logs = keep_logs(self._home, folder)
         with contextlib.suppress(OSError):  # the disk may be full, which may be the reason

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.process.logs import make_formatter
 
 __all__ = ["ServerLog"]
 
 _TAIL_LINES = 60
+_STATUS_S = 5.0
 _LOGGER = "ts_stateful.supervisor"
 
 
@@ -27,12 +30,16 @@ class ServerLog:
         file: Path | None = None,
         echo: TextIO | None = None,
         environ: Mapping[str, str] = os.environ,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._format = make_formatter("supervisor", environ).format
         self._file = file
         self._echo = echo
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._lock = threading.Lock()
+        self._clock = clock
+        self._live = ""  # the last line of a terminal, below the others
+        self._status_s = clock.monotonic()
 
     def __str__(self) -> str:
         return "".join(self._tail)
@@ -41,6 +48,19 @@ class ServerLog:
         """Write a line of the supervision, in the format of the server's own."""
         record = {"name": _LOGGER, "levelno": logging.INFO, "levelname": "INFO", "msg": text}
         self.write(f"{self._format(logging.makeLogRecord(record))}\n")
+
+    def status(self, text: str) -> None:
+        """Show the present state: in place if `echo` is a terminal, else as a line every few seconds; "" ends it."""
+        if self._echo is None:
+            return
+        if self._echo.isatty():
+            with self._lock, contextlib.suppress(OSError):
+                self._live = text[: shutil.get_terminal_size().columns - 1]
+                self._echo.write(f"\r\x1b[K{self._live}")
+                self._echo.flush()
+        elif text and self._clock.monotonic() - self._status_s >= _STATUS_S:
+            self._status_s = self._clock.monotonic()
+            self.line(text)
 
     def write(self, line: str) -> None:
         """Write a line with its end."""
@@ -54,5 +74,5 @@ class ServerLog:
                         file.write(line)
             with contextlib.suppress(OSError):
                 if self._echo is not None:
-                    self._echo.write(line)
+                    self._echo.write(f"\r\x1b[K{line}{self._live}" if self._live else line)
                     self._echo.flush()

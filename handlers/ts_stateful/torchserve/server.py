@@ -93,6 +93,7 @@ class TorchServe(LocalServer):
         try:
             self._spawn()
             self._wait_ready()
+            self._log.status("")
             if self._settings.watch:
                 self._watch()
         except BaseException:
@@ -213,6 +214,7 @@ class TorchServe(LocalServer):
         timeout_s = self._settings.start_timeout_s
         deadline = time.monotonic() + timeout_s
         while not self.is_ready():
+            self.show_step()
             if self._process.poll() is not None:
                 raise self._failure(f"TorchServe exited with status {self._process.returncode}")
             if self._load_failed:

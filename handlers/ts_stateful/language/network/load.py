@@ -16,6 +16,7 @@ from transformers import (
 
 from ts_stateful.config.check.checkpoint import HEARS_TOO
 from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.engine.services import NO_REPORT, LoadReport
 from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.encoders.encoder import Encoder
 from ts_stateful.language.encoders.hearing import Hearing
@@ -32,6 +33,7 @@ from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.adapters import Adapters, load_adapter
 from ts_stateful.language.network.checkpoint import hears, read_checkpoint
+from ts_stateful.language.network.count_weights import weights_counted
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.model_support import (
     check_network,
@@ -110,17 +112,24 @@ def resolve_model(name: str, model_dir: Path) -> str:
     return name
 
 
-def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -> Model:
+def load_model(
+    settings: HandlerConfig,
+    model_dir: Path,
+    device: torch.device,
+    progress: LoadReport = NO_REPORT,
+) -> Model:
     """Load weights, tokenizer and processor.
 
     Raises:
         ConfigError: the model cannot be found or loaded, has pickled weights, or would not be served exactly.
     """
     name = resolve_model(settings.model, model_dir)
-    network, owner, quantization = read_checkpoint(name, settings, model_dir, device)
+    with weights_counted(name, progress):
+        network, owner, quantization = read_checkpoint(name, settings, model_dir, device)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # where kernels are launched and graphs captured
     network.to(device).eval()
+    progress.begin("checking the model")
     model = build_model(
         Path(name).name,
         network,
@@ -133,6 +142,7 @@ def load_model(settings: HandlerConfig, model_dir: Path, device: torch.device) -
         model,
         {name: model_dir / Path(path).expanduser() for name, path in settings.adapters.items()},
     )
+    progress.begin("compiling and checking kernels")
     accelerate(model, settings)
     return model
 

@@ -30,6 +30,7 @@ from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan
 from ts_stateful.process.engine.ranks import DriverSocket, FollowerProcesses, fork_followers
 from ts_stateful.process.engine.threads import set_threads
+from ts_stateful.process.load_progress import LoadProgress
 from ts_stateful.process.logs import configure_logs
 from ts_stateful.process.messages import (
     AdminAnswer,
@@ -85,13 +86,17 @@ class EngineProcess:
         self.lifespan.detached()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> SessionEngine[Any]:
+        module = import_module(_engine_module(config))
         spec, settings = self._spec, config.store
+        progress = LoadProgress(spec.path("loading"))
+        progress.begin("opening the store" if settings is not None else "reading the configuration")
         default = Path(os.environ.get(STATE_FOLDER) or Path(spec.folder).parent) / "store"
         access = store_of(settings, default) if settings is not None else None
         store = StoreCalls(access, self._queue) if access is not None else None
-        services = Services(self, self._queue, store=store, followers=self._followers)
+        services = Services(
+            self, self._queue, store=store, followers=self._followers, progress=progress
+        )
         placement = _placement(spec, rank=0)
-        module = import_module(_engine_module(config))
         engine: SessionEngine[Any] = module.load_engine(config, placement, services)
         return engine
 
@@ -235,6 +240,8 @@ def _load(spec: EngineSpec, followers: FollowerProcesses | None) -> EngineProces
     except Exception as error:  # the process's boundary
         reason.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         raise
+    finally:
+        spec.path("loading").unlink(missing_ok=True)
 
 
 def follow(spec: EngineSpec, driver: DriverSocket) -> int:

@@ -16,6 +16,7 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import EngineConfig
 from ts_stateful.process import messages
 from ts_stateful.process.channel import Channel
+from ts_stateful.process.load_progress import LoadStep, read_load_step
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.engine_calls import EngineCalls
 from ts_stateful.process.worker.fork_server import ForkServer
@@ -91,6 +92,11 @@ class EngineLink:
     def is_up(self) -> bool:
         """Return True while there is a connection to the engine."""
         return self._channel is not None
+
+    @property
+    def load_step(self) -> LoadStep | None:
+        """The step at which the engine loads its model; None if it has loaded, or has not begun."""
+        return None if self.is_up else read_load_step(self._spec.path("loading"))
 
     @property
     def takes_sessions(self) -> bool:

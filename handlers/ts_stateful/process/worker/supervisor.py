@@ -11,6 +11,7 @@ import socket
 import threading
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
+from ts_stateful.process.load_progress import LoadProgress
 from ts_stateful.process.sockets import connect
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.fork_server import ForkedEngine, ForkServer, has_ended
@@ -131,6 +132,7 @@ class Supervisor:
             except BlockingIOError:
                 return
             self._spec.path("reason").unlink(missing_ok=True)  # of an earlier attempt
+            LoadProgress(self._spec.path("loading"), self._clock).begin("importing")
             self._process = self._fork_server.fork(self._spec, lock, log)
         logger.info("starting engine %d; its log is %s", self._spec.index, log_path)
 
