@@ -114,7 +114,8 @@ def install(folder: Path, extras: str, progress: Progress) -> str | None:
     ]
     command += ["--progress-bar", "off", "--no-compile", "-c", "constraints.txt"]
     command += ["-e", f".[{extras}]"]
-    said, output = [], PipOutput(progress)
+    said: list[str] = []
+    output = PipOutput(progress)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
     ) as pip:

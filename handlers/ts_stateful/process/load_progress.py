@@ -13,7 +13,7 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock
 
 __all__ = ["LoadProgress", "LoadStep", "read_load_step"]
 
-logger = logging.getLogger("ts_stateful.engine")
+logger = logging.getLogger(__name__)
 
 _WRITE_S = 0.2  # between two writes of one step
 _BAR = 20
@@ -35,9 +35,9 @@ class LoadStep(Struct, frozen=True):
         """Return `loading the weights [####----] 2.7 of 13.5 GB, 12 s`, without the bar where bytes are unknown."""
         bar = ""
         if self.num_bytes:
-            total, filled = self.num_bytes / 1e9, round(_BAR * self.share)
-            digits = 1 if total >= 1 else 3
-            bar = f" [{'#' * filled:-<{_BAR}}] {self.share * total:.{digits}f} of {total:.{digits}f} GB"
+            unit, name = (1e9, "GB") if self.num_bytes >= 1e9 else (1e6, "MB")
+            total, filled = self.num_bytes / unit, round(_BAR * self.share)
+            bar = f" [{'#' * filled:-<{_BAR}}] {self.share * total:.1f} of {total:.1f} {name}"
         return f"{self.name}{bar}, {self.seconds(clock):.0f} s"
 
 

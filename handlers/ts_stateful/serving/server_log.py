@@ -54,10 +54,12 @@ class ServerLog:
         if self._echo is None:
             return
         if self._echo.isatty():
+            live = text[: shutil.get_terminal_size().columns - 1]
             with self._lock, contextlib.suppress(OSError):
-                self._live = text[: shutil.get_terminal_size().columns - 1]
-                self._echo.write(f"\r\x1b[K{self._live}")
-                self._echo.flush()
+                if live != self._live:
+                    self._live = live
+                    self._echo.write(f"\r\x1b[K{live}")
+                    self._echo.flush()
         elif text and self._clock.monotonic() - self._status_s >= _STATUS_S:
             self._status_s = self._clock.monotonic()
             self.line(text)

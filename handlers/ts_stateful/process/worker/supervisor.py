@@ -132,7 +132,7 @@ class Supervisor:
             except BlockingIOError:
                 return
             self._spec.path("reason").unlink(missing_ok=True)  # of an earlier attempt
-            LoadProgress(self._spec.path("loading"), self._clock).begin("importing")
+            LoadProgress(self._spec.path("loading"), self._clock).begin("importing libraries")
             self._process = self._fork_server.fork(self._spec, lock, log)
         logger.info("starting engine %d; its log is %s", self._spec.index, log_path)
 
