@@ -46,6 +46,7 @@ INSTALLED := $(VENV)/.stamp
 WITH_JAVA := $(VENV)/.stamp-java
 WITHOUT_JAVA := $(VENV)/.stamp-server
 CHAT_PAGE := $(VENV)/.stamp-web
+RELEASE := $(VENV)/.stamp-release
 SERVING = $(if $(filter asgi,$(FRONT)),$(WITHOUT_JAVA),$(WITH_JAVA))
 # What a node's image installs of setup.cfg; `make lock` after a change of that or of constraints.txt.
 NODE_EXTRAS := server audio redis s3 encryption jwt otel top
@@ -53,7 +54,8 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --genera
 	--custom-compile-command 'make lock' -c constraints.txt
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve chat sagemaker-local test soak fuzz lint docs mar bench bench-gpu helm chart protos lock sbom clean
+.PHONY: help setup demo serve chat sagemaker-local test soak fuzz lint docs mar bench bench-gpu helm chart protos lock sbom release \
+	clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -65,7 +67,8 @@ $(INSTALLED): EXTRAS := server,java,bench,dev,docs
 $(WITH_JAVA): EXTRAS := server,java
 $(WITHOUT_JAVA): EXTRAS := server
 $(CHAT_PAGE): EXTRAS := web
-$(INSTALLED) $(WITH_JAVA) $(WITHOUT_JAVA) $(CHAT_PAGE): setup.cfg pyproject.toml constraints.txt
+$(RELEASE): EXTRAS := release
+$(INSTALLED) $(WITH_JAVA) $(WITHOUT_JAVA) $(CHAT_PAGE) $(RELEASE): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "$(PYTHON) is not Python 3.10 to 3.13; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) tools/install.py $(VENV) $(EXTRAS)
@@ -149,6 +152,9 @@ lock: $(INSTALLED) ## write deploy/locks: what the images install, with hashes
 
 sbom: $(INSTALLED) ## write the bill of materials and the licenses of what the images install into build
 	$(BIN)/python tools/sbom.py
+
+release: $(RELEASE) ## build sdist, wheel and release notes into dist, and check them; uploads nothing
+	$(BIN)/python tools/release.py
 
 clean: ## remove what was built, and .venv
 	rm -rf build dist logs htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)

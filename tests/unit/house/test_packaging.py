@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,10 @@ def _code(names: list[str]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The code in the wheel, built from a copy so that no stale build/ lends files to it."""
+def wheel_file(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy so that no stale build/ lends files to it."""
     copy = tmp_path_factory.mktemp("wheel")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(repository / name, copy)
     # Into caches other processes write at any time, by files that do not stay.
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -53,7 +54,13 @@ def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str
     done = _run(sys.executable, "-W", "ignore", "-c", backend, cwd=copy)
     assert done.returncode == 0, done.stderr
     [path] = copy.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file: Path) -> set[str]:
+    """The code in the wheel."""
+    with zipfile.ZipFile(wheel_file) as archive:
         return _code(archive.namelist())
 
 
@@ -93,6 +100,32 @@ def test_wheel_archive_and_tree_hold_the_same(repository: Path, wheel: set[str],
         packed = _code(archive.namelist())
     assert packed == wheel == {name for name in tree if name in packed | wheel}
     assert {name for name in tree if name.startswith("ts_stateful/")} <= wheel
+
+
+def test_the_page_of_the_wheel_has_absolute_links(repository: Path, wheel_file: Path) -> None:
+    """Its description is the README; each link and image leads to the files of the version's tag."""
+    with zipfile.ZipFile(wheel_file) as archive:
+        (name,) = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]
+        metadata = message_from_bytes(archive.read(name))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = str(metadata.get_payload())
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", text)
+    assert len(links) > 30
+    assert [link for _, link in links if not link.startswith("https://")] == []
+    raw = f"raw.githubusercontent.com/torchserve-stateful/torchserve-stateful/v{metadata['Version']}/docs/"
+    assert {raw in link for image, link in links if image} == {True}
+    ours = [link for _, link in links if f"/v{metadata['Version']}/" in link]
+    files = [link.partition(f"/v{metadata['Version']}/")[2].partition("#")[0] for link in ours]
+    assert [file for file in files if not (repository / file).is_file()] == []
+
+
+def test_the_wheel_is_typed_and_has_its_command(wheel_file: Path) -> None:
+    """Type checkers read its annotations, and pip makes `ts-stateful`."""
+    with zipfile.ZipFile(wheel_file) as archive:
+        names = archive.namelist()
+        (entry,) = [one for one in names if one.endswith(".dist-info/entry_points.txt")]
+        assert "ts-stateful = ts_stateful.cli:main" in archive.read(entry).decode()
+    assert "ts_stateful/py.typed" in names
 
 
 def test_the_archive_holds_code_model_and_configuration_only(mar: Path) -> None:
