@@ -24,7 +24,10 @@ def port(tmp_path: Path) -> Iterator[int]:
     (tmp_path / "gru.py").write_text(blocks("python", _PAGE)[0])
     (tmp_path / "model-config.yaml").write_text(blocks("yaml", _PAGE)[0])
     ports = Ports().filled()
-    command = [str(Path(sys.executable).parent / "ts-stateful"), *blocks("sh", _PAGE)[0].split()[1:]]
+    command = [
+        str(Path(sys.executable).parent / "ts-stateful"),
+        *blocks("sh", _PAGE)[0].split()[1:],
+    ]
     for name in ("http", "grpc", "management", "metrics"):
         command += [f"--{name}-port", str(getattr(ports, name))]
     errors = tmp_path / "errors"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -73,6 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="examine again after this time, until interrupted, and print changes",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--model", default="chat", help="name of the model (default: %(default)s)")
     for flag, port, text in (
         ("--url", 8080, "address of the inference API"),
@@ -111,7 +114,15 @@ def examine(options: argparse.Namespace) -> bool:
     Raises:
         ValueError: a URL is malformed.
     """
+    if options.json and (options.repair or options.watch is not None):
+        raise ValueError("--json examines once; leave out --repair and --watch")
     with _examined(options) as model:
+        if options.json:
+            diagnosis = diagnose(gather(model))
+            found = {"model": model.name, "healthy": diagnosis.is_healthy}
+            found |= {"findings": [asdict(finding) for finding in diagnosis.findings]}
+            Terminal(sys.stdout).line(json.dumps(found, ensure_ascii=False))
+            return diagnosis.is_healthy
         if options.watch is None:
             return attend(model, Terminal(sys.stdout), repair=options.repair)
         watch = Watch(WholeExaminer(model), _DatedTerminal(sys.stdout), repair=options.repair)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 from ts_stateful.cli import admin_options, doctor, init, pack_options, plan, serve_options
 from ts_stateful.cli.chat import COMMANDS
 from ts_stateful.cli.numbers import positive, whole
+from ts_stateful.protocol.unknown import similar
 from ts_stateful.version import __version__
 
 __all__ = ["DEFAULT_URL", "build_parser"]
@@ -84,9 +87,27 @@ exit status: 0 no errors (perhaps warnings), 1 errors, 2 wrong usage.
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors name the word that was probably meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See `ArgumentParser`; nothing is left over, so the usage that is shown is that of the command."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            options = re.findall(r"--[a-z][a-z-]*", self.format_help())
+            self.error(f"unrecognized arguments: {' '.join(rest)}{similar(rest[0], options)}")
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """See `ArgumentParser`."""
+        if wrong := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            message += similar(wrong[1], re.findall(r"[\w-]+", wrong[2]))
+        super().error(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser. Defaults in the environment are read now."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ts-stateful",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -94,13 +115,13 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     connection, generation = _connection_options(), _generation_options()
 
     def add(
         name: str, text: str, epilog: str, *parents: argparse.ArgumentParser
     ) -> argparse.ArgumentParser:
-        return commands.add_parser(
+        command: argparse.ArgumentParser = commands.add_parser(
             name,
             help=text,
             description=f"{text[:1].upper()}{text[1:]}.",
@@ -109,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        return command
 
     chat = "talk in a session, line by line"
     _add_chat_options(add("chat", chat, _CHAT_EPILOG, connection, generation))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from ts_stateful.cli.models import find_model
 from ts_stateful.cli.numbers import num_bytes, positive, whole
@@ -45,6 +48,8 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
+    text = "print one JSON document, with the configuration and the warnings"
+    parser.add_argument("--json", action="store_true", help=text)
     add = parser.add_argument_group("sessions").add_argument
     most = whole(1, MAX_SESSIONS)
     add("--sessions", type=most, required=True, metavar="N", help="sessions open at once")
@@ -98,7 +103,12 @@ def plan(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     asked = _asked(options, kept, config, weights)
     made = make_plan(asked, kept, shlex.join(["ts-stateful", *arguments]))
     absent = [_ABSENT.format(name) for name in adapters if name not in here]
-    for warning in [*made.warnings, *absent]:
+    warnings = [*made.warnings, *absent]
+    if options.json:
+        document = {"config": yaml.safe_load(made.text), "warnings": warnings}
+        Terminal(sys.stdout).line(json.dumps(document, ensure_ascii=False))
+        return
+    for warning in warnings:
         Terminal(sys.stderr).line(f"warning: {warning}")
     Terminal(sys.stdout).text(made.text)
 

@@ -20,9 +20,9 @@ from ts_stateful.config.ranges import Count as _Count
 from ts_stateful.config.ranges import Natural as _Natural
 from ts_stateful.config.ranges import Positive as _Positive
 from ts_stateful.config.store import StoreConfig
-from ts_stateful.config.unknown import explained
 from ts_stateful.protocol.declarations import Input, Output, State, check
 from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.unknown import explained
 
 __all__ = [
     "Config",

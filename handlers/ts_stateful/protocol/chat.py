@@ -13,6 +13,7 @@ __all__ = [
     "AnyRequest",
     "Chat",
     "Discard",
+    "Parsing",
     "RawPrompt",
     "Recall",
     "Respond",
@@ -138,3 +139,10 @@ class Discard(Command, frozen=True, tag="discard", kw_only=True):
 
 AnyRequest = Request | Chat | RawPrompt | Respond | Recall | Discard
 """A request to an engine: one of the wire protocol, or the translation of another server's."""
+
+
+class Parsing(Struct, frozen=True, omit_defaults=True):
+    """The beginning of a reply that the chat template wrote, and the tools that the reply may call."""
+
+    prefix: str = ""
+    tools: tuple[Tool, ...] = ()

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.unknown import instead
 
 __all__ = ["convert", "parse_json"]
 
@@ -47,7 +48,7 @@ def convert(document: object, kind: Any) -> Any:
     try:
         return msgspec.convert(document, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise _invalid(str(error), instead(error, kind, document)) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
 
@@ -79,7 +80,7 @@ _PATH = re.compile(r" - at (`key` in )?`\$\.?(.*)`$")
 _NAMED = re.compile(r"field `([^`]*)`")
 
 
-def _invalid(message: str) -> InvalidRequest:
+def _invalid(message: str, remedy: str = "") -> InvalidRequest:
     """Make an error of msgspec's message: its path, with the name of an unknown or missing field, becomes `field`."""
     path_match = _PATH.search(message)
     path = path_match.group(2) if path_match else ""
@@ -89,4 +90,4 @@ def _invalid(message: str) -> InvalidRequest:
     named = _NAMED.search(reason)
     if named:
         path = f"{path}.{named.group(1)}" if path else named.group(1)
-    return InvalidRequest(reason[:1].lower() + reason[1:], field=path[:128] or None)
+    return InvalidRequest(reason[:1].lower() + reason[1:] + remedy, field=path[:128] or None)

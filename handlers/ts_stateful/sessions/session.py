@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ts_stateful.protocol.answers import Timing, Usage
+from ts_stateful.protocol.chat import Parsing
 from ts_stateful.protocol.logprobs import TokenLogprob
-from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.protocol.tenants import tenant_of
 from ts_stateful.sessions.shared import Shareable
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 
 import pytest
 
@@ -284,5 +285,10 @@ def test_the_command_speaks_http(fake: FakeSessions, capsys: pytest.CaptureFixtu
         assert fake.headers[0]["authorization"] == "Bearer secret"
         assert fake.headers[0]["ts_request_sequence_id"] == PROBE_SESSION
     assert main(["doctor", "--url", closed, "--management-url", closed]) == 1
+    capsys.readouterr()
+    assert main(["doctor", "--url", closed, "--management-url", closed, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["healthy"], found["findings"][0]["severity"]) == (False, "error")
+    assert main(["doctor", "--json", "--repair"]) == 2
     assert main(["doctor", "--url", "grpc://127.0.0.1:7070"]) == 2
     assert main(["doctor", "--management-url", "grpc://127.0.0.1:7071"]) == 2

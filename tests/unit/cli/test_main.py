@@ -184,3 +184,33 @@ def test_a_full_server_is_waited_for(
     fake.fail("prompt", Fault(error=QueueFull("full", retry_after_s=60.0)))
     assert run("prompt", "Hello", "--timeout", "5") == 1
     assert capsys.readouterr().err == "error: queue_full: full\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("chek", "check"),
+        ("serve --fornt asgi x", "--front"),
+        ("info --jsn", "--json"),
+        ("serve --front asgy x", "asgi"),
+    ],
+)
+def test_a_misspelled_word_is_recognised(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commands, options and values that are misspelled are wrong usage, and the error names the similar one."""
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+def test_a_misspelled_variable_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is similar to none of ours may be somebody else's."""
+    monkeypatch.setenv("TS_STATEFUL_URLL", "grpc://127.0.0.1:1")
+    monkeypatch.setenv("TS_STATEFUL_STORE_PASSWORD", "x")
+    main(["check", str(tmp_path / "none.yaml")])
+    warned = "warning: TS_STATEFUL_URLL: there is no such variable; did you mean TS_STATEFUL_URL?\n"
+    assert capsys.readouterr().err == warned

@@ -196,3 +196,15 @@ def test_a_model_of_the_hub_is_described_by_its_config_alone(tmp_path: Path) -> 
     missing = plan("owner/other")
     assert missing.returncode == 1
     assert "download it and give its path" in missing.stderr
+
+
+def test_a_plan_as_json(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its configuration is that of the file, and its warnings are part of the document."""
+    command = ["plan", "--sessions", "20", "--model", str(llama)]
+    assert main(command) == 0
+    plain = yaml.safe_load(capsys.readouterr().out)
+    assert main([*command, "--json"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert (document["config"], printed.err) == (plain, "")
+    assert isinstance(document["warnings"], list)

@@ -13,6 +13,7 @@ from ts_stateful.config.check.budgets import check_budgets, check_model
 from ts_stateful.config.check.checkpoint import check_checkpoint
 from ts_stateful.config.check.finding import Finding, error
 from ts_stateful.config.check.modes import check_modes
+from ts_stateful.config.check.names import check_names
 from ts_stateful.config.check.places import check_places
 from ts_stateful.config.check.safety import check_safety
 from ts_stateful.config.check.split import check_devices, check_split
@@ -62,6 +63,7 @@ def check_file(
     try:
         config = load_config(completed(document or {}))
         findings = [*check_config(config, model), *check_adapters(config.handler, path.parent)]
+        findings += check_names(document or {})
         if config.state is None:
             folders = (path.parent / config.handler.model, Path(config.handler.model).expanduser())
             found = model_folder or next(filter(Path.is_dir, folders), None)

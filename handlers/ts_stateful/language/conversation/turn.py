@@ -18,10 +18,9 @@ from ts_stateful.language.network.sampler import SamplingRow
 from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.text.reply_parser import ReplyParser
-from ts_stateful.protocol.chat import Discard, Respond
+from ts_stateful.protocol.chat import Discard, Parsing, Respond
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
-from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
 from ts_stateful.sessions.session import Message, Session
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from msgspec import Struct, structs
 
 from ts_stateful.protocol.answers import Timing, Usage
+from ts_stateful.protocol.chat import Parsing
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.protocol.logprobs import TokenLogprob
-from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.session_log.codec import Codec
 from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
 from ts_stateful.sessions.session import Message

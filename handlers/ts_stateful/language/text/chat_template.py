@@ -16,9 +16,8 @@ from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, co
 from ts_stateful.language.text.marked_chat import encode_marked
 from ts_stateful.language.text.placeholders import Placeholder, Placeholders
 from ts_stateful.language.text.reply_parser import ReplyTemplate, functions_of, parse_reply
-from ts_stateful.protocol.chat import Said, Tool
+from ts_stateful.protocol.chat import Parsing, Said, Tool
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.sessions.session import Delta, Message
 
 __all__ = ["ChatText"]

@@ -16,8 +16,7 @@ from transformers.utils.chat_parsing.response_templates import (
     load_response_template,
 )
 
-from ts_stateful.protocol.chat import Tool, ToolCall
-from ts_stateful.protocol.parsing import Parsing
+from ts_stateful.protocol.chat import Parsing, Tool, ToolCall
 
 __all__ = [
     "ReplyParser",

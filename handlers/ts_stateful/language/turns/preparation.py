@@ -17,9 +17,8 @@ from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
 from ts_stateful.protocol.answers import Timing, TokenDetails, Usage
-from ts_stateful.protocol.chat import Chat, RawPrompt, Respond
+from ts_stateful.protocol.chat import Chat, Parsing, RawPrompt, Respond
 from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, OutOfMemory, TurnGap
-from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.protocol.requests import Open, Prompt
 from ts_stateful.sessions.session import Delta, Message, Turn
 

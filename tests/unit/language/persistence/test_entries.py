@@ -19,10 +19,9 @@ from ts_stateful.language.persistence.entries import (
     session_logs,
 )
 from ts_stateful.protocol.answers import Timing, TokenDetails, Usage
-from ts_stateful.protocol.chat import Tool
+from ts_stateful.protocol.chat import Parsing, Tool
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.protocol.logprobs import TokenLogprob
-from ts_stateful.protocol.parsing import Parsing
 from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.sessions.session import Message
 from ts_stateful.store.backends.memory import MemoryStore

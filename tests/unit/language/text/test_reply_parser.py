@@ -19,8 +19,7 @@ from ts_stateful.language.text.reply_parser import (
     find_template,
     parse_reply,
 )
-from ts_stateful.protocol.chat import Tool
-from ts_stateful.protocol.parsing import Parsing
+from ts_stateful.protocol.chat import Parsing, Tool
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "1"}}\n</tool_call>'
 PIECES = [

@@ -1,22 +1,24 @@
-"""Errors of a configuration's values, with the keys and values that there are instead."""
+"""Errors of values in configurations and requests, with the keys and values that there are instead."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
-__all__ = ["explained"]
+__all__ = ["explained", "instead", "similar"]
 
 _UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
 _UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*) - at `\$(.*)`$")
 _PART = re.compile(r"\.([^.\[\]]+)|\[(?:\d+|\.\.\.)\]")
 
 
-def explained(error: msgspec.ValidationError, kind: type[Any], prefix: str) -> str:
+def explained(error: msgspec.ValidationError, kind: Any, prefix: str) -> str:
     """Return an error of converting to `kind` in words; `prefix` is the key that has the whole."""
     text = str(error)
     if found := _UNKNOWN_KEY.match(text):
@@ -26,15 +28,31 @@ def explained(error: msgspec.ValidationError, kind: type[Any], prefix: str) -> s
         )
     if found := _UNKNOWN_VALUE.match(text):
         value, path = found[1].strip("'"), found[2]
-        known = _values(_type_at(inspect.type_info(kind), path))
+        known = _values(_type_at(_info(kind), path))
         return f"{_joined(prefix, path)}: there is no value {found[1]}{_instead(value, known)}"
     return text.replace("`$", f"`$.{prefix}" if prefix else "`$")
 
 
+def similar(word: str, known: Iterable[str], cutoff: float = 0.7) -> str:
+    """Return `; did you mean batchSize?` with the most similar one, or nothing if none is as similar as `cutoff`."""
+    close = difflib.get_close_matches(word[:64], known, n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def instead(error: msgspec.ValidationError, kind: Any, document: object) -> str:
+    """Return the end of a message about an unknown field of `document`: one that is similar, or all that there are."""
+    found = _UNKNOWN_KEY.match(str(error))
+    if found is None:
+        return ""
+    path, tags = found[2] or "", {}
+    if not path and isinstance(document, dict):
+        tags = document
+    return _instead(found[1], _keys(kind, path, tags))
+
+
 def _instead(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f"; did you mean {close[0]}?"
+    if close := similar(word, known):
+        return close
     return f"; there are: {', '.join(sorted(known))}" if known else ""
 
 
@@ -42,10 +60,21 @@ def _joined(prefix: str, path: str, key: str = "") -> str:
     return ".".join(filter(None, (prefix, path.lstrip("."), key)))
 
 
-def _keys(kind: type[Any], path: str) -> list[str]:
-    found = _type_at(inspect.type_info(kind), path)
-    fields = found.fields if isinstance(found, inspect.StructType) else ()
-    return [field.encode_name for field in fields]
+def _keys(kind: Any, path: str, tags: Mapping[str, Any] = {}) -> list[str]:
+    return sorted(set(_fields(_type_at(_info(kind), path), tags)))
+
+
+@functools.cache
+def _info(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _fields(kind: inspect.Type | None, tags: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a struct, or of those of a union; of the one that has the tag in `tags`, if there is one."""
+    parts = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    structs = [part for part in parts if isinstance(part, inspect.StructType)]
+    tagged = [one for one in structs if one.tag_field and one.tag == tags.get(one.tag_field)]
+    return [field.encode_name for struct in tagged or structs for field in struct.fields]
 
 
 def _values(kind: inspect.Type | None) -> list[str]:

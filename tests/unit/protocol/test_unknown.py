@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from ts_stateful.config.check.names import check_names
 from ts_stateful.config.schema import ConfigError, load_config
+from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.requests import Request
+from ts_stateful.protocol.strict_json import convert
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,23 @@ def test_what_there_is_instead(handler: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config({"handler": handler})
     assert str(raised.value).startswith(f"model-config.yaml: {message}")
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"type": "prompt", "promt": "x"}, "`promt`; did you mean prompt?"),
+        ({"type": "close", "x": 1}, "`x`; there are: erase, session_id"),
+    ],
+)
+def test_a_request_names_its_fields(request_: dict[str, Any], message: str) -> None:
+    """The fields are those of the type that the request names."""
+    with pytest.raises(InvalidRequest) as refused:
+        convert(request_, Request)
+    assert refused.value.message.endswith(message)
+
+
+def test_a_similar_key_at_the_top_is_a_warning() -> None:
+    """TorchServe ignores it silently; a key that is similar to none may be of another handler."""
+    found = [finding.key for finding in check_names({"minWorker": 1, "mine": 2, "batchSize": 3})]
+    assert found == ["minWorker"]
