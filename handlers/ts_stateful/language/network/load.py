@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ts_stateful.config.check.checkpoint import HEARS_TOO
 from ts_stateful.config.schema import ConfigError, HandlerConfig
