@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     CLIPImageProcessorPil,
     CLIPVisionConfig,
@@ -21,7 +21,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dialogues import NONE, NUMBERS, QUESTIONS
+from descriptions import CAPITALS, WORDS
+from dialogues import NONE, NUMBERS, QUESTIONS, Ask
 from scenes import COLORS, KINDS, SEEN_SIDE
 
 PATCH: Final = 8
@@ -64,15 +65,18 @@ TEMPLATE: Final = """\
 
 
 def vocabulary() -> dict[str, int]:
-    """Token ids: the special tokens, then every word and mark of the questions and the answers."""
-    texts = [question.text.lower() for question in QUESTIONS]
+    """Token ids: the special tokens, the words and marks of short questions and answers, then those of descriptions."""
+    texts = [question.text.lower() for question in QUESTIONS if question.ask is not Ask.DESCRIBE]
     words = {word for text in texts for word in re.findall(r"\w+|[^\w\s]", text)}
     words |= {*KINDS, *COLORS, *NUMBERS, NONE, "yes", "no", ".", ",", "!"}
-    return {token: number for number, token in enumerate([*SPECIAL, *sorted(words)])}
+    more = sorted({*WORDS, *CAPITALS} - words)
+    return {token: number for number, token in enumerate([*SPECIAL, *sorted(words), *more])}
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """A fast word-level tokenizer; case does not matter and punctuation stands alone.
+
+    Only the words that begin the sentences of a description have tokens of their own with a capital.
 
     It adds no token of its own: the template writes the beginning, so that a turn tokenized by
     itself gives the same ids as within the transcript.
@@ -80,6 +84,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel(vocabulary(), unk_token=UNKNOWN))
     words.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    words.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in CAPITALS])
     # Of a WordPiece decoder only the spacing is wanted: none before a mark, one between words.
     words.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     return PreTrainedTokenizerFast(

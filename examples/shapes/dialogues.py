@@ -5,7 +5,7 @@ is a function of the scene and the questions so far:
 
 - `it` is the shape last named in a question or in an answer. Every question with a kind of shape
   in it names one, and so does the answer `square` to `Which shape is blue?`; the answer `none`
-  names nothing.
+  names nothing. A description names several; the last one counts, be it there or missing.
 - `And the square?` repeats the last question about a single shape, that is one for a color (of a
   named shape or of `it`) or one for existence, however long ago; it names the square.
 - `How many questions have I asked?` counts all of the user's questions, itself included.
@@ -15,11 +15,13 @@ is a function of the scene and the questions so far:
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+from descriptions import describe
 from scenes import COLORS, KINDS, Scene
 
 NONE: Final = "none"
@@ -37,6 +39,7 @@ class Ask(Enum):
     IT = "it"
     AND = "and"
     ASKED = "asked"
+    DESCRIBE = "describe"
 
 
 _TEXTS: Final = {
@@ -47,6 +50,7 @@ _TEXTS: Final = {
     Ask.IT: "What color is it?",
     Ask.AND: "And the {}?",
     Ask.ASKED: "How many questions have I asked?",
+    Ask.DESCRIBE: "Describe the picture.",
 }
 _ARGUMENTS: Final[Mapping[Ask, Sequence[str]]] = {
     Ask.COLOR: KINDS,
@@ -54,6 +58,9 @@ _ARGUMENTS: Final[Mapping[Ask, Sequence[str]]] = {
     Ask.EXISTS: KINDS,
     Ask.AND: KINDS,
 }
+
+# Weights of the kinds of questions in a dialogue. A description is as long as fifty other answers, so there are few.
+_USUAL: Final[Mapping[Ask, float]] = {**dict.fromkeys(Ask, 1.0), Ask.DESCRIBE: 0.25}
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class Context(NamedTuple):
 
     def after(self, question: Question, answer: str) -> Context:
         """The context once the question has been asked and answered."""
-        words = (answer, question.about, self.named)
+        words = (*reversed(re.findall(r"\w+", answer)), question.about, self.named)
         named = next((word for word in words if word in KINDS), None)
         if question.ask in (Ask.COLOR, Ask.IT):
             return Context(named, Ask.COLOR)
@@ -120,6 +127,8 @@ def _answer(scene: Scene, context: Context, question: Question, number: int) -> 
             return scene.kind_of(question.about) or NONE
         case Ask.ASKED:
             return NUMBERS[number - 1]
+        case Ask.DESCRIBE:
+            return describe(scene)
         case Ask.EXISTS:
             return "yes" if scene.color_of(question.about) else "no"
         case Ask.COLOR:
@@ -139,8 +148,8 @@ def random_dialogue(
     weights: Mapping[Ask, float] | None = None,
     turns: int = MAX_TURNS,
 ) -> list[Question]:
-    """Questions about a scene, each with a meaning; `weights` favors kinds (all equal if None)."""
-    return list(_ask(rng, scene, weights or dict.fromkeys(Ask, 1.0), turns))
+    """Questions about a scene, each with a meaning; `weights` favors kinds."""
+    return list(_ask(rng, scene, weights or _USUAL, turns))
 
 
 def _ask(

@@ -22,13 +22,16 @@ from PIL import Image
 from tqdm import tqdm
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from descriptions import is_right
 from dialogues import MAX_TURNS, Ask, Question, answers, random_dialogue
 from scenes import Scene, draw, random_scene
 
 FOLDER: Final = Path(__file__).parent
 MODEL: Final = FOLDER / "model"
 REQUIRED: Final = 0.98
-MAX_NEW_TOKENS: Final = 4  # an answer and its end are two; more shows a model that rambles
+# An answer and its end are two tokens, a description and its end at most 62; more shows a model that rambles.
+MAX_ANSWER: Final = 4
+MAX_DESCRIPTION: Final = 72
 
 
 class Outcome(NamedTuple):
@@ -45,6 +48,13 @@ class Outcome(NamedTuple):
         """The kind of the question."""
         return self.questions[self.turn - 1].ask
 
+    @property
+    def is_right(self) -> bool:
+        """Return True for the right answer, and for each right description."""
+        if self.ask is Ask.DESCRIBE:
+            return is_right(self.scene, self.said)
+        return self.said == self.right
+
 
 class Model:
     """A model folder, loaded like any other."""
@@ -54,13 +64,16 @@ class Model:
         self._model: Any = AutoModelForImageTextToText.from_pretrained(folder).eval()
 
     def reply(
-        self, images: list[Image.Image], conversations: list[list[dict[str, Any]]]
+        self,
+        images: list[Image.Image],
+        conversations: list[list[dict[str, Any]]],
+        max_new_tokens: int = MAX_ANSWER,
     ) -> list[str]:
         """The greedy answer to each conversation; each has one image."""
         prompts = self.processor.apply_chat_template(conversations, add_generation_prompt=True)
         inputs = self.processor(images=images, text=prompts, padding=True, return_tensors="pt")
         with torch.inference_mode():
-            ids = self._model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+            ids = self._model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
         fresh = ids[:, inputs["input_ids"].shape[1] :]
         texts: list[str] = self.processor.batch_decode(fresh, skip_special_tokens=True)
         return texts
@@ -75,10 +88,16 @@ class Model:
         for turn in range(len(dialogues[0])):
             for conversation, questions in zip(conversations, dialogues, strict=True):
                 conversation.append(user_message(questions[turn].text, with_image=turn == 0))
-            replies = self.reply(images, conversations)
-            for row, said in enumerate(replies):
-                conversations[row].append({"role": "assistant", "content": said})
-                yield Outcome(scenes[row], dialogues[row], turn + 1, right[row][turn], said)
+            describes = [questions[turn].ask is Ask.DESCRIBE for questions in dialogues]
+            for is_long, longest in ((False, MAX_ANSWER), (True, MAX_DESCRIPTION)):
+                rows = [row for row, describe in enumerate(describes) if describe is is_long]
+                if not rows:
+                    continue
+                asked = [conversations[row] for row in rows]
+                said = self.reply([images[row] for row in rows], asked, longest)
+                for row, text in zip(rows, said, strict=True):
+                    conversations[row].append({"role": "assistant", "content": text})
+                    yield Outcome(scenes[row], dialogues[row], turn + 1, right[row][turn], text)
 
 
 def user_message(text: str, with_image: bool) -> dict[str, Any]:
@@ -113,7 +132,7 @@ class Table:
         """Count one outcome."""
         cell = (outcome.ask, outcome.turn)
         self._total[cell] += 1
-        self._right[cell] += outcome.said == outcome.right
+        self._right[cell] += outcome.is_right
 
     def shares(self) -> dict[Ask, float]:
         """The share of right answers of each kind that was asked."""
@@ -172,7 +191,7 @@ def main() -> int:
     with tqdm(outcomes, total=arguments.scenes * MAX_TURNS, unit="question") as bar:
         for outcome in bar:
             table.add(outcome)
-            if arguments.verbose and outcome.said != outcome.right:
+            if arguments.verbose and not outcome.is_right:
                 asked = " ".join(each.text for each in outcome.questions[: outcome.turn])
                 bar.write(f"{asked} -> {outcome.said}, not {outcome.right}: {outcome.scene}")
     print(table)

@@ -7,7 +7,7 @@ how varied users are imitated. Knows nothing of optimizers.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import LlavaProcessor
 
 from blank_model import ASSISTANT, BEGIN, END, IMAGE, IMAGE_TOKENS, PAD, SYSTEM, UNKNOWN, USER
-from dialogues import Ask, Question, answers, random_dialogue
+from dialogues import MAX_TURNS, Ask, Question, answers, random_dialogue
 from scenes import (
     COLORS,
     KINDS,
@@ -32,6 +32,8 @@ from scenes import (
     random_scene,
     random_side,
 )
+
+Lesson = Callable[[random.Random, Scene], list[Question]]
 
 IGNORED: Final = -100  # the label of a token that the model need not predict
 
@@ -52,6 +54,7 @@ MIX: Final[Mapping[Ask, float]] = {
     Ask.IT: 8,
     Ask.AND: 3,
     Ask.ASKED: 1.5,
+    Ask.DESCRIBE: 0,
 }
 
 
@@ -60,12 +63,6 @@ class Gallery(NamedTuple):
 
     scenes: list[Scene]
     pixels: Tensor  # uint8, (scenes, 3, SEEN_SIDE, SEEN_SIDE)
-
-    def colors(self) -> Tensor:
-        """(scenes, kinds): the index of the color of each kind, len(COLORS) for none."""
-        names = (*COLORS, None)
-        rows = [[names.index(scene.color_of(kind)) for kind in KINDS] for scene in self.scenes]
-        return torch.tensor(rows)
 
 
 class Batch(NamedTuple):
@@ -185,15 +182,40 @@ def mixed_questions(rng: random.Random, scene: Scene) -> list[Question]:
     return random_dialogue(rng, scene, MIX)
 
 
+def description(rng: random.Random, scene: Scene) -> list[Question]:
+    """A description alone."""
+    del rng, scene  # there is nothing to choose
+    return [Question(Ask.DESCRIBE)]
+
+
+def described_once(rng: random.Random, scene: Scene) -> list[Question]:
+    """A dialogue of full length with one description, wherever it is."""
+    questions = mixed_questions(rng, scene)
+    questions.insert(rng.randrange(MAX_TURNS), Question(Ask.DESCRIBE))
+    return questions[:MAX_TURNS]
+
+
+# How often each lesson is chosen. A batch has one: a long transcript among short ones would pad all of them.
+NAMING: Final[Mapping[Lesson, float]] = {single_questions: 1}
+DESCRIBING: Final[Mapping[Lesson, float]] = {description: 0.8, single_questions: 0.2}
+TALKING: Final[Mapping[Lesson, float]] = {
+    mixed_questions: 0.45,
+    described_once: 0.3,
+    description: 0.25,
+}
+
+
 def _vary(rng: random.Random, text: str) -> str:
     """The question as some users write it: without its mark, with another, with a please."""
     match rng.randrange(20):
         case 0 | 1:
-            return text.rstrip("?")
+            return text.rstrip("?.")
         case 2:
             return text.replace("?", ".")
         case 3:
             return f"{UNKNOWN}, {text}"
+        case 4:
+            return text.title()
         case _:
             return text
 

@@ -282,7 +282,7 @@ class TestModel:
     def test_fresh_scenes(self, model: Model) -> None:
         """Dialogues of eight turns about fresh scenes get right answers."""
         outcomes = fresh_outcomes(model, seed=7, num_scenes=24, batch=24)
-        right = [outcome.said == outcome.right for outcome in outcomes]
+        right = [outcome.is_right for outcome in outcomes]
         assert sum(right) / len(right) >= 0.95
 
     def test_two_images(self, model: Model) -> None:
