@@ -206,7 +206,7 @@ TALKING: Final[Mapping[Lesson, float]] = {
 
 
 def _vary(rng: random.Random, text: str) -> str:
-    """The question as some users write it: without its mark, with another, with a please."""
+    """Return the question as some users write it: without its mark, with another, after an unknown word, in capitals."""
     match rng.randrange(20):
         case 0 | 1:
             return text.rstrip("?.")
