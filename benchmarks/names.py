@@ -27,6 +27,7 @@ __all__ = [
     "LLAMA",
     "LLAMA_DECODE",
     "LLAMA_DRAFTS",
+    "LLAMA_PREFILL",
     "LLAMA_TTFT",
     "MANY",
     "MEMORY",
@@ -52,6 +53,7 @@ __all__ = [
     "VISION",
     "VLLM",
     "VLLM_DECODE",
+    "VLLM_PREFILL",
     "VLLM_TTFT",
     "floor_name",
     "of_family",
@@ -103,8 +105,10 @@ SPEC_RIGHT: Final = "drafts, right"
 FORMS: Final = "step, with forms"
 LLAMA_TTFT: Final = "llama ttft"
 LLAMA_DECODE: Final = "llama decode"
+LLAMA_PREFILL: Final = "llama prefill"
 VLLM_TTFT: Final = "vllm ttft"
 VLLM_DECODE: Final = "vllm decode"
+VLLM_PREFILL: Final = "vllm prefill"
 STEPS: Final = "steps"
 STEP_MEDIAN: Final = "step, median"
 STEP_P99: Final = "step, 99th percentile"

@@ -76,6 +76,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     steps_s: float = 50.0
 
     beside_widths: tuple[int, ...] = (1, 8, 16, 32)
+    beside_prompts: tuple[int, ...] = (1600,)
     beside_rounds: int = 4
     beside_s: float = 160.0
 

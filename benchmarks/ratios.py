@@ -33,6 +33,7 @@ from benchmarks.names import (
     IMPLICIT,
     LLAMA,
     LLAMA_DECODE,
+    LLAMA_PREFILL,
     LLAMA_TTFT,
     MANY,
     MEMORY,
@@ -53,6 +54,7 @@ from benchmarks.names import (
     VISION,
     VLLM,
     VLLM_DECODE,
+    VLLM_PREFILL,
     VLLM_TTFT,
     floor_name,
     of_family,
@@ -388,6 +390,20 @@ RATIOS: Sequence[Ratio] = (
             ("torchserve_", " through TorchServe", TEXT_HTTP, 1.0),
         )
         for history in (300, 800, 1600, 3200)
+    ),
+    *(
+        Ratio(
+            f"{prefix}prefill_1600_over_{name}",
+            "at most",
+            1,
+            f"text model{through}: time to first token of a prompt of 1,600 tokens without a history, over {other}'s",
+            _between(measure, 1600, system, other),
+        )
+        for name, other, measure in (("llama", LLAMA, LLAMA_PREFILL), ("vllm", VLLM, VLLM_PREFILL))
+        for prefix, through, system in (
+            ("", "", TEXT_ASGI),
+            ("torchserve_", " through TorchServe", TEXT_HTTP),
+        )
     ),
     *(
         Ratio(

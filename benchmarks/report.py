@@ -22,6 +22,7 @@ from benchmarks.names import (
     GROWTH_OPEN,
     GROWTH_STEP,
     LLAMA_DECODE,
+    LLAMA_PREFILL,
     LLAMA_TTFT,
     MANY,
     MEMORY,
@@ -39,6 +40,7 @@ from benchmarks.names import (
     TURNS,
     VISION,
     VLLM_DECODE,
+    VLLM_PREFILL,
     VLLM_TTFT,
     of_family,
 )
@@ -83,8 +85,10 @@ _TITLES = {
     STEP_P99: "Recurrent model: 99th percentile of a step's latency, by sequences that step at the same time",
     OPEN_STEP: "Recurrent model: what a step costs the engine, 8 sequences active, by open sequences",
     LLAMA_TTFT: "Text model: time to first token, by tokens of history",
+    LLAMA_PREFILL: "Text model: time to first token without a history, by tokens of the prompt",
     LLAMA_DECODE: "Text model: decode throughput, by concurrent streams",
     VLLM_TTFT: "Text model beside vLLM: time to first token, by tokens of history",
+    VLLM_PREFILL: "Text model beside vLLM: time to first token without a history, by tokens of the prompt",
     VLLM_DECODE: "Text model beside vLLM: decode throughput, by concurrent streams",
 }
 

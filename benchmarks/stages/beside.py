@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from benchmarks.clients.conversation import Client, Conversation
 from benchmarks.crowd import Crowd
 from benchmarks.names import TEXT_ASGI, TEXT_HTTP
 from benchmarks.plan import PROMPT_TOKENS
 from benchmarks.rig import Rig
-from benchmarks.samples import interleave
+from benchmarks.samples import Sample, Trial, interleave
 from benchmarks.stages.decode import stream_trial
 from benchmarks.stages.ttft import run_systems
 
@@ -19,13 +20,18 @@ __all__ = ["compare_replies", "run_beside"]
 _SAME_WORDS = 8  # random weights give the same word by chance once in thousands of tokens
 
 
-def run_beside(rig: Rig, other: str, ttft: str, decode: str) -> None:
-    """Sample both measures, of both fronts and another system."""
+def run_beside(rig: Rig, other: str, ttft: str, prefill: str, decode: str) -> None:
+    """Sample the measures, of both fronts and another system."""
     plan = rig.plan
     systems = (TEXT_ASGI, TEXT_HTTP, other)
     run_systems(rig, ttft, systems, (), plan.batches, plan.beside_s / 2)
     trials = []
     for system in systems:
+        client = rig.connect(system)
+        trials += [
+            Trial(f"{system}, prompt", partial(_prefill, rig, prefill, system, client, length))
+            for length in plan.beside_prompts
+        ]
         crowd = Crowd(rig, system, max(plan.beside_widths))
         trials += [stream_trial(rig, decode, system, crowd, width) for width in plan.beside_widths]
     rig.progress.expect(plan.beside_rounds * len(trials))
@@ -37,6 +43,14 @@ def run_beside(rig: Rig, other: str, ttft: str, decode: str) -> None:
         at_least=plan.at_least,
         until=time.monotonic() + plan.beside_s / 2,
     )
+
+
+def _prefill(rig: Rig, measure: str, system: str, client: Client, num_tokens: int) -> list[Sample]:
+    """Sample the time to first token of a prompt without a history."""
+    conversation = Conversation(client)
+    turn = conversation.ask(rig.inputs.prompt(num_tokens), 2)
+    conversation.close()
+    return [Sample(measure, system, num_tokens, turn.first_ms, "ms")]
 
 
 def compare_replies(rig: Rig, other: Client, name: str) -> None:

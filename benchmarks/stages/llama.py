@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.clients.llama import LlamaClient
-from benchmarks.names import LLAMA, LLAMA_DECODE, LLAMA_TTFT
+from benchmarks.names import LLAMA, LLAMA_DECODE, LLAMA_PREFILL, LLAMA_TTFT
 from benchmarks.rig import Rig
 from benchmarks.stages.beside import compare_replies, run_beside
 
@@ -13,7 +13,7 @@ TITLE = "beside llama.cpp"
 
 
 def run(rig: Rig) -> None:
-    """Sample `llama ttft` and `llama decode`.
+    """Sample `llama ttft`, `llama prefill` and `llama decode`.
 
     Raises:
         RuntimeError: llama.cpp computes another model.
@@ -21,4 +21,4 @@ def run(rig: Rig) -> None:
     # Its flash attention computes in half precision on a CPU.
     with rig.start_llama("--flash-attn", "off") as exact:
         compare_replies(rig, LlamaClient(exact), LLAMA)
-    run_beside(rig, LLAMA, LLAMA_TTFT, LLAMA_DECODE)
+    run_beside(rig, LLAMA, LLAMA_TTFT, LLAMA_PREFILL, LLAMA_DECODE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.names import VLLM, VLLM_DECODE, VLLM_TTFT
+from benchmarks.names import VLLM, VLLM_DECODE, VLLM_PREFILL, VLLM_TTFT
 from benchmarks.rig import Rig
 from benchmarks.stages.beside import compare_replies, run_beside
 
@@ -12,10 +12,10 @@ TITLE = "beside vLLM"
 
 
 def run(rig: Rig) -> None:
-    """Sample `vllm ttft` and `vllm decode`.
+    """Sample `vllm ttft`, `vllm prefill` and `vllm decode`.
 
     Raises:
         RuntimeError: vLLM computes another model.
     """
     compare_replies(rig, rig.connect(VLLM), VLLM)
-    run_beside(rig, VLLM, VLLM_TTFT, VLLM_DECODE)
+    run_beside(rig, VLLM, VLLM_TTFT, VLLM_PREFILL, VLLM_DECODE)

@@ -186,6 +186,7 @@ def _one_of_each() -> Samples:
     fronts = {"http, text model, without TorchServe": 1.0, "http, text model": 1.5}
     for name, other in (("llama", "llama.cpp"), ("vllm", "vLLM")):
         for system, factor in {**fronts, other: 2.0}.items():
+            made.append(Sample(f"{name} prefill", system, 1600, factor, "ms"))
             made += [
                 Sample(f"{name} ttft", system, x, factor, "ms") for x in (300, 800, 1600, 3200)
             ]
@@ -225,6 +226,7 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["spec_decode_1_over_plain_new"] == pytest.approx(0.99)
     assert ratios["ttft_1600_over_llama"] == ratios["decode_16_over_llama"] == 0.5
     assert ratios["torchserve_ttft_300_over_llama"] == 0.75
+    assert ratios["prefill_1600_over_vllm"] == 0.5
     assert ratios["torchserve_decode_32_over_vllm"] == 0.75
 
 
