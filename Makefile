@@ -74,7 +74,7 @@ $(INSTALLED) $(WITH_JAVA) $(WITHOUT_JAVA) $(CHAT_PAGE) $(RELEASE): setup.cfg pyp
 	@$(PYTHON) tools/install.py $(VENV) $(EXTRAS)
 	@touch $@ $(if $(filter $(INSTALLED),$@),$(WITH_JAVA) $(WITHOUT_JAVA) $(CHAT_PAGE)) $(if $(filter $(WITH_JAVA),$@),$(WITHOUT_JAVA))
 
-demo: $(WITH_JAVA) ## pack, serve on free ports, ask about a picture, stop; fails on a wrong answer
+demo: $(WITH_JAVA) ## pack, serve on free ports, ask about a picture, kill the engine in mid-reply, stop; fails on a wrong answer
 	PYTHON=$(BIN)/python ./archive.sh --model examples/shapes/model --output build/demo
 	$(BIN)/python examples/demo.py build/demo/chat.mar
 
