@@ -31,7 +31,7 @@ INDENT: Final = 34  # of the replies
 DESCRIBE: Final = "Describe the picture."
 BEFORE: Final = 3  # turns before the description
 # A description takes a fraction of a second. If it ends before the cancel or the kill arrives, it is asked for again.
-ATTEMPTS: Final = 5
+ATTEMPTS: Final = 20
 WORDS_BEFORE_KILL: Final = 5
 WORD_S: Final = 0.06  # of a description on the screen: it comes faster than anyone can read
 
@@ -136,6 +136,7 @@ class Dialogue:
                     self._screen.notes(f"cancelled after {len(reply.text.split())} words")
                     self.ask(fork, "What color is the circle?", "red")
                     return
+                self._screen.notes("it ended before the cancel arrived; once more")
         self._check("a cancel", f"too late, {ATTEMPTS} times", False)
 
     def kill(self, session: Session, expected: str) -> None:
@@ -151,6 +152,7 @@ class Dialogue:
                         f"the reply went on after {pause_s:.1f} s, to the same text as above"
                     )
                     return
+                self._screen.notes("it ended before the kill; once more")
         self._check("a kill", f"too late, {ATTEMPTS} times", False)
 
     def _kill_within(self, reply: Reply) -> float:
