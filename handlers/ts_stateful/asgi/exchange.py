@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator
 
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.pending_response import Response
+from ts_stateful.frontend.request_ids import new_request_id
 
 __all__ = ["exchange"]
 
@@ -19,7 +19,7 @@ async def exchange(model: ModelFront, arrival: Arrival) -> AsyncGenerator[Respon
     disconnected.
     """
     intake, mailbox = model.intake, model.mailbox
-    request_id = uuid.uuid4().hex  # a client's own could be another client's
+    request_id = new_request_id()  # a client's own could be another client's
     pending = intake.accept(request_id, model.placed(arrival))
     try:
         while not pending.done:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from ts_stateful.frontend.request_ids import new_request_id
 
 __all__ = ["Correlation"]
 
@@ -26,7 +27,7 @@ class Correlation(NamedTuple):
         found = {name: str(value) for name, value in pairs if name in _NAMES}
         given, trace = found.get("x-request-id", ""), found.get("traceparent", "")
         return cls(
-            given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
+            given if _REQUEST_ID.fullmatch(given) else new_request_id(),
             trace if _TRACEPARENT.fullmatch(trace) else None,
         )
 
