@@ -12,6 +12,7 @@ from benchmarks.pace import Pace
 from benchmarks.recurrent import HANDLER, THREADS, frames, initial, load
 from ts_stateful.config.schema import load_config
 from ts_stateful.engine.services import Placement, Services, WorkQueue
+from ts_stateful.memory import keep_freed_memory
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.requests import Step
 from ts_stateful.recurrent.engine import load_engine
@@ -26,6 +27,7 @@ class BareSteps:
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(THREADS)
+        keep_freed_memory()  # as an engine's process does; the floor gets it as well
         self._folder = folder
         self._module = load(folder)
         self._engines: dict[int, _Driven] = {}

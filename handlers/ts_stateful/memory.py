@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["give_memory_back"]
+__all__ = ["give_memory_back", "keep_freed_memory"]
+
+# Of glibc's malloc.h, and the largest values that it takes by itself for a process that frees large blocks.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_BLOCK = 32 * 1024**2
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator keep what a pass frees for the next one, until `give_memory_back`.
+
+    Else it may return memory to the system with each pass, and a page of it is zeroed again at its first use in the next one.
+    """
+    change = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc
+    if change is not None:
+        change(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
+        change(_M_TRIM_THRESHOLD, 2 * _LARGEST_BLOCK)
 
 
 def give_memory_back() -> None:
