@@ -61,6 +61,7 @@ class _Driven:
         config = load_config({"maxNumSequence": num_open, "handler": HANDLER})
         placement = Placement(str(folder), "steps", "cpu")
         self._engine = load_engine(config, placement, Services(self, WorkQueue()))
+        self._engine.kind.tune()
         self._requests = [
             Submit(
                 f"request-{number}",

@@ -24,6 +24,7 @@ from ts_stateful.cli.pack import pack
 from ts_stateful.cli.parser import build_parser
 from ts_stateful.cli.plan import plan
 from ts_stateful.cli.terminal import Terminal
+from ts_stateful.cli.variables import misspelled
 from ts_stateful.client import (
     MAX_BODY_BYTES,
     ClientError,
@@ -40,33 +41,18 @@ from ts_stateful.config.sizes import ModelUnknown
 from ts_stateful.packing import PackingFailed
 from ts_stateful.plan import PlanRefused
 from ts_stateful.protocol.errors import StatefulError
-from ts_stateful.protocol.unknown import similar
 
 __all__ = ["main"]
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
-_PREFIX = "TS_STATEFUL_"
-_VARIABLES = {
-    f"{_PREFIX}{name}"
-    for name in (
-        *(
-            "ADMIN",
-            "ADMIN_TOKEN",
-            "CLOUDWATCH_NAMESPACE",
-            "ENDPOINT_NAME",
-            "ENTRYPOINT",
-            "LOG_FORMAT",
-        ),
-        *("LOG_LEVEL", "MANAGEMENT_TOKEN", "RUNTIME_DIR", "STATE_DIR", "TOKEN", "URL", "WATCH"),
-    )
-}
 _IMPATIENT = RetryPolicy(max_retries=0)  # a server that is down is reported at once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Wrong usage and `--help` raise `SystemExit`, as argparse does."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    _check_variables()
+    for sentence in misspelled(os.environ):
+        Terminal(sys.stderr).line(f"warning: {sentence}")
     options = build_parser().parse_args(arguments)
     try:
         if options.command == "check":
@@ -102,13 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except ValueError as error:  # a malformed URL
         return _fail(str(error), _USAGE)
-
-
-def _check_variables() -> None:
-    """Warn of variables whose names are probably misspelled."""
-    for name in sorted(os.environ.keys() - _VARIABLES):
-        if name.startswith(_PREFIX) and (remedy := similar(name, _VARIABLES, 0.9)):
-            Terminal(sys.stderr).line(f"warning: {name}: there is no such variable{remedy}")
 
 
 def _serve(options: argparse.Namespace) -> int:

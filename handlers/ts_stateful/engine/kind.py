@@ -19,6 +19,10 @@ class ModelKind(Protocol[StateT]):
 
     num_parameters: int
 
+    def tune(self) -> None:
+        """Choose by time what computes passes, before the first one, on the threads that will compute them."""
+        ...
+
     def admit(self, request: PendingRequest) -> None:
         """Take a request; it gets exactly one terminal event.
 

@@ -72,6 +72,9 @@ class LanguageKind:
         self._model = model
         self._grammars = grammars
 
+    def tune(self) -> None:
+        """See `ModelKind`; what computes its passes was chosen when the model was loaded."""
+
     def admit(self, request: PendingRequest) -> None:
         """See `ModelKind`."""
         self.requests.handle(request)

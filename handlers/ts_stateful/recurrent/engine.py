@@ -51,6 +51,8 @@ class RecurrentKind:
         assert settings is not None
         self.num_parameters = program.num_parameters
         self._core = core
+        self._program = program
+        self._settings = settings
         self._pool = pool
         self._num_steps = 0
         self._passes = Passes(program, settings, pool, pool.device)
@@ -63,6 +65,10 @@ class RecurrentKind:
         sequences = Sequences(core, settings, pool, self.persistence)
         self._steps = StepLifecycle(core, settings, sequences, outbox, self.persistence)
         self._requests = RecurrentRequests(core, sequences, self._steps, outbox, self.persistence)
+
+    def tune(self) -> None:
+        """See `ModelKind`."""
+        choose_library(self._program, self._settings, self._pool.initial)
 
     def admit(self, request: PendingRequest) -> None:
         """See `ModelKind`."""
@@ -178,7 +184,6 @@ def load_engine(
     initial = initial_states(settings.states, folder)
     services.progress.begin("checking the program")
     verify_program(program, settings, initial, device)
-    choose_library(program, settings, initial)
     most = placement.max_sessions or config.frontend.max_sessions
     pool = SlotPool(settings.states, initial, device, _max_slots(settings, device, most))
     scope = scope_of(settings, folder, placement.model_name) if services.store else ""

@@ -23,9 +23,7 @@ logger = logging.getLogger(__name__)
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 _TIMES = 5
 _GAIN = 1.2  # what is not clearly faster leaves torch as it is
-_PATIENCE_S = (
-    1.0  # of the load; a pass that takes as long has other cost than the layout of weights
-)
+_PATIENCE_S = 1.0  # of the load; a pass that takes as long has other cost than the layout
 
 
 def choose_library(

@@ -90,7 +90,7 @@ class SlotPool:
         max_slots: int,
     ) -> None:
         self._states = states
-        self._initial = [tensor.to(device) for tensor in initial]
+        self.initial = [tensor.to(device) for tensor in initial]
         self.device = device
         self.max_slots = max_slots
         self._free: list[int] = []  # a heap
@@ -145,7 +145,7 @@ class SlotPool:
             self.index(slots),
             [
                 tensor.repeat_interleave(rows, state.rows_dim)
-                for tensor, state in zip(self._initial, self._states, strict=True)
+                for tensor, state in zip(self.initial, self._states, strict=True)
             ],
         )
 
@@ -153,7 +153,7 @@ class SlotPool:
         """Return the lengths that a sequence begins with; None for a state that does not grow."""
         return [
             None if state.free_dim is None else tensor.shape[_free(state)]
-            for tensor, state in zip(self._initial, self._states, strict=True)
+            for tensor, state in zip(self.initial, self._states, strict=True)
         ]
 
     def keep(self, slot: int, lengths: Sequence[int | None]) -> Kept:

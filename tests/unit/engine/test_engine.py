@@ -87,6 +87,8 @@ class NumberKind:
     def ended(self, session: Session[Number]) -> None:
         self.ended_ids.append(session.session_id)
 
+    def tune(self) -> None: ...
+
     def drop(self, request_id: str) -> None:
         self.core.waiting.drop(request_id)
 

@@ -151,7 +151,7 @@ def _size(document: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> T
         key_dim=heads.key_dim,
         value_dim=heads.value_dim,
         hidden=sizes.known("hidden"),
-        feature_maps=_num_beside(sizes, heads, Numbers(vision, file))
+        feature_maps=_maps_beside(sizes, heads, Numbers(vision, file))
         or 1 + len(maps if isinstance(maps, list) else ()),
         window=_window(sizes),
         image_tokens=_image_tokens(document),
@@ -216,7 +216,7 @@ class _Heads(NamedTuple):
     value_dim: int
 
 
-def _num_beside(sizes: Numbers, heads: _Heads, tower: Numbers) -> int:
+def _maps_beside(sizes: Numbers, heads: _Heads, tower: Numbers) -> int:
     """Return how many vectors of hidden size the keys and values of an image beside the text take; 0 if it is in the text."""
     size, patch, tiles = map(tower.number, ("image_size", "patch_size", "max_num_tiles"))
     rows = (tiles or 1) * (((size or 0) // (patch or 1)) ** 2 + 1)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ts_stateful.language.encoders.encoder import MediaInput, Tower
-from ts_stateful.language.encoders.vision import Vision
+from ts_stateful.language.encoders.encoder import MediaInput, Piece
+from ts_stateful.language.encoders.vision import Pictures
 from ts_stateful.language.kernels.beside import ImageStates, Run, exchange_beside
 
 __all__ = ["Shown", "VisionBeside"]
@@ -31,7 +31,7 @@ class Shown(NamedTuple):
     stop: int
 
 
-class VisionBeside(Vision):
+class VisionBeside(Pictures):
     """The vision part of a model with such layers.
 
     One token stands for an image. Its features are the keys and values of every such layer in turns, `(heads, rows, dim)`; its
@@ -43,8 +43,7 @@ class VisionBeside(Vision):
         config, decoder = network.config.get_text_config(decoder=True), network.get_decoder()
         self._layers = [decoder.layers[at].cross_attn for at in config.cross_attention_layers]
         exchange_beside(self._layers)
-        self._tiling = None
-        Tower.__init__(self, network, processor, ())
+        super().__init__(network, processor)
         self._tile_rows: int = network.base_model.vision_model.num_patches
         width = config.num_key_value_heads * config.hidden_size // config.num_attention_heads
         num_rows = self._tile_rows * network.config.vision_config.max_num_tiles
@@ -74,6 +73,12 @@ class VisionBeside(Vision):
 
     def _count(self, features: tuple[Tensor, ...]) -> int:
         return 1
+
+    def inputs(
+        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
+    ) -> dict[str, Any]:
+        """See `Encoder`; no embedding of an image stands in a text (see `inputs_beside`)."""
+        return {}
 
     def inputs_beside(self, parts: Sequence[Shown]) -> dict[str, Any]:
         """Return the arguments by which a model attends to the images of these tokens, if there are any."""

@@ -17,30 +17,19 @@ from ts_stateful.language.encoders.encoder import MediaInput, Piece, Tower
 from ts_stateful.media.digest import content_digest
 from ts_stateful.media.load import MediaFile
 
-__all__ = ["Vision"]
+__all__ = ["Pictures", "Vision"]
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 _SMALL, _LARGE = (60, 40), (640, 480)
 
 
-class Vision(Tower[PIL.Image.Image]):
-    """The vision part of a model."""
+class Pictures(Tower[PIL.Image.Image]):
+    """The part of a model that sees; `tiling` is as `handler.imageTiling`."""
 
     kind, part = "images", "image"
 
     def __init__(self, network: PreTrainedModel, processor: Any, tiling: str | None = None) -> None:
-        self._tower = getattr(network.base_model, "get_image_features", None)
-        accepts = inspect.signature(network.forward).parameters
-        if self._tower is None or "mm_encoder_outputs" not in accepts:
-            raise ConfigError(
-                f"{type(network).__name__} does not accept precomputed image embeddings"
-            )
-        self._accepts = frozenset(inspect.signature(self._tower).parameters)
-        self._tiling = tiling  # as `handler.imageTiling`
-        tower = getattr(network.config, "vision_config", None)
-        self._num_maps = 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())
-        self._pooled_as_list = True
-        self._output_type: Any = BaseModelOutputWithPooling
+        self._tiling = tiling
         super().__init__(network, processor, () if tiling is None else (tiling,))
 
     def _find_token(self, network: PreTrainedModel, processor: Any) -> tuple[str, int]:
@@ -56,6 +45,45 @@ class Vision(Tower[PIL.Image.Image]):
     def key(self, decoded: PIL.Image.Image, *salts: str) -> str:
         """See `Encoder`."""
         return content_digest(decoded, *self._identity, *salts)
+
+    def process(self, text: str, decoded: Sequence[PIL.Image.Image]) -> dict[str, Any]:
+        """See `Encoder`."""
+        bos = self._processor.tokenizer.bos_token
+        has_bos = bos is not None and text.startswith(bos)
+        return dict(
+            self._processor(
+                text=[text],
+                images=self.arranged(decoded),
+                return_tensors="pt",
+                add_special_tokens=not has_bos,
+            )
+        )
+
+    def arranged(self, images: Sequence[PIL.Image.Image]) -> list[Any]:
+        """Return the images of one text as the processor takes them: in a list of their own, or each as if it were alone."""
+        return list(images) if self._tiling == "each" else [list(images)]
+
+    def samples(self) -> list[list[PIL.Image.Image]]:
+        """See `Encoder`."""
+        return [[_picture(size) for size in (_SMALL, large, _SMALL)] for large in (_LARGE, _SMALL)]
+
+
+class Vision(Pictures):
+    """The vision part of a model whose images are a part of its text."""
+
+    def __init__(self, network: PreTrainedModel, processor: Any, tiling: str | None = None) -> None:
+        self._tower = getattr(network.base_model, "get_image_features", None)
+        accepts = inspect.signature(network.forward).parameters
+        if self._tower is None or "mm_encoder_outputs" not in accepts:
+            raise ConfigError(
+                f"{type(network).__name__} does not accept precomputed image embeddings"
+            )
+        self._accepts = frozenset(inspect.signature(self._tower).parameters)
+        tower = getattr(network.config, "vision_config", None)
+        self._num_maps = 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())
+        self._pooled_as_list = True
+        self._output_type: Any = BaseModelOutputWithPooling
+        super().__init__(network, processor, tiling)
 
     def prepare(self, decoded: PIL.Image.Image, key: str = "") -> MediaInput:
         """See `Encoder`."""
@@ -80,27 +108,6 @@ class Vision(Tower[PIL.Image.Image]):
             grid=made.get("image_grid_thw"),
             tensors=tensors,
         )
-
-    def process(self, text: str, decoded: Sequence[PIL.Image.Image]) -> dict[str, Any]:
-        """See `Encoder`."""
-        bos = self._processor.tokenizer.bos_token
-        has_bos = bos is not None and text.startswith(bos)
-        return dict(
-            self._processor(
-                text=[text],
-                images=self.arranged(decoded),
-                return_tensors="pt",
-                add_special_tokens=not has_bos,
-            )
-        )
-
-    def arranged(self, images: Sequence[PIL.Image.Image]) -> list[Any]:
-        """Return the images of one text as the processor takes them: in a list of their own, or each as if it were alone."""
-        return list(images) if self._tiling == "each" else [list(images)]
-
-    def samples(self) -> list[list[PIL.Image.Image]]:
-        """See `Encoder`."""
-        return [[_picture(size) for size in (_SMALL, large, _SMALL)] for large in (_LARGE, _SMALL)]
 
     def _features(self, image: MediaInput, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         assert self._tower is not None

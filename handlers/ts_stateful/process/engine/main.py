@@ -84,6 +84,7 @@ class EngineProcess:
         keep_freed_memory()
         self._engine = self._load(config)
         set_threads(config.engine.threads, self._engine.num_parameters, 1 + len(spec.followers))
+        self._engine.kind.tune()
         self.lifespan.detached()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> SessionEngine[Any]:
