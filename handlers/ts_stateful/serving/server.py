@@ -23,7 +23,8 @@ __all__ = ["LocalServer"]
 
 _Server = TypeVar("_Server", bound="LocalServer")
 _TAIL_LINES = 60
-_LOADING = "tmp/*/*/engine-*.loading"  # a user's folder, a model's folder
+# In the user's folder, and a model's. Java unpacks archives beside it into folders that it moves meanwhile.
+_LOADING = "tmp/ts-stateful-*/*/engine-*.loading"
 
 
 class LocalServer(ABC):

@@ -1,0 +1,72 @@
+"""A server while it starts."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.clock import FakeClock
+from ts_stateful.process.load_progress import LoadProgress
+from ts_stateful.serving.ports import Ports
+from ts_stateful.serving.server import LocalServer
+
+
+class Starting(LocalServer):
+    """A server that starts in a folder, and shows its steps on a terminal."""
+
+    def __init__(self, home: Path) -> None:
+        self.terminal = io.StringIO()
+        self.terminal.isatty = lambda: True  # type: ignore[method-assign]
+        super().__init__("chat", Ports(), None, self.terminal, {})
+        self._home = home
+
+    def start(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def is_ready(self) -> bool:
+        return False
+
+
+def refusing(listed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what lists a folder, unless Java has moved it."""
+
+    def scandir(path: Any) -> Any:
+        if "models" in str(path):
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    return scandir
+
+
+def test_the_step_of_an_engine_is_shown(tmp_path: Path) -> None:
+    """As soon as it has begun one."""
+    folder = tmp_path / "tmp" / "ts-stateful-0" / "model"
+    folder.mkdir(parents=True)
+    server = Starting(tmp_path)
+    server.show_step()
+    assert server.terminal.getvalue().endswith("starting the server")
+    LoadProgress(folder / "engine-0.loading", FakeClock()).begin("loading the weights", 2_000_000)
+    server.show_step()
+    assert "loading the weights [--------------------] 0.0 of 2.0 MB" in server.terminal.getvalue()
+
+
+def test_folders_of_archives_are_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java moves them while it unpacks, so they may be gone when they are listed."""
+    (tmp_path / "tmp" / "models1.download" / "ts_stateful").mkdir(parents=True)
+    server = Starting(tmp_path)
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir))
+    server.show_step()
+    assert server.terminal.getvalue().endswith("starting the server")
