@@ -27,7 +27,7 @@ class BareSteps:
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(THREADS)
-        keep_freed_memory()  # as an engine's process does; the floor gets it as well
+        keep_freed_memory()  # as the engine does; the floor gets it as well
         self._folder = folder
         self._module = load(folder)
         self._engines: dict[int, _Driven] = {}

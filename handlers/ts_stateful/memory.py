@@ -15,6 +15,7 @@ def keep_freed_memory() -> None:
     """Let the allocator keep what a pass frees for the next one, until `give_memory_back`.
 
     Else it may return memory to the system with each pass, and a page of it is zeroed again at its first use in the next one.
+    It is for passes that are all alike: blocks of many sizes, as of images, would leave it in pieces.
     """
     change = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc
     if change is not None:

@@ -14,6 +14,7 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Placement, Services
 from ts_stateful.engine.waiting import Missing, PendingRequest
+from ts_stateful.memory import keep_freed_memory
 from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory
@@ -68,6 +69,7 @@ class RecurrentKind:
 
     def tune(self) -> None:
         """See `ModelKind`."""
+        keep_freed_memory()
         choose_library(self._program, self._settings, self._pool.initial)
 
     def admit(self, request: PendingRequest) -> None:

@@ -25,7 +25,7 @@ from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.engine.administration import administer
 from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Placement, Ranks, Services, WorkQueue
-from ts_stateful.memory import give_memory_back, keep_freed_memory
+from ts_stateful.memory import give_memory_back
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan
 from ts_stateful.process.engine.ranks import DriverSocket, FollowerProcesses, fork_followers
@@ -81,7 +81,6 @@ class EngineProcess:
         self._spoke_at = 0.0  # with a worker
         frontend = psutil.Process(spec.frontend_pid)
         self.lifespan = Lifespan(config.engine, frontend, spec.model_dir)
-        keep_freed_memory()
         self._engine = self._load(config)
         set_threads(config.engine.threads, self._engine.num_parameters, 1 + len(spec.followers))
         self._engine.kind.tune()
@@ -252,7 +251,6 @@ def follow(spec: EngineSpec, driver: DriverSocket) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # its driver decides
     logging.getLogger().setLevel(logging.ERROR)  # the driver reports the rest
-    keep_freed_memory()
     config = load_config(spec.document)
     module = import_module(_engine_module(config))
     try:
