@@ -18,12 +18,15 @@ async def in_order(answers: AsyncIterator[AsyncGenerator[_T, None]]) -> AsyncGen
 
     An answer is collected from its arrival on. Those that are left at the end of the iteration are closed.
     """
-    queue: asyncio.Queue[_Answer[_T] | None] = asyncio.Queue(_MAX_AHEAD)
-    reader = asyncio.ensure_future(_read(answers, queue))
+    queue: asyncio.Queue[_Answer[_T] | None] = asyncio.Queue()
+    places = asyncio.Semaphore(_MAX_AHEAD)
+    reader = asyncio.ensure_future(_read(answers, queue, places))
     try:
         while (answer := await queue.get()) is not None:
-            async for message in answer.messages():
-                yield message
+            places.release()
+            async with contextlib.aclosing(answer.messages()) as messages:
+                async for message in messages:
+                    yield message
     finally:
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
@@ -34,13 +37,18 @@ async def in_order(answers: AsyncIterator[AsyncGenerator[_T, None]]) -> AsyncGen
 
 
 async def _read(
-    answers: AsyncIterator[AsyncGenerator[_T, None]], queue: asyncio.Queue[_Answer[_T] | None]
+    answers: AsyncIterator[AsyncGenerator[_T, None]],
+    queue: asyncio.Queue[_Answer[_T] | None],
+    places: asyncio.Semaphore,
 ) -> None:
     try:
         async for messages in answers:
-            await queue.put(_Answer(messages))
+            await (
+                places.acquire()
+            )  # an answer that waits here has not begun, so nothing is left of it
+            queue.put_nowait(_Answer(messages))
     finally:
-        await queue.put(None)
+        queue.put_nowait(None)
 
 
 class _Answer(Generic[_T]):
@@ -50,7 +58,7 @@ class _Answer(Generic[_T]):
         self._queue: asyncio.Queue[_T | None] = asyncio.Queue()
         self._task = asyncio.ensure_future(self._collect(messages))
 
-    async def messages(self) -> AsyncIterator[_T]:
+    async def messages(self) -> AsyncGenerator[_T, None]:
         """Yield the messages."""
         try:
             while (message := await self._queue.get()) is not None:

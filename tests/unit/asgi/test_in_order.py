@@ -54,3 +54,29 @@ def test_the_rest_is_closed_at_the_end() -> None:
         return sorted(closed)
 
     assert asyncio.run(run()) == ["a", "b"]
+
+
+def test_a_client_that_leaves_far_behind_its_requests_drops_them_all() -> None:
+    """More answers may wait than fit the queue; the reader that waits for a place in it ends too."""
+
+    async def run() -> tuple[int, int]:
+        began, closed = [], []
+
+        async def endless(number: int) -> AsyncGenerator[str, None]:
+            began.append(number)
+            try:
+                yield "a"
+                await asyncio.Event().wait()
+            finally:
+                closed.append(number)
+
+        messages = in_order(_source(*(endless(number) for number in range(100))))
+        assert await anext(messages) == "a"
+        for _ in range(10):  # the reader fills the queue
+            await asyncio.sleep(0)
+        await asyncio.wait_for(messages.aclose(), 20.0)
+        return len(began), len(closed)
+
+    num_began, num_closed = asyncio.run(run())
+    assert num_began > 64
+    assert num_closed == num_began
