@@ -128,13 +128,13 @@ class Predictions:
         async with contextlib.aclosing(responses):
             is_first = True
             async for response in responses:
-                if is_first:
-                    await send(_start(response, known))
-                    is_first = False
                 more = response.more is True
                 message = {"type": "http.response.body", "body": response.body, "more_body": more}
                 patience = loop.call_later(self._write_s, task.cancel)
                 try:
+                    if is_first:  # it waits until earlier answers on the connection are read
+                        await send(_start(response, known))
+                        is_first = False
                     await send(message)
                 finally:
                     patience.cancel()

@@ -72,8 +72,9 @@ def test_a_client_that_leaves_at_any_moment_ends_its_answer(writing: int) -> Non
         asyncio.run(run(turns))
 
 
-def test_a_client_that_reads_nothing_counts_as_gone() -> None:
-    """After `write_s`; its connection is still open."""
+@pytest.mark.parametrize("unread", ["http.response.start", "http.response.body"])
+def test_a_client_that_reads_nothing_counts_as_gone(unread: str) -> None:
+    """After `write_s`; its connection is still open. An earlier answer may be what it has not read."""
 
     async def run() -> None:
         never = asyncio.Event()
@@ -83,7 +84,7 @@ def test_a_client_that_reads_nothing_counts_as_gone() -> None:
             return {}
 
         async def send(message: Message) -> None:
-            if message["type"] == "http.response.body":
+            if message["type"] == unread:
                 await never.wait()
 
         front = Endless(write_s=0.01)
