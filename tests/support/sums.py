@@ -39,12 +39,13 @@ class Killed(BaseException):
 
 
 class MortalStore(MemoryStore):
-    """A store that kills its engine before or after one of its calls, or that fails."""
+    """A store that kills its engine before or after one of its calls, that fails after writes, or that cannot be read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_left: int | None = None
         self.fails = False
+        self.is_unreadable = False
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         self._live()
@@ -53,6 +54,11 @@ class MortalStore(MemoryStore):
         if self.fails:
             raise StoreUnavailable("the store is out of order", "wait")
         return made
+
+    def get(self, key: str) -> bytes | None:
+        if self.is_unreadable:
+            raise StoreUnavailable("the store is out of order", "wait")
+        return super().get(key)
 
     def list(self, prefix: str) -> Sequence[str]:
         self._live()

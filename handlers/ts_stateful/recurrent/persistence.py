@@ -115,7 +115,7 @@ class StepPersistence(NoStepPersistence):
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], FoundSequence]:
         """See `ModelKind`."""
-        doubtful = self._doubtful.pop(session_id, None)
+        doubtful = self._doubtful.get(session_id)
         return partial(self._records.find, session_id, doubtful, in_use=in_use)
 
     def answered(self, request: PendingRequest) -> Answered | None:
@@ -238,6 +238,7 @@ class StepPersistence(NoStepPersistence):
 
     def restored(self, session_id: str, found: FoundSequence) -> _Session | None:
         """See `NoStepPersistence`."""
+        self._doubtful.pop(session_id, None)  # only now: a search that failed took nothing back
         if not found.entries:
             return None
         first, last = found.entries[0], found.entries[-1]

@@ -146,6 +146,19 @@ def test_a_step_that_could_not_be_written_is_taken_back(start: Start, store: Mor
     assert total(start(3).ask(add(1))) == 8
 
 
+def test_a_step_is_taken_back_after_the_store_could_not_be_read(
+    start: Start, store: MortalStore
+) -> None:
+    """A step that the store has, but whose client got an error, counts once even if the store stays out of order for long."""
+    harness = start(3)
+    assert total(harness.ask(add(1))) == 1
+    store.fails = store.is_unreadable = True
+    assert code(harness.ask(add(2))) == "store_unavailable"
+    assert code(harness.ask(add(2), creates_session=False)) == "store_unavailable"
+    store.fails = store.is_unreadable = False
+    assert total(harness.ask(add(2), creates_session=False)) == 3
+
+
 @EVERY
 @pytest.mark.parametrize("had_it", [False, True])
 def test_a_step_behind_a_beginning_that_could_not_be_written_is_not_written(
