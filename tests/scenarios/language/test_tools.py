@@ -94,6 +94,20 @@ def test_a_stream_goes_on_after_a_crash(steps: int) -> None:
     assert calls[0]["arguments"] == whole["tool_calls"][0]["arguments"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"x": "\\ud800"}', '{"x": ' + "[" * 550 + "]" * 550 + "}"],
+    ids=["half a character", "nested deeply"],
+)
+def test_arguments_that_cannot_be_written_as_an_object_are_a_text(arguments: str) -> None:
+    """Clients repeat the arguments as a model wrote them, which may be anything."""
+    harness = Harness(calling(), store=MemoryStore())
+    call = {"id": "call-1", "name": "get_color", "arguments": arguments}
+    answer = harness.ask(chat(QUESTION, *result(call)), creates_session=True)
+    assert "error" not in answer
+    reference_reply(harness.model, harness, "s", NEW_TOKENS)
+
+
 def test_a_conversation_with_calls_needs_no_session() -> None:
     """The client repeats the call without the reasoning: that is the same conversation."""
     harness = Harness(calling())

@@ -10,9 +10,11 @@ from ts_stateful.protocol.chat import ToolCall
 
 __all__ = ["call_fields"]
 
+_MAX_DEPTH = 64  # of objects and arrays in each other
+
 
 def call_fields(calls: Sequence[ToolCall], call_id: str | None = None) -> str:
-    """Return what templates get of calls, arguments as an object if they are one."""
+    """Return what templates get of calls, arguments as an object if they are one that can be written again."""
     made: dict[str, Any] = {}
     if calls:
         made["tool_calls"] = [
@@ -31,6 +33,18 @@ def call_fields(calls: Sequence[ToolCall], call_id: str | None = None) -> str:
 def _arguments(text: str) -> object:
     try:
         document = json.loads(text)
+        json.dumps(document, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except (ValueError, RecursionError):
         return text
-    return document if isinstance(document, dict) else text
+    return document if isinstance(document, dict) and _is_shallow(document) else text
+
+
+def _is_shallow(document: object) -> bool:
+    """Return True if code that goes down level by level can take a document."""
+    level: list[Any] = [document]
+    for _ in range(_MAX_DEPTH):
+        parts = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for part in parts for one in part if isinstance(one, dict | list)]
+        if not level:
+            return True
+    return False

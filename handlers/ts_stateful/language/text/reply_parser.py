@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _REASONING = ("reasoning_content", "thinking")  # templates on the hub have either
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _ID_CHARS = 9  # some templates take ids of no other length
 
 
@@ -172,11 +173,14 @@ class ReplyParser:
         calls = []
         for one in value if isinstance(value, list) else [value]:
             function = one.get("function") if isinstance(one, dict) else None
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            if not isinstance(function, dict) or not _is_whole(function.get("name")):
                 return ReplyPiece(self._call)
             arguments = function.get("arguments", {})
             if not isinstance(arguments, str):
-                arguments = json.dumps(arguments, ensure_ascii=False)
+                written = json.dumps(arguments, ensure_ascii=False)
+                arguments = written if _is_whole(written) else json.dumps(arguments)
+            if not _is_whole(arguments):
+                return ReplyPiece(self._call)
             calls.append(ToolCall(self._next_id(), function["name"], arguments))
         return ReplyPiece(tool_calls=tuple(calls))
 
@@ -184,6 +188,11 @@ class ReplyParser:
         self._num_calls += 1
         name = f"{self._origin} {self._num_calls}"
         return hashlib.sha256(name.encode()).hexdigest()[:_ID_CHARS]
+
+
+def _is_whole(text: object) -> bool:
+    """Return True for a text of whole characters. JSON may name half a surrogate pair, which no answer can hold."""
+    return isinstance(text, str) and _HALF_CHARACTER.search(text) is None
 
 
 def parse_reply(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from ts_stateful.language.text.reply_parser import (
     find_template,
     parse_reply,
 )
-from ts_stateful.protocol.chat import Parsing, Tool
+from ts_stateful.protocol.chat import Parsing, Tool, ToolCall
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "1"}}\n</tool_call>'
 PIECES = [
@@ -76,9 +78,18 @@ def test_arguments_have_the_types_of_the_schema(template: ReplyTemplate) -> None
     assert found.tool_calls[0].arguments == '{"a": 1}'
 
 
+def test_half_a_character_in_arguments_stays_as_it_was_written(template: ReplyTemplate) -> None:
+    """JSON can name it, but no answer and no store can hold it."""
+    found = read(template, CALL.replace('"1"', '"é \\ud800"'))
+    (call,) = found.tool_calls
+    assert json.loads(call.arguments) == {"a": "é \ud800"}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ToolCall) == call
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
         "<tool_call>{bad</tool_call> and more",
         '<tool_call>{"name": 3}</tool_call>',
         "<tool_call>[1, 2]</tool_call>",
