@@ -50,8 +50,11 @@ class LaterExecutor(Executor):
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[], Any]] = []
+        self.is_out_of_threads = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.is_out_of_threads:
+            raise RuntimeError("can't start new thread")
         future: Future[Any] = Future()
 
         def run() -> None:

@@ -6,6 +6,7 @@ from tests.support.harness import Harness
 from tests.support.pictures import noise
 from tests.support.tiny import llama, llava
 from ts_stateful.protocol.requests import Image, Info, Prompt
+from ts_stateful.protocol.response_format import JsonObject
 
 
 def test_its_session_ends_with_the_answer() -> None:
@@ -29,6 +30,18 @@ def test_a_failure_leaves_nothing_either() -> None:
         == "context_too_long"
     )
     assert len(harness.engine.table) == 0
+
+
+def test_a_thread_that_cannot_start_costs_one_turn() -> None:
+    """Its place is free for the next one."""
+    harness = Harness(llama(), {"maxNumSequence": 1})
+    prompt = Prompt(session_id="a", prompt="hi", response_format=JsonObject(), max_new_tokens=4)
+    harness.executor.is_out_of_threads = True
+    refused = harness.ask(prompt, creates_session=True, ephemeral=True)
+    assert refused["error"]["code"] == "internal"
+    assert len(harness.engine.table) == 0
+    harness.executor.is_out_of_threads = False
+    assert "error" not in harness.ask(prompt, creates_session=True, ephemeral=True)
 
 
 def test_without_its_client_it_ends_at_once() -> None:

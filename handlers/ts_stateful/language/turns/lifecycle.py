@@ -64,7 +64,10 @@ class Turns:
         sequence.session.work.append(sequence)
         self._core.table.touch(sequence.session)
         self._persistence.recall(sequence.session, self._recalled)
-        self._inputs.get(sequence, images, files, self._has_inputs)
+        try:
+            self._inputs.get(sequence, images, files, self._has_inputs)
+        except Exception as error:  # a thread may not start, a library may raise anything
+            self.fail(sequence, defect(error, "getting what a turn needs"))
 
     def fail(self, sequence: Sequence, error: StatefulError) -> None:
         """Roll the turn back: the session stands where its last committed turn left it."""
