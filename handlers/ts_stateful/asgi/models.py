@@ -69,9 +69,21 @@ class Models:
             )
         return found
 
-    async def start(self) -> None:
-        """Return when all models are loaded. Raises as `Dispatcher.start` does."""
-        await asyncio.gather(*(model.start() for model in self))
+    async def start(self, stop: asyncio.Event | None = None) -> bool:
+        """Return True when all models are loaded, False if `stop` came first, which ends their loading.
+
+        Raises as `Dispatcher.start` does.
+        """
+        loading = asyncio.gather(*(model.start() for model in self))
+        stopping = asyncio.ensure_future((stop or asyncio.Event()).wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            self.close()
+            await asyncio.gather(loading, return_exceptions=True)
+            return False
+        stopping.cancel()
+        await loading
+        return True
 
     def refuse_sessions(self) -> None:
         """Open no more sessions, and be not ready; those that are open go on."""

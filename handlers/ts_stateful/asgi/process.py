@@ -91,7 +91,8 @@ async def _serve(settings: FrontSettings) -> None:
     ]
     rpc = await _start_rpc(models, settings)
     try:
-        await models.start()
+        if not await models.start(stop):
+            return
         # The objects of a big body make collections frequent, which would visit every object each time.
         gc.collect()
         gc.freeze()

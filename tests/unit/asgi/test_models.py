@@ -10,6 +10,7 @@ import pytest
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.config.schema import Config, load_config
+from ts_stateful.process.worker.supervisor import EngineDied
 from ts_stateful.protocol.errors import ModelNotFound
 
 
@@ -24,6 +25,52 @@ class Front:
 
     async def has_started(self, timeout_s: float) -> bool:
         return True
+
+
+class Loading(Front):
+    """A model that loads until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._closed = asyncio.Event()
+
+    async def start(self) -> None:
+        await self._closed.wait()
+        raise EngineDied("the worker is stopping")
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+class Broken(Loading):
+    """A model that does not load."""
+
+    async def start(self) -> None:
+        raise EngineDied(self.name)
+
+
+def test_a_server_that_is_to_stop_waits_for_no_model() -> None:
+    """Loading may take minutes; the engines end with it."""
+
+    async def run() -> bool:
+        stop = asyncio.Event()
+        models = Models(cast("list[ModelFront]", [Loading("a"), Loading("b")]))
+        started = asyncio.ensure_future(models.start(stop))
+        await asyncio.sleep(0)
+        stop.set()
+        return await asyncio.wait_for(started, 20.0)
+
+    assert not asyncio.run(run())
+
+
+def test_a_model_that_does_not_load_is_the_reason() -> None:
+    """Of several the first one; the others have ended."""
+
+    async def run() -> None:
+        await Models(cast("list[ModelFront]", [Broken("a"), Broken("b")])).start(asyncio.Event())
+
+    with pytest.raises(EngineDied, match="a"):
+        asyncio.run(run())
 
 
 def test_an_adapter_leads_to_its_model() -> None:
