@@ -77,6 +77,7 @@ class AsgiServer(LocalServer):
         self._ready = threading.Event()
         self._ended = threading.Event()
         self._is_stopping = False
+        self._starting = threading.Lock()  # held while a front starts: `stop` must not miss it
 
     @property
     def http_url(self) -> str:
@@ -126,7 +127,8 @@ class AsgiServer(LocalServer):
     def stop(self) -> None:
         """Finish the running turns and stop all processes; idempotent, at any time."""
         self._is_stopping = True
-        front = self._front
+        with self._starting:
+            front = self._front
         if front is not None and front.poll() is None:
             front.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -232,17 +234,10 @@ class AsgiServer(LocalServer):
         """Start a front and return when it has exited."""
         assert self._home is not None
         assert self._admin is not None
-        self._front = subprocess.Popen(
-            [sys.executable, "-m", "ts_stateful.asgi.process", str(self._home / "front.json")],
-            env=self._variables(self._home),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            pass_fds=[one.fileno() for one in (*self._sockets, self._admin.listener)],
-            start_new_session=True,
-        )
+        with self._starting:
+            if self._is_stopping:
+                return
+            self._front = self._started_front(self._home, self._admin)
         log = threading.Thread(target=self._copy_log, args=(self._front.stderr,), daemon=True)
         log.start()
         assert self._front.stdout is not None
@@ -252,6 +247,19 @@ class AsgiServer(LocalServer):
                     self._ready.set()
         self._front.wait()
         log.join(timeout=1)  # an engine may hold its end of the pipe
+
+    def _started_front(self, home: Path, admin: AdminSocket) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ts_stateful.asgi.process", str(home / "front.json")],
+            env=self._variables(home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            pass_fds=[one.fileno() for one in (*self._sockets, admin.listener)],
+            start_new_session=True,
+        )
 
     def _variables(self, home: Path) -> dict[str, str]:
         environ = {**os.environ, **self._settings.environ, "TMPDIR": str(home / "tmp")}
