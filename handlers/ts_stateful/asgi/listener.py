@@ -60,14 +60,17 @@ def make_listener(app: ASGIApp, settings: FrontSettings, *, tls: Tls | None = No
 
 
 class _BoundedProtocol(HttpToolsProtocol):
-    """A connection that is closed if the headers of a request are too long, or take too long."""
+    """A connection that is closed if the headers of a request are too long, or take too long.
+
+    What may come beside a body in parts, extensions of these and headers after the last one, is as long at most.
+    """
 
     header_s = 20.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._num_bytes = 0
-        self._in_headers = True
+        self._num_bytes = 0  # since the request began, or the last part of its body came
+        self._has_come_on = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -90,21 +93,35 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._end()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Count from here on."""
+        self._come_on()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Count from here on."""
+        self._come_on()
+        super().on_message_complete()
+
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of headers."""
+        """Count the bytes that bring nothing to its end, and are no body."""
+        self._has_come_on = False
         super().data_received(data)
-        if self._in_headers:
+        if not self._has_come_on:
             self._num_bytes += len(data)
             if self._num_bytes > _MAX_HEADER_BYTES:
                 self.transport.close()
 
+    def _come_on(self) -> None:
+        self._has_come_on, self._num_bytes = True, 0
+
     def _begin(self) -> None:
         self._end()
-        self._in_headers, self._num_bytes = True, 0
+        self._has_come_on = False
         self._deadline = self.loop.call_later(self.header_s, self.transport.close)
 
     def _end(self) -> None:
-        self._in_headers = False
+        self._come_on()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -1,0 +1,69 @@
+"""Connections to the front, whose clients send what never ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from ts_stateful.asgi.listener import make_listener
+from ts_stateful.asgi.settings import FrontSettings
+
+PATIENCE_S = 20.0
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+FILLER = b"x-filler: " + b"y" * 1000 + b"\r\n"
+
+
+async def length_of_body(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers with the number of bytes that it got."""
+    count, more = 0, True
+    while more:
+        message = await receive()
+        count += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"%d" % count})
+
+
+async def answer_to(*parts: bytes) -> bytes:
+    """Send parts of a request to a server; return what comes until it closes the connection."""
+    fields: dict[str, Any] = dict.fromkeys(
+        ("http_fd", "management_fd", "metrics_fd", "admin_fd", "grpc_port"), 0
+    )
+    server = make_listener(length_of_body, FrontSettings(models=(), host="127.0.0.1", **fields))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        try:
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+            return await asyncio.wait_for(reader.read(), PATIENCE_S)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+            server.should_exit = True
+            await serving
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [POST[:-2], POST + b"0\r\n", POST + b"1\r\na\r\n0\r\n"],
+    ids=["headers", "trailers", "trailers after a body"],
+)
+def test_what_is_no_body_is_bounded(beginning: bytes) -> None:
+    """Wherever HTTP lets a client send more of it; the server would keep all."""
+    assert asyncio.run(answer_to(beginning, *[FILLER] * 200)) == b""
+
+
+def test_a_long_body_in_small_parts_is_none_of_it() -> None:
+    """Marks between the parts may be more than headers may be."""
+    part = b"1;a=b\r\na\r\n" * 1000
+    end = b"0\r\nx-checksum: 1\r\n\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n"
+    answer = asyncio.run(answer_to(POST, *[part] * 20, end))
+    assert b"\r\n20000\r\n" in answer
+    assert answer.count(b"HTTP/1.1 200") == 2
