@@ -97,7 +97,10 @@ class KeySet:
             self._wanted.wait(self._refresh_s if self._keys.by_id else _PAUSE_S)
             self._wanted.clear()
             if not self._closed:
-                self.refresh()
+                try:
+                    self.refresh()
+                except Exception:  # the boundary of the thread: it has to know later keys
+                    logger.exception("handler.auth.jwks: the keys cannot be read")
                 self._clock.sleep(_PAUSE_S)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.clock import FakeClock
 from tests.support.issuer import Issuer, key_set
+from tests.support.worker import eventually
 from ts_stateful.principals.key_set import KeySet, read_keys
 from ts_stateful.principals.key_sources import KeysUnreadable
 from ts_stateful.protocol.errors import Unauthenticated
@@ -119,4 +120,14 @@ def test_an_unknown_key_lets_the_thread_read_once_more() -> None:
             keys.find("3")
     assert source.read_twice.wait(30)
     assert source.num_reads == 2
+    keys.close()
+
+
+def test_a_defect_does_not_end_the_reading() -> None:
+    """The next key is known all the same."""
+    source = Readings(Issuer("1").key_set, OSError("too many open files"), Issuer("2").key_set)
+    keys = KeySet(source, 0.01, FakeClock())
+    keys.start()
+    eventually(lambda: keys.version == 2)
+    assert keys.find("2").key_id == "2"
     keys.close()
