@@ -86,7 +86,9 @@ class Backlog(Generic[StateT]):
     def drop(self, request_id: str) -> None:
         """Forget a request whose client disconnected, unless later ones build on it."""
         for session_id, entry in list(self._entries.items()):
-            if [request.message.request_id for request in entry.requests] == [request_id]:
+            if entry.requests[-1].message.request_id == request_id:
+                entry.requests.pop()
+            if not entry.requests:
                 del self._entries[session_id]
 
     def _has_place(self, message: Submit) -> bool:

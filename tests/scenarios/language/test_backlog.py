@@ -23,3 +23,17 @@ def test_a_conversation_waits_for_a_place() -> None:
     harness.ask(Close(session_id="b"))
     harness.run()
     assert harness.last(prompted)["turn"] == 1
+
+
+def test_a_prompt_whose_client_leaves_while_its_session_waits_is_dropped() -> None:
+    """It would run without a client, and be committed. The `open` before it stays, as its client waits."""
+    handler = {"maxQueuedSequences": 2, "onFull": "refuse"}
+    harness = Harness(llama(), {"maxNumSequence": 1, "handler": handler})
+    harness.open("a")
+    opened = harness.submit(Open(session_id="b"), creates_session=True)
+    left = harness.submit(Prompt(session_id="b", prompt="Hi", max_new_tokens=2))
+    harness.engine.drop(left)
+    harness.ask(Close(session_id="a"))
+    assert harness.last(opened)["session_id"] == "b"
+    assert harness.prompt("b", "Hi", max_new_tokens=2)["turn"] == 1
+    assert left not in harness.events
