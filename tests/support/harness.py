@@ -243,6 +243,8 @@ def stock_reply(
     """The ids that stock `generate` puts behind a prompt, with the attention that the library chooses."""
     config = model.network.config.get_text_config(decoder=True)
     ours, config._attn_implementation = config._attn_implementation, model.forward.stock_attention
+    if model.forward.layout.per_prompt:  # its processor marks all of a prompt so
+        inputs["token_type_ids"] = torch.zeros(1, len(prompt), dtype=torch.long)
     try:
         ids: list[int] = model.network.generate(
             torch.tensor([list(prompt)]),

@@ -58,6 +58,11 @@ class _Segment(NamedTuple):
         blocks = [b for b in self.sequence.blocks if self.start <= b.start and b.stop <= self.stop]
         return Span(self.sequence.context.kv, self.start, self.stop - self.start, blocks)
 
+    @property
+    def is_of_use(self) -> bool:
+        """False for tokens of a prompt without a reply, where states are of use for the reply alone."""
+        return self.sequence.generates or not self.sequence.context.kv.per_prompt
+
     def begin(self) -> None:
         """Keep what a failed step goes back to."""
         if (recurrent := self.sequence.context.kv.recurrent) is not None:
@@ -99,7 +104,9 @@ class Runner:
         for segment in segments:
             segment.begin()
         try:
-            results = [self._pass(group) for group in self._passes(segments)]
+            results = [self._encode(segment) for segment in segments if not segment.is_of_use]
+            of_use = [segment for segment in segments if segment.is_of_use]
+            results += [self._pass(group) for group in self._passes(of_use)]
         except BaseException:
             for sequence, start, _ in segments:
                 sequence.context.kv.truncate(start)
@@ -116,7 +123,7 @@ class Runner:
         """Yield the segments that go through the model together.
 
         A generated or written image token would count as a real one beside real image tokens. So segments with images go apart
-        from those without, and are cut around such strays.
+        from those without, and are cut around such strays, unless their prompt cannot be cut.
         """
         with_images = [segment for segment in segments if segment.has_image]
         text_only = [segment for segment in segments if not segment.has_image]
@@ -140,12 +147,23 @@ class Runner:
     def _strays(self, segment: _Segment) -> list[int]:
         tokens, mask = self._model.media_tokens, segment.sequence.image_mask
         assert mask is not None
+        if segment.sequence.context.kv.per_prompt:
+            return []
         ids = segment.sequence.ids
         return [
             i
             for i in range(segment.start, segment.stop)
             if ids[i] in tokens and 1 not in mask[i : i + 1]
         ]
+
+    def _encode(self, segment: _Segment) -> Logits:
+        """Encode the images of a sequence, whose logits nobody reads."""
+        sequence, encoder, forward = segment.sequence, self._model.encoder, self._forward
+        for image in sequence.all_images:
+            if encoder is not None and image.features is None:
+                encoder.tower_of(image).encode(image)
+        rows = torch.zeros(1, forward.vocab_size, dtype=forward.dtype, device=forward.device)
+        return Logits([sequence], rows)
 
     def _pass(self, segments: list[_Segment]) -> Logits:
         spans = [segment.span for segment in segments]

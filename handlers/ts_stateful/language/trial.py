@@ -48,6 +48,10 @@ class _Sample:
     def num_prompt(self) -> int:
         return len(self.ids)
 
+    @property
+    def generates(self) -> bool:
+        return True
+
 
 @torch.inference_mode()
 def verify_media(model: Model) -> None:
@@ -141,12 +145,12 @@ def _session_logits(
 ) -> Tensor:
     """Return the same, computed in pieces that end within the images if they may."""
     mask = encoder.mask(ids, images)
-    blocks = encoder.blocks(mask)
+    blocks = model.forward.prompt_blocks(len(ids)) + encoder.blocks(mask)
     sample = _Sample(ids, images, _States(model.new_kv()), mask, blocks)
     counts = [encoder.num_tokens(image) for image in images]
     middles = [beginning_of(blocks, middle) for middle in _middles(mask, counts)]
     runner = Runner(model)
-    for start, stop in itertools.pairwise([0, *middles, len(ids)]):
+    for start, stop in itertools.pairwise(sorted({0, *middles, len(ids)})):
         logits = runner.run([(cast(Sequence, sample), stop - start)])
     return logits.rows
 

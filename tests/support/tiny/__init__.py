@@ -47,6 +47,7 @@ from tests.support.tiny.more_text import (
 )
 from tests.support.tiny.omni import qwen2_5_omni, qwen3_omni
 from tests.support.tiny.own_attention import codegen, gpt_neo, gptj
+from tests.support.tiny.prefix import paligemma, paligemma2
 from tests.support.tiny.recurrent_text import (
     bamba,
     falcon_h1,
@@ -172,6 +173,8 @@ MORE_MODELS = _named(
     olmo2,
     olmo_hybrid,
     opt,
+    paligemma,
+    paligemma2,
     pixtral,
     qwen2_5_omni,
     qwen2_5_vl,

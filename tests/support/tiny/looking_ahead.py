@@ -10,13 +10,11 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
-    PaliGemmaConfig,
-    PaliGemmaForConditionalGeneration,
 )
 
 from tests.support.tiny.published import Checkpoint, loaded
 from tests.support.tiny.seeing import TOWER
-from tests.support.tiny.small import SMALL, mute
+from tests.support.tiny.small import mute
 from tests.support.tiny.text import MIXED
 from tests.support.tiny.tokens import tokenizer_of
 from ts_stateful.language.network.load import Model
@@ -155,26 +153,3 @@ def _gemma4() -> Checkpoint:
         }
     }
     return Checkpoint(network, tokenizer, files)
-
-
-def paligemma() -> Checkpoint:
-    """Make PaliGemma, whose first prompt looks ahead as a whole."""
-    torch.manual_seed(52)
-    network = PaliGemmaForConditionalGeneration(
-        PaliGemmaConfig(
-            text_config={**SMALL, "model_type": "gemma", "head_dim": 16, "eos_token_id": 1},
-            vision_config={**TOWER, "model_type": "siglip_vision_model", "projection_dim": 64},
-            image_token_index=5,
-            projection_dim=64,
-            tie_word_embeddings=False,
-        )
-    ).eval()
-    files = {
-        "preprocessor_config.json": {
-            "image_processor_type": "SiglipImageProcessor",
-            "processor_class": "PaliGemmaProcessor",
-            "image_seq_length": 16,
-            "size": _SQUARE,
-        }
-    }
-    return Checkpoint(network, _tokenizer("<image_soft_token>"), files)

@@ -24,8 +24,8 @@ _PACKED = {"gptq", "awq"}  # quantised by these methods, weights are read by a p
 _PACKAGE = "gptqmodel"
 # Models that see, and whose clips are served, too.
 HEARS_TOO = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
-# Families that publish no chat template, and have one here.
-_TEMPLATED = {"voxtral"}
+# Families that publish no chat template: they have one here, or need none.
+_TEMPLATED = {"paligemma", "voxtral"}
 _KEY = "handler.model"
 _TOKENIZERS = (
     "tokenizer.json",

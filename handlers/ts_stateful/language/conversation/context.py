@@ -101,7 +101,9 @@ class Context:
         return fork
 
     def lend_kv(self, fork: Context, length: int) -> None:
-        """Copy the KV states of the first `length` tokens to a fork, if the device has memory for them."""
+        """Copy the KV states of the first `length` tokens to a fork, if they are of use and the device has memory for them."""
+        if self.kv.per_prompt:
+            return
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
             fork.kv = self.kv.copy(length)
 
@@ -221,7 +223,7 @@ class Context:
         adopted, recalled = self.adopted, self._recalled
         self.adopted = self._recalled = False
         if self.log and self.kv.length == 0:
-            return "store" if adopted else "replay"
+            return "store" if adopted else None if self.kv.per_prompt else "replay"
         return "store" if recalled else None
 
 

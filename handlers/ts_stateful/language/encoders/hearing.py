@@ -142,13 +142,7 @@ class Hearing(Tower[Samples]):
         self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
     ) -> dict[str, Any]:
         """See `Encoder`."""
-        device = self._network.device
-        stands = torch.frombuffer(mask, dtype=torch.uint8).bool().to(device)
-        row = torch.tensor(ids, device=device).masked_fill(stands, 0)
-        embedded = self._network.get_input_embeddings()(row)
-        (rows,) = self._rows(pieces)
-        embedded[stands] = rows.to(embedded.dtype)
-        return {"inputs_embeds": embedded[None]}
+        return self._splice(ids, mask, pieces)
 
 
 def _extractor(processor: Any) -> Any:

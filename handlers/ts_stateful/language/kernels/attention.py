@@ -128,6 +128,16 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
         values[:, span.start : span.stop] = value_states[0]
         return keys[None, :, : span.stop], values[None, :, : span.stop]
 
+    def token_types(self) -> Tensor:
+        """Return 0 for tokens of a prompt that see one another and 1 for others, `(1, tokens)`, of one span."""
+        (span,) = self.spans
+        types = torch.ones(1, span.num_tokens, dtype=torch.long, device=span.kv.device)
+        for start, stop, _ in span.blocks:
+            types[:, start - span.start : stop - span.start] = 0
+        for layer in self.layers:
+            layer.is_initialized = span.start > 0  # else stock code does not read them
+        return types
+
     def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Any:
         """Write keys of a layer's index, `(1, tokens, dim)`, and return those of all tokens."""
         seen = update_index(indexer_key_states, self.spans, self._masks, layer_idx)

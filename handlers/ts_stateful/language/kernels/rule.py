@@ -32,7 +32,10 @@ class Rule(NamedTuple):
     bias: Bias | None = None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the attention of one session's new tokens, causal without a mask; `(1, tokens, heads, value_dim)`."""
+        """Return the attention of one session's new tokens, causal without a mask; `(1, tokens, heads, value_dim)`.
+
+        A mask without dimensions lets all tokens see all keys.
+        """
         if self.softcap is not None or self.sinks is not None:
             return self._attend_plainly(query, keys, values, mask).transpose(1, 2)
         if self.bias is not None:
@@ -44,7 +47,7 @@ class Rule(NamedTuple):
             ).transpose(1, 2)
         # Heads that share keys become tokens: no key is read twice. Some GPU backends take no mask together with shared keys.
         groups = query.reshape(1, keys.shape[1], -1, dim)
-        mask = None if mask is None else mask.repeat(heads // keys.shape[1], 1)
+        mask = mask.repeat(heads // keys.shape[1], 1) if mask is not None and mask.dim() else None
         output = scaled_dot_product_attention(groups, keys, values, mask, scale=self.scale)
         return output.reshape(1, heads, num_tokens, -1).transpose(1, 2)
 
@@ -115,7 +118,7 @@ class Masks:
     def of(self, index: int, reach: Reach) -> Tensor | None:
         """Return `(num_tokens, keys)`, True where a token of span `index` sees a key; None for plain causal.
 
-        The keys begin with the first that the first token sees.
+        The keys begin with the first that the first token sees. Where every token sees every key, it has no dimensions.
         """
         key = index, reach
         if key not in self._made:
@@ -127,11 +130,14 @@ class Masks:
         if span.start == reach.first(span.stop - 1) == 0 and not blocks:
             return None  # causal attention from the beginning needs no mask
         device, first = span.kv.device, reach.first(span.start)
+        if span.kv.per_prompt and any(block[:2] == (0, span.stop) for block in blocks):
+            return torch.ones((), dtype=torch.bool, device=device)
         queries = torch.arange(span.start, span.stop, device=device).unsqueeze(1)
         keys = torch.arange(first, span.stop, device=device)
         mask = reach.mask(queries, keys)
         for start, stop, _ in blocks:
-            rows, columns = slice(start - span.start, stop - span.start), slice(start - first, None)
-            ahead = (keys[columns] < stop) & (keys[columns] > queries[rows])
-            mask[rows, columns] |= ahead
+            rows = slice(start - span.start, stop - span.start)
+            columns = slice(start - first, stop - first)
+            # Backwards, tokens of an image see as far as a window reaches, those of a whole prompt farther.
+            mask[rows, columns] |= (keys[columns] > queries[rows]) | span.kv.per_prompt
         return mask

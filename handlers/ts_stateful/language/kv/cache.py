@@ -37,7 +37,8 @@ class KVLayout:
 
     `recurrent` counts the recurrent states of every layer, which together take `recurrent_bytes`. `indexes` has the width of a
     token's further key in every layer, by which an index chooses tokens; 0 in a layer without an index. Both are empty if there
-    are none. A layer without keys and values has the shape `(0, 0, 0)`.
+    are none. A layer without keys and values has the shape `(0, 0, 0)`. With `per_prompt` all tokens of a prompt see
+    one another, with those of earlier turns, so the states are of use for that prompt and its reply alone.
     """
 
     layers: tuple[LayerShape, ...]
@@ -45,6 +46,7 @@ class KVLayout:
     recurrent: tuple[int, ...] = ()
     recurrent_bytes: int = 0
     indexes: tuple[int, ...] = ()
+    per_prompt: bool = False
 
     @cached_property
     def token_elements(self) -> int:
@@ -130,7 +132,7 @@ class KVCache:
 
     def __init__(self, layout: KVLayout, device: torch.device) -> None:
         self._layout = layout
-        self.token_bytes = layout.token_bytes
+        self.token_bytes, self.per_prompt = layout.token_bytes, layout.per_prompt
         self.length = 0
         self.images: tuple[str, ...] | None = None
         self.recurrent = Recurrent() if layout.recurrent else None

@@ -17,7 +17,7 @@ __all__ = ["Block", "Rows", "Span", "Table", "beginning_of"]
 
 
 class Block(NamedTuple):
-    """Tokens `start` to `stop` of a session, an image's, that see one another and are computed in one step.
+    """Tokens `start` to `stop` of a session, an image's or a whole prompt's, that see one another and are computed in one step.
 
     With `only_windowed` they do so in layers with a window, and see only backwards in the others.
     """

@@ -16,7 +16,7 @@ from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs,
 from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kernels.verify import verify_steps
 from ts_stateful.language.kv.cache import KVCache, KVLayout
-from ts_stateful.language.kv.spans import Rows, Span
+from ts_stateful.language.kv.spans import Block, Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.layer_kinds import layer_chunks
@@ -47,6 +47,7 @@ class Forward:
         self._attends = any(shape.heads for shape in layout.layers)
         self._takes_positions = "position_ids" in accepts  # models with ALiBi do not
         self.rope_index = getattr(network.base_model, "get_rope_index", None)
+        self._first_position = int(layout.per_prompt)  # PaliGemma counts them from 1
         self._mask = unused_mask(network.device)
         self.adapters = Adapters(network, {})
         self.driver: Driver | None = None  # of the model's other parts, on other devices
@@ -92,7 +93,8 @@ class Forward:
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
         logits = None
-        if self._shortcut and not (inputs or any(adapters)) and len(ids) <= _FEW_TOKENS:
+        plain = not (inputs or any(adapters) or any(span.blocks for span in spans))
+        if self._shortcut and plain and len(ids) <= _FEW_TOKENS:
             for span in spans:
                 span.kv.reserve(span.stop)
             some = keep if len(keep) < len(ids) else None
@@ -145,6 +147,8 @@ class Forward:
             inputs["position_ids"] = positions
         if self.cache.states is not None and self._attends:
             inputs["attention_mask"] = self._mask
+        elif self.layout.per_prompt:
+            inputs["token_type_ids"] = self.cache.token_types()
         if "inputs_embeds" not in inputs:
             inputs["input_ids"] = ids
         output = self.network(
@@ -239,7 +243,12 @@ class Forward:
     def text_positions(self, spans: Sequence[Span]) -> Tensor:
         """Return the positions of tokens that are text from the beginning of their sessions."""
         positions = torch.tensor([[i for span in spans for i in range(span.start, span.stop)]])
+        positions += self._first_position
         return positions if self.rope_index is None else positions.expand(3, 1, -1)
+
+    def prompt_blocks(self, num_prompt: int) -> list[Block]:
+        """Return the tokens of a prompt as one block, if they see one another."""
+        return [Block(0, num_prompt, False)] if self.layout.per_prompt else []
 
     @property
     def text_config(self) -> Any:

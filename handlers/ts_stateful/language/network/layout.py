@@ -13,7 +13,12 @@ from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kv.cache import KVLayout, LayerShape
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 
-__all__ = ["find_layout"]
+__all__ = ["find_layout", "reads_whole"]
+
+
+def reads_whole(network: PreTrainedModel) -> bool:
+    """Return True if all tokens of a prompt see one another, and only those of its reply look back."""
+    return bool(network.config.model_type == "paligemma")
 
 
 @torch.inference_mode()
@@ -45,7 +50,10 @@ def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
     found = [getattr(layer, "indexer_keys", None) for layer in layers]
     indexes = [0 if keys is None else keys.shape[2] for keys in found]
     return KVLayout(
-        tuple(shapes), layers[0].keys.dtype, indexes=tuple(indexes) if any(indexes) else ()
+        tuple(shapes),
+        layers[0].keys.dtype,
+        indexes=tuple(indexes) if any(indexes) else (),
+        per_prompt=reads_whole(network),
     )
 
 

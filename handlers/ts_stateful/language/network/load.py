@@ -11,14 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from ts_stateful.config.check.checkpoint import HEARS_TOO
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.engine.services import NO_REPORT, LoadReport
-from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.encoders.encoder import Encoder
-from ts_stateful.language.encoders.hearing import Hearing
-from ts_stateful.language.encoders.senses import Senses
-from ts_stateful.language.encoders.vision import Vision
+from ts_stateful.language.encoders.find import find_encoder
+from ts_stateful.language.encoders.prefix import PrefixVision
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import find_fused
@@ -41,6 +38,7 @@ from ts_stateful.language.network.penalties import Penalties
 from ts_stateful.language.parallel.group import all_ranks
 from ts_stateful.language.text.chat_template import ChatText
 from ts_stateful.language.text.placeholders import Placeholder
+from ts_stateful.language.text.prompt_form import NO_FORM
 from ts_stateful.language.text.reply_parser import find_template
 from ts_stateful.language.text.token_bytes import TokenBytes
 
@@ -233,7 +231,7 @@ def build_model(
         raise ConfigError(f"{name}: it needs a fast tokenizer (a tokenizer.json)")
     sees = owner is not tokenizer and not hears(network.config)
     check_network(network, name, has_vision=sees, image_tiling=image_tiling)
-    encoder = _encoder(network, owner, image_tiling, sees=sees) if owner is not tokenizer else None
+    encoder = find_encoder(network, owner, image_tiling, sees=sees)
     forward = verified_forward(network, name, quantised=quantization is not None)
     kinds = encoder.kinds if encoder else ()
     text = _chat_text(name, network, tokenizer, owner, encoder)
@@ -256,23 +254,6 @@ def build_model(
     )
 
 
-def _encoder(
-    network: PreTrainedModel, owner: Any, image_tiling: str | None, *, sees: bool
-) -> Encoder[Any]:
-    if not sees:
-        return Hearing(network, owner)
-    if getattr(network.config.get_text_config(decoder=True), "cross_attention_layers", None):
-        return VisionBeside(network, owner)
-    vision = Vision(network, owner, image_tiling)
-    if network.config.model_type not in HEARS_TOO:
-        return vision
-    try:
-        return Senses(vision, Hearing(network, owner))
-    except ConfigError as error:
-        logger.warning("its images are served, without audio: %s", error)
-        return vision
-
-
 def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     eos = network.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
@@ -288,12 +269,14 @@ def _chat_text(
 ) -> ChatText:
     towers = encoder.towers if encoder else ()
     placeholders = [Placeholder(tower.token, tower.part) for tower in towers]
+    form = encoder.form if isinstance(encoder, PrefixVision) else NO_FORM
     try:
-        text = ChatText(tokenizer, owner, placeholders, find_template(owner, tokenizer, network))
+        template = find_template(owner, tokenizer, network)
+        text = ChatText(tokenizer, owner, placeholders, template, form)
     except ValueError as error:
         raise ConfigError(
             f"{name}: the response template cannot be used: {error}; {_MEND}"
         ) from None
-    if not text.has_template:
+    if not text.has_template and form is NO_FORM:
         logger.warning("%s has no chat template; set handler.chatTemplate for chats", name)
     return text

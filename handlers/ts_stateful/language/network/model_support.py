@@ -23,7 +23,7 @@ from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.image_positions import knows_positions
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
-from ts_stateful.language.network.layout import find_layout
+from ts_stateful.language.network.layout import find_layout, reads_whole
 from ts_stateful.language.network.one_pass import find_forward
 from ts_stateful.language.parallel.whole import is_split, whole_weights
 
@@ -66,7 +66,8 @@ def check_config(config: Any, name: str) -> None:
         )
     text_config = config.get_text_config(decoder=True)
     looks_ahead = getattr(text_config, "use_bidirectional_attention", None)
-    if looks_ahead not in (None, False, "vision") or not getattr(text_config, "is_causal", True):
+    looks_ahead = looks_ahead not in (None, False, "vision") and config.model_type != "paligemma"
+    if looks_ahead or not getattr(text_config, "is_causal", True):
         raise ConfigError(f"{name}: its attention is bidirectional: tokens look ahead")
     if text_config.model_type in REFUSED:
         raise ConfigError(f"{name}: {REFUSED[text_config.model_type]}")
@@ -180,7 +181,11 @@ def verified_forward(network: PreTrainedModel, name: str, *, quantised: bool = F
 
 def _at_once(network: PreTrainedModel) -> Tensor:
     ids = torch.tensor([_sample_ids(network)], device=network.device)
-    logits: Tensor = network(input_ids=ids, use_cache=False).logits[0]
+    inputs = {}
+    if reads_whole(network):  # the first piece is a prompt
+        inputs["token_type_ids"] = torch.ones_like(ids)
+        inputs["token_type_ids"][:, : _CHUNKS[0]] = 0
+    logits: Tensor = network(input_ids=ids, use_cache=False, **inputs).logits[0]
     return logits
 
 
@@ -207,7 +212,7 @@ def _in_pieces(network: PreTrainedModel, forward: Forward) -> Tensor:
 
     def compute(stop: int, count: int) -> Tensor:
         forward(ids[:1], [Span(other, other.length, 1)], None, [0])
-        span = Span(kv, stop - count, count)
+        span = Span(kv, stop - count, count, forward.prompt_blocks(stop) if stop == count else ())
         return forward(ids[stop - count : stop], [span], None, list(range(count)))
 
     steps = list(zip(itertools.accumulate(_CHUNKS), _CHUNKS, strict=True))

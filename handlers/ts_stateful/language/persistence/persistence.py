@@ -204,8 +204,9 @@ def make_persistence(core: EngineCore[Context], model: Model) -> NoPersistence:
     records = SessionRecords(model, core.store.store, core.shared, settings, core.clock)
     journal = Journal(core.store, records.logs, whole="session", part="turn")
     budget_bytes = handler.store.spill_bytes
-    # States that depend on all images of a session are not those of its first tokens.
-    if not budget_bytes or isinstance(model.encoder, VisionBeside):
+    # States that depend on a whole prompt, or on all images of a session, are not those of its first tokens.
+    depends = model.forward.layout.per_prompt or isinstance(model.encoder, VisionBeside)
+    if not budget_bytes or depends:
         return TurnPersistence(journal, records)
     offload = KvOffload(model, core.table, core.store, records, budget_bytes)
     return TurnPersistence(journal, records, offload)

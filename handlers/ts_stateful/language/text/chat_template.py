@@ -15,6 +15,7 @@ from ts_stateful.language.text.call_fields import call_fields
 from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
 from ts_stateful.language.text.marked_chat import encode_marked
 from ts_stateful.language.text.placeholders import Placeholder, Placeholders
+from ts_stateful.language.text.prompt_form import NO_FORM, PromptForm
 from ts_stateful.language.text.reply_parser import ReplyTemplate, functions_of, parse_reply
 from ts_stateful.protocol.chat import Parsing, Said, Tool
 from ts_stateful.protocol.errors import InvalidRequest
@@ -31,7 +32,7 @@ class ChatText:
 
     `owner` is the processor or tokenizer whose chat template is used. A text model has no `placeholders`. As in processors,
     they become their expansions before the text is tokenized (576 times `<image>` for LLaVA). Control tokens that a text spells
-    out are marked, so that they are tokenized as text.
+    out are marked, so that they are tokenized as text. `form` is what a processor writes around a rendered conversation.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class ChatText:
         owner: Any,
         placeholders: Sequence[Placeholder] = (),
         reply_template: ReplyTemplate | None = None,
+        form: PromptForm = NO_FORM,
     ) -> None:
+        self._form = form
         self.reply_template = reply_template
         self._tokenizer, self._owner = tokenizer, owner
         self.has_template = getattr(owner, "chat_template", None) is not None
@@ -49,7 +52,8 @@ class ChatText:
         unknown = tokenizer.unk_token
         if unknown in tokens and _is_made_from_text(tokenizer, unknown):
             tokens.remove(unknown)
-        controls = sorted((t for t in tokens if not t.isspace()), key=len, reverse=True)
+        tokens = [token for token in tokens if not (token.isspace() or form.is_word(token))]
+        controls = sorted(tokens, key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
         self._takes_parts = bool(placeholders) or self._hides_texts()
 
@@ -205,9 +209,11 @@ class ChatText:
         shown = map(self._placeholders.of, expansions)
         if not self.has_template:
             # Without a template the texts are concatenated.
-            return "".join(
-                next(shown).token if part is None else part for m in messages for part in m.layout
-            )
+            texts = [
+                "".join(next(shown).token if part is None else part for part in message.layout)
+                for message in messages
+            ]
+            return self._formed(self._form.end.join(texts))
         try:
             rendered: str = self._owner.apply_chat_template(
                 [self._template_message(message, shown) for message in messages],
@@ -222,7 +228,10 @@ class ChatText:
                 + ("a system prompt here" if by_system else "this conversation"),
                 field="system" if by_system else "prompt",
             ) from None
-        return rendered
+        return self._formed(rendered)
+
+    def _formed(self, rendered: str) -> str:
+        return self._form.write(rendered, self._placeholders.end_of_last(rendered))
 
     def _template_message(self, message: Message, shown: Iterator[Placeholder]) -> dict[str, Any]:
         """Return a message as templates expect it; `shown` are the placeholders of its images and of those after it."""

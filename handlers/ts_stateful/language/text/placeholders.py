@@ -47,6 +47,10 @@ class Placeholders:
         """Return one of the placeholders that are among `ids`."""
         return next((self._by_id[token] for token in ids if token in self._by_id), None)
 
+    def end_of_last(self, rendered: str) -> int:
+        """Return the index after the last placeholder; 0 if there is none."""
+        return max((found.end() for found in self._pattern.finditer(rendered)), default=0)
+
     def expand(self, rendered: str, expansions: Sequence[Sequence[int]]) -> str:
         """Replace the placeholders of each kind by the expansions of that kind, as far as there are any."""
         if not expansions:

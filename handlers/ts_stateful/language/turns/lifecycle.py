@@ -195,6 +195,8 @@ class Turns:
         if turn is not None:
             context.commit(turn.delta)
             session.turns.append(turn)
+        if context.kv.per_prompt:
+            context.to_record()
         self._preparation.prefixes.learn(sequence)
         context.kv.truncate(len(context.log))
         context.images += sequence.images

@@ -53,9 +53,10 @@ class Preparation:
         _check_window(sequence, self._model.context_tokens)
         if isinstance(sequence.command, Prompt):
             sequence.penalties = self._model.penalties.row(sequence.command, sequence.num_prompt)
+        sequence.blocks = self._model.forward.prompt_blocks(sequence.num_prompt)
         if self._model.encoder is not None and sequence.all_images:
             sequence.image_mask = self._model.encoder.mask(sequence.ids, sequence.all_images)
-            sequence.blocks = self._model.encoder.blocks(sequence.image_mask)
+            sequence.blocks += self._model.encoder.blocks(sequence.image_mask)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
         lent = (self._implicit.lend(sequence), self.prefixes.lend(sequence), _lend_prompt(sequence))

@@ -24,7 +24,6 @@ from transformers import (
     LlamaForCausalLM,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
-    PaliGemmaConfig,
     Phi3Config,
     Phi3ForCausalLM,
     RobertaConfig,
@@ -50,7 +49,6 @@ CONFIGS = [
     (DeepseekV4Config(), "deepseek_v4 model: its layers compress blocks of tokens"),
     (Gemma3TextConfig(use_bidirectional_attention=True), "bidirectional"),
     (Glm5NextConfig(), "layers with an index and recurrent layers"),
-    (PaliGemmaConfig(), "bidirectional"),
 ]
 
 
