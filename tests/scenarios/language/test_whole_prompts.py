@@ -365,6 +365,8 @@ def test_a_pass_for_each_session(model: Model) -> None:
 
 def test_its_text_alone(model: Model) -> None:
     """Without its processor it is a text model, whose prompts look ahead."""
+    config = model.network.config.get_text_config(decoder=True)
+    config._attn_implementation = model.forward.stock_attention
     text = build_model("text", model.network, model.tokenizer)
     harness = Harness(text)
     harness.open("s")
