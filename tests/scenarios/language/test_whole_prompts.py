@@ -297,6 +297,7 @@ def test_a_generated_image_token_does_not_cut_the_next_prompt(model: Model) -> N
     (image,) = harness.engine.table.get("s").state.images
     embed = model.network.get_input_embeddings()
     embedded = embed(torch.tensor([prompt]))
+    assert image.features is not None
     embedded[0, :16] = image.features[0]
     for expected in reply:
         types = torch.tensor([[0] * count + [1] * (embedded.shape[1] - count)])
