@@ -151,4 +151,8 @@ async def _serve(
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    for (
+        end
+    ) in _SIGNALS:  # nothing interrupts the stop; SIG_IGN is an error if the other one is pending
+        signal.signal(end, lambda _signal, _frame: None)
     raise KeyboardInterrupt

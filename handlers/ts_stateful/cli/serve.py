@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
+import ssl
 import sys
+import tempfile
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +26,8 @@ from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 __all__ = ["serve"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until interrupted; return the exit status."""
@@ -30,7 +35,7 @@ def serve(options: argparse.Namespace) -> int:
         sys.stderr.write(f"error: {problem}\n")
         return 2
     # A shell may have started this with SIGINT ignored.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _SIGNALS:
         signal.signal(number, _interrupt)
     try:
         make = _asgi if options.front == "asgi" else _torchserve
@@ -63,11 +68,46 @@ def _problem(options: argparse.Namespace) -> str | None:
             return "--admin-socket and --admin-port are for the front asgi"
     missing = [path for path in files if path is not None and not path.exists()]
     if missing:
-        return f"no such file: {missing[0]}"
+        names = {options.ts_config: " (--ts-config)", options.log_config: " (--log-config)"}
+        return f"no such file: {missing[0]}{names.get(missing[0], '')}"
+    for name, folder in (
+        ("--state-dir", options.state_dir),
+        ("--log-file", options.log_file and options.log_file.parent),
+    ):
+        if folder is not None and (reason := _unwritable(folder)):
+            return f"{name}: {folder} cannot be written: {reason}; name another folder"
     if (options.tls_certificate is None) != (options.tls_key is None):
         return "--tls-certificate and --tls-key belong together"
     if options.tls_client_ca is not None and options.tls_key is None:
         return "--tls-client-ca needs --tls-certificate and --tls-key"
+    return None if options.tls_key is None else _tls_problem(options)
+
+
+def _tls_problem(options: argparse.Namespace) -> str | None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(options.tls_certificate, options.tls_key, password="")
+    except OSError as error:  # ssl.SSLError among them
+        return (
+            f"--tls-certificate {options.tls_certificate} and --tls-key {options.tls_key}: not a certificate and its"
+            f" private key, in PEM and without a password ({error.strerror or error})"
+        )
+    try:
+        if options.tls_client_ca is not None:
+            context.load_verify_locations(options.tls_client_ca)
+    except OSError as error:
+        return f"--tls-client-ca {options.tls_client_ca}: no certificate in PEM ({error.strerror or error})"
+    return None
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Make the folder and a file in it; return the reason if that fails."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+    except OSError as error:
+        return error.strerror
     return None
 
 
@@ -144,4 +184,9 @@ def _announce(server: LocalServer) -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    for number in _SIGNALS:  # nothing interrupts the stop, which would leave processes
+        # Not SIG_IGN: where the next signal is pending already, Python reports that as an error.
+        signal.signal(number, lambda _signal, _frame: None)
+    with contextlib.suppress(OSError):  # not by `sys.stderr`, which may be in the middle of a write
+        os.write(2, b"stopping after the running turns\n")
     raise KeyboardInterrupt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ def test_a_missing_archive_is_refused(
     [
         (["--tls-key", "{file}"], "--tls-certificate and --tls-key belong together"),
         (["--tls-client-ca", "{file}"], "--tls-client-ca needs"),
+        (["--tls-certificate", "{file}", "--tls-key", "{file}"], "not a certificate and its"),
+        (["--front", "torchserve", "--ts-config", "{file}.x"], "{file}.x (--ts-config)"),
         (["--config", "{file}.missing"], "no such file: {file}.missing"),
         (["--front", "torchserve", "{file}"], "takes one archive"),
         (["--front", "torchserve", "--host", "0.0.0.0"], "are for the front asgi"),
@@ -37,6 +41,54 @@ def test_options_that_contradict_each_other_are_wrong_usage(
     given = [option.format(file=file) for option in options]
     assert main(["serve", *given, str(file)]) == 2
     assert problem.format(file=file) in capsys.readouterr().err
+
+
+def test_an_address_of_another_machine_is_refused(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The remedy is another address, not another port."""
+    model = str(repository / "examples" / "shapes" / "model")
+    assert main(["serve", model, "--host", "192.0.2.1", "--port", "0"]) == 1
+    assert "choose an address of this machine (--host)" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", model, "--port", "65536"])
+    assert "65536 is not from 0 to 65,535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("front", ["asgi", "torchserve"])
+@pytest.mark.parametrize("option", ["--state-dir", "--log-file"])
+def test_a_folder_that_cannot_be_written_is_wrong_usage(
+    option: str, front: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is started; the error names the option and the reason."""
+    file = tmp_path / "file"
+    file.touch()
+    below = file / "folder"
+    given = below if option == "--state-dir" else below / "server.log"
+    assert main(["serve", "--front", front, option, str(given), str(file)]) == 2
+    assert f"{option}: {below} cannot be written: Not a directory" in capsys.readouterr().err
+
+
+def test_a_second_interrupt_lets_the_stop_finish(tmp_path: Path) -> None:
+    """As of Ctrl-C twice, or of a shell that passes on both SIGINT and SIGTERM."""
+    script = tmp_path / "stop.py"
+    script.write_text(
+        "import os, signal\n"
+        "from ts_stateful.cli import serve\n"
+        "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, serve._interrupt)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "try:\n"
+        "    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])\n"
+        "    print('not interrupted')\n"
+        "except KeyboardInterrupt:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('stopped')\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+    assert done.stderr == "stopping after the running turns\n"
 
 
 def test_the_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
