@@ -81,7 +81,7 @@ class EngineLink:
         self._in_flight = InFlightRequests(self)
         self._channel: Channel | None = None
         self._down_since: float | None = clock.monotonic()
-        self._last_sign = clock.monotonic()
+        self._silent_pings = 0  # not seconds: both processes may have been frozen
         self._closing = False
         self._attached = threading.Event()
         self._calls = EngineCalls(self)
@@ -143,7 +143,7 @@ class EngineLink:
         with self._lock:
             self._channel = Channel(connection, self, at_engine=False)
             self._down_since = None
-            self._last_sign = self._clock.monotonic()
+            self._silent_pings = 0
             self._channel.start()
             self._channel.send(messages.WorkerHello(self._spec.model_dir))
             self._in_flight.send_waiting()
@@ -182,16 +182,16 @@ class EngineLink:
 
     def watch(self) -> None:
         """Ping the engine, kill it if it hangs, and refuse requests that waited too long for a restart; call every second."""
-        now = self._clock.monotonic()
         with self._lock:
             down_since, waiting = self._down_since, list(self._in_flight)
         if down_since is None:
             self.refresh(lambda: None)
-            if now - self._last_sign > (heartbeat_s := self._settings.heartbeat_sec):
-                logger.error("no response from the engine for %g s (heartbeatSec)", heartbeat_s)
+            self._silent_pings += 1
+            if self._silent_pings > self._settings.heartbeat_sec + 1:
+                logger.error("no response to %d pings (heartbeatSec)", self._silent_pings)
                 self.supervisor.kill()
-        elif now - down_since > (restart_s := self._settings.restart_deadline_sec):
-            self._refuse(waiting, EngineUnavailable(_RESTARTING, retry_after_s=restart_s))
+        elif self._clock.monotonic() - down_since > (s := self._settings.restart_deadline_sec):
+            self._refuse(waiting, EngineUnavailable(_RESTARTING, retry_after_s=s))
 
     def close(self) -> None:
         """Disconnect from the engine, which waits for the next worker."""
@@ -209,7 +209,7 @@ class EngineLink:
 
     def on_message(self, channel: Channel, message: Any) -> None:
         """See `ChannelOwner`."""
-        self._last_sign = self._clock.monotonic()
+        self._silent_pings = 0
         if isinstance(message, Event):
             self._handle_event(message)
         elif isinstance(message, messages.EngineHello):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Names
@@ -53,7 +54,7 @@ class InFlightBytes(RuleBasedStateMachine):
         self.sent: dict[str, int] = {}
         self.links = [self.link(index) for index in range(2)]
 
-    def link(self, index: int) -> Link:
+    def link(self, index: int, heartbeat_s: float = 1e9) -> Link:
         """Make the link to an engine."""
         spec = EngineSpec(
             index=index,
@@ -65,7 +66,7 @@ class InFlightBytes(RuleBasedStateMachine):
             max_sessions=8,
             document={},
         )
-        engine = EngineConfig(restart_deadline_sec=_DEADLINE_S, heartbeat_sec=1e9)
+        engine = EngineConfig(restart_deadline_sec=_DEADLINE_S, heartbeat_sec=heartbeat_s)
         return Link(spec, engine, ForkServer(), self, self.clock)
 
     def on_event(self, event: Event) -> None:
@@ -174,3 +175,24 @@ class InFlightBytes(RuleBasedStateMachine):
 
 TestInFlightBytes = InFlightBytes.TestCase
 TestInFlightBytes.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_an_engine_is_killed_for_pings_without_an_answer_not_for_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where both processes were frozen, as by `docker pause`, time has passed and the engine does not hang."""
+    machine = InFlightBytes()
+    link = machine.link(0, heartbeat_s=5.0)
+    killed: list[bool] = []
+    monkeypatch.setattr(link.supervisor, "kill", lambda: killed.append(True))
+    link._down_since = None
+    for _ in range(20):
+        machine.clock.now += 3600.0
+        link.watch()
+        link.on_message(None, Draining(successor=True))  # type: ignore[arg-type]
+    machine.clock.now += 3600.0
+    for _ in range(6):
+        link.watch()
+    assert not killed
+    link.watch()
+    assert killed
