@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ts_stateful.asgi.http import refuse_other_paths
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.operator import Operator
 from ts_stateful.protocol.errors import StatefulError, Unauthenticated
@@ -47,7 +48,8 @@ def make_admin_app(models: Models) -> Starlette:
             route("POST", "/undrain", _undrain),
             route("POST", "/engines/{engine:int}/restart", _restart),
             route("POST", "/log-level", _log_level),
-        ]
+        ],
+        exception_handlers=refuse_other_paths("what docs/admin.md lists"),
     )
 
 

@@ -7,10 +7,12 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncGenerator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from ts_stateful.asgi.body import BodyReader, Disconnected
 from ts_stateful.asgi.exchange import exchange
@@ -18,6 +20,7 @@ from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import http_headers
 from ts_stateful.frontend.assemble import max_parts
+from ts_stateful.frontend.dialects.served_model import UnknownPath
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import Response
@@ -26,7 +29,7 @@ from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 
-__all__ = ["OpenAiRoot", "Predictions", "error_response"]
+__all__ = ["OpenAiRoot", "Predictions", "error_response", "refuse_other_paths"]
 
 logger = logging.getLogger(__name__)
 _Pairs = list[tuple[bytes, bytes]]
@@ -148,7 +151,7 @@ class OpenAiRoot(Predictions):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to the path after `/`."""
-        path = f"v1/{scope['path_params']['path']}"
+        path = f"v1/{scope['path_params'].get('path', '')}"
         await self._answer(scope, receive, send, Place(None, None, path))
 
     async def _named(self, model: ModelFront, parts: dict[str, bytes]) -> ModelFront:
@@ -191,6 +194,16 @@ async def error_response(send: Send, error: StatefulError, body: bytes, known: C
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     await send(_start(Response(body, status=error.status, headers=headers), known))
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def refuse_other_paths(known: str) -> dict[Any, ExceptionHandler]:
+    """Return the exception handlers of an application that has nothing but the `known` paths."""
+
+    async def refuse(request: Request, _error: Exception) -> JSONResponse:
+        error = UnknownPath(f"nothing is at {request.url.path[:64]}; this port has {known}")
+        return JSONResponse(error.to_body(), error.status)
+
+    return {_NOT_FOUND: refuse}
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.health import Health
-from ts_stateful.asgi.http import OpenAiRoot, Predictions
+from ts_stateful.asgi.http import OpenAiRoot, Predictions, refuse_other_paths
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.open_inference.http import infer_routes
 from ts_stateful.asgi.response_socket import ResponseSockets
@@ -22,6 +22,7 @@ from ts_stateful.frontend.pending_response import IGNORED
 
 __all__ = ["make_app", "make_management_app", "make_metrics_app"]
 
+_PROBES = "/livez, /readyz, /ping and /models"
 _ANY = ["GET", "POST", "PUT", "DELETE", "OPTIONS"]  # as TorchServe
 
 
@@ -31,11 +32,15 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
     predictions, openai = Predictions(models, bodies), OpenAiRoot(models, bodies)
     return Starlette(
         middleware=_cross_origin(models),
+        exception_handlers=refuse_other_paths(
+            f"/predictions/{next(iter(models)).name}, /v1 (the base URL of OpenAI's clients), /v2, /invocations, {_PROBES}"
+        ),
         routes=[
             *_health(health),
             Route("/predictions/{model}", predictions, methods=_ANY),
             Route("/predictions/{model}/{rest:path}", predictions, methods=_ANY),
             Route("/invocations", predictions, methods=["POST"]),
+            Route("/v1", openai, methods=_ANY),
             Route("/v1/{path:path}", openai, methods=_ANY),
             *infer_routes(models, bodies),
             WebSocketRoute("/v1/responses", responses.serve),
@@ -49,7 +54,7 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
 
 def make_management_app(models: Models) -> Starlette:
     """Return the application of the management port, which clients do not reach."""
-    return Starlette(routes=_health(Health(models)))
+    return Starlette(routes=_health(Health(models)), exception_handlers=refuse_other_paths(_PROBES))
 
 
 def make_metrics_app(registry: CollectorRegistry) -> Starlette:
@@ -58,7 +63,9 @@ def make_metrics_app(registry: CollectorRegistry) -> Starlette:
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return Starlette(routes=[Route("/metrics", metrics)])
+    return Starlette(
+        routes=[Route("/metrics", metrics)], exception_handlers=refuse_other_paths("/metrics")
+    )
 
 
 def _cross_origin(models: Models) -> list[Middleware]:

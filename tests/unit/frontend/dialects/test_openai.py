@@ -496,9 +496,10 @@ def test_models_are_listed_and_shown() -> None:
     assert ask(b"", headers={"url_path": "v1/models/x"}).refusal[0] == 404
 
 
-def test_another_path_is_not_found() -> None:
+@pytest.mark.parametrize("path", ["v1/embeddings", "v1/", "v1"])
+def test_another_path_is_not_found(path: str) -> None:
     """There are no embeddings here."""
-    status, body = ask(HI, headers={"url_path": "v1/embeddings"}).refusal
+    status, body = ask(HI, headers={"url_path": path}).refusal
     assert (status, body["error"]["code"]) == (404, "unknown_url")
 
 
