@@ -20,6 +20,7 @@ from ts_stateful.protocol.generation import (
 )
 from ts_stateful.protocol.response_format import ResponseFormat
 from ts_stateful.protocol.strict_json import convert
+from ts_stateful.protocol.unknown import meant
 
 __all__ = [
     "Audio",
@@ -265,7 +266,8 @@ class Hello(Command, frozen=True, tag="hello"):
 
 
 Request = Open | Prompt | Step | Cancel | Close | Info | Continue | Fork | Rewind | Upload | Hello
-_TYPES = tuple(cls.__struct_config__.tag for cls in Request.__args__)
+_TYPES = tuple(str(cls.__struct_config__.tag) for cls in Request.__args__)
+_KNOWN = ", ".join(_TYPES)
 
 
 def parse_request(document: dict[str, Any]) -> Request:
@@ -278,7 +280,9 @@ def parse_request(document: dict[str, Any]) -> Request:
         kind = "prompt" if "prompt" in document else "step" if "inputs" in document else None
         document = {"type": kind, **document}
     if document.get("type") not in _TYPES:
-        raise InvalidRequest(f"`type` must be one of {', '.join(map(str, _TYPES))}", field="type")
+        raise InvalidRequest(
+            f"`type` must be one of {_KNOWN}{meant(document, _TYPES)}", field="type"
+        )
     _refuse_non_finite(document)
     request: Request = convert(document, Request)
     return request

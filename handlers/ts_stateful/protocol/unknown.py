@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-__all__ = ["explained", "instead", "similar"]
+__all__ = ["explained", "instead", "meant", "similar"]
 
 _UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
 _UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*) - at `\$(.*)`$")
+_NO_OBJECT = re.compile(r"Expected `object`, got `.*` - at `\$(.+)`$")
+_AT = re.compile(r"(.*) - at `\$(.*)`$")
 _PART = re.compile(r"\.([^.\[\]]+)|\[(?:\d+|\.\.\.)\]")
 
 
@@ -30,7 +32,9 @@ def explained(error: msgspec.ValidationError, kind: Any, prefix: str) -> str:
         value, path = found[1].strip("'"), found[2]
         known = _values(_type_at(_info(kind), path))
         return f"{_joined(prefix, path)}: there is no value {found[1]}{_instead(value, known)}"
-    return text.replace("`$", f"`$.{prefix}" if prefix else "`$")
+    found = _AT.match(text)
+    reason, path = (found[1], found[2]) if found else (text, "")
+    return f"{_joined(prefix, path) or 'the file'}: {reason[:1].lower()}{reason[1:]}"
 
 
 def similar(word: str, known: Iterable[str], cutoff: float = 0.7) -> str:
@@ -40,7 +44,11 @@ def similar(word: str, known: Iterable[str], cutoff: float = 0.7) -> str:
 
 
 def instead(error: msgspec.ValidationError, kind: Any, document: object) -> str:
-    """Return the end of a message about an unknown field of `document`: one that is similar, or all that there are."""
+    """Return the end of a message about `document`: what is similar to an unknown key or value, or all that there are."""
+    if found := _UNKNOWN_VALUE.match(str(error)):
+        return _instead(found[1].strip("'"), _values(_type_at(_info(kind), found[2])))
+    if (found := _NO_OBJECT.match(str(error))) and (keys := _keys(kind, found[1])):
+        return f"; its keys are {', '.join(keys)}"
     found = _UNKNOWN_KEY.match(str(error))
     if found is None:
         return ""
@@ -48,6 +56,13 @@ def instead(error: msgspec.ValidationError, kind: Any, document: object) -> str:
     if not path and isinstance(document, dict):
         tags = document
     return _instead(found[1], _keys(kind, path, tags))
+
+
+def meant(document: Mapping[str, Any], types: tuple[str, ...]) -> str:
+    """Return the end of a message about a request of an unknown `type`; it may also have a misspelled field instead."""
+    if isinstance(document["type"], str):
+        return similar(document["type"], types)
+    return next(filter(None, (similar(key, ("prompt", "inputs")) for key in document)), "")
 
 
 def _instead(word: str, known: list[str]) -> str:

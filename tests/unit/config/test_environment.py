@@ -64,7 +64,7 @@ def test_a_model_with_recurrent_state_has_sessions_in_memory() -> None:
 def test_the_file_has_its_own_check() -> None:
     """With a message of its own."""
     document = with_environment({"handler": "x"}, {"OPTION_SESSIONS_PATH": "/x"})
-    with pytest.raises(ConfigError, match="Expected `object`"):
+    with pytest.raises(ConfigError, match="handler: expected `object`"):
         load_config(document)
 
 

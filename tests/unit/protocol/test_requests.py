@@ -54,6 +54,24 @@ def test_all_fields_of_a_fork_are_optional() -> None:
     assert parse_request({"type": "fork", **document}) == Fork(**document)
 
 
+@pytest.mark.parametrize(
+    ("document", "remedy"),
+    [
+        ({"type": "opne"}, "; did you mean open?"),
+        ({"promt": "x"}, "; did you mean prompt?"),
+        ({"input": []}, "; did you mean inputs?"),
+        ({"type": 3}, "hello"),
+        ({}, "hello"),
+    ],
+)
+def test_an_unknown_type_names_what_was_meant(document: dict[str, Any], remedy: str) -> None:
+    """Also where a misspelled field stands for it."""
+    with pytest.raises(InvalidRequest) as refused:
+        parse_request(document)
+    assert refused.value.field == "type"
+    assert refused.value.message.endswith(remedy)
+
+
 def test_metadata_is_bounded_as_by_openai() -> None:
     """16 keys of 64 characters with strings of 512; of a key that is too long, the error says so."""
     metadata: dict[str, str | int | float | bool | None] = {

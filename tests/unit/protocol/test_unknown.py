@@ -38,7 +38,8 @@ from ts_stateful.protocol.strict_json import convert
             {"store": {"policy": "best-effort"}},
             "handler.store.policy: there is no value 'best-effort'; did you mean best_effort?",
         ),
-        ({"media": 3}, "Expected `object`, got `int` - at `$.handler.media`"),
+        ({"media": 3}, "handler.media: expected `object`, got `int`"),
+        ({"contextLength": "x"}, "handler.contextLength: expected `int | null`, got `str`"),
     ],
 )
 def test_what_there_is_instead(handler: dict[str, Any], message: str) -> None:
@@ -53,6 +54,10 @@ def test_what_there_is_instead(handler: dict[str, Any], message: str) -> None:
     [
         ({"type": "prompt", "promt": "x"}, "`promt`; did you mean prompt?"),
         ({"type": "close", "x": 1}, "`x`; there are: erase, session_id"),
+        (
+            {"type": "prompt", "prompt": "x", "images": ["a.png"]},
+            "expected `object`, got `str`; its keys are base64, upload, url",
+        ),
     ],
 )
 def test_a_request_names_its_fields(request_: dict[str, Any], message: str) -> None:

@@ -76,7 +76,10 @@ class RequestBody:
         self._limits.check_request(self._data)
         content_type = self.headers.content_type
         if content_type and content_type not in _TYPES and not content_type.endswith("+json"):
-            raise InvalidRequest(f"not a JSON content type; {_CURL_HINT}", field="content-type")
+            raise InvalidRequest(
+                f"{content_type[:64]!r} is no content type of JSON; {_CURL_HINT}",
+                field="content-type",
+            )
         key, others = split(self._data)
         self._limits.check_json(self._data[key])
         if self.headers.is_http:
@@ -98,7 +101,10 @@ def split(data: Parts, hint: str = _CURL_HINT) -> tuple[str, Parts]:
         raise InvalidRequest(f"the request has no body; {hint}")
     key = next((name for name in ("data", "body") if name in data), None)
     if key is None:
-        raise InvalidRequest(f"the form has no part named `data`; {hint}")
+        raise InvalidRequest(
+            "the form has no part named `data` with the JSON; send one, as curl's -F data='{...}' does, or "
+            + hint
+        )
     return key, {name: value for name, value in data.items() if name != key}
 
 

@@ -69,11 +69,18 @@ def test_a_form_encoded_body_is_refused_with_the_cure() -> None:
             read(data)
 
 
+def test_a_form_without_the_json_is_refused_with_the_cure() -> None:
+    """Its parts are images."""
+    with pytest.raises(InvalidRequest, match="-F data="):
+        read({"image": b"PNG"})
+
+
 @pytest.mark.parametrize("content_type", ["text/plain", "image/png", "application/xml; x=y"])
 def test_a_body_of_another_content_type_is_refused(content_type: str) -> None:
     """Even if JSON is in it."""
     with pytest.raises(InvalidRequest, match="Content-Type: application/json") as refusal:
         typed(content_type)
+    assert content_type.partition(";")[0] in refusal.value.message
     assert refusal.value.field == "content-type"
 
 
