@@ -6,6 +6,7 @@ Needs neither torch nor the front's packages. Engines belong to this process, so
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import os
 import shutil
@@ -289,6 +290,8 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ServerFailed(
-            f"port {port} on {host}: {error.strerror}; choose another port"
-        ) from None
+        # socket.gaierror has numbers of its own, which are negative.
+        wrong_host = error.errno in (errno.EADDRNOTAVAIL, None) or error.errno < 0
+        remedy = "an address of this machine (--host)" if wrong_host else "another port"
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise ServerFailed(f"port {port} on {host}: {reason}; choose {remedy}") from None

@@ -40,6 +40,8 @@ def pack(options: argparse.Namespace) -> int:
 
 def _contents(options: argparse.Namespace) -> tuple[Contents, list[Finding]]:
     """Return what is packed, and what the rules of configurations find in it."""
+    if options.model is None and options.config is None and options.files is None:
+        raise ConfigError("name the MODEL, or a --config whose `handler.model` names it")
     model = None if options.model is None else find_given_model(options.model)
     if options.files is not None and not options.files.is_dir():
         raise ConfigError(f"no such folder: {options.files}")

@@ -159,7 +159,7 @@ def _add_chat_options(chat: argparse.ArgumentParser) -> None:
     )
     chat.add_argument(
         "--web-port",
-        type=whole(1),
+        type=whole(1, 65_535),
         default=7860,
         metavar="PORT",
         help="port of the page, on 127.0.0.1 (default: %(default)s)",

@@ -110,7 +110,7 @@ def _add_ports(parser: argparse.ArgumentParser) -> None:
         only = " (torchserve)" if default == 7071 else ""
         group.add_argument(
             *flags,
-            type=whole(0),
+            type=whole(0, 65_535),
             default=default,
             metavar="PORT",
             help=f"default: %(default)s{only}",
@@ -134,7 +134,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--admin-port",
-        type=whole(0),
+        type=whole(0, 65_535),
         metavar="PORT",
         help="also on this port of 127.0.0.1, with the token in $TS_STATEFUL_ADMIN_TOKEN (default: none)",
     )

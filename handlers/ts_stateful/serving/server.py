@@ -136,7 +136,8 @@ class LocalServer(ABC):
             (logs / "server.log").write_text(str(self._log), encoding="utf-8")
         for path in sorted(self._home.rglob("*.reason"), reverse=True):
             with contextlib.suppress(OSError):
-                return ServerFailed(f"{path.read_text(encoding='utf-8')}; the logs are in {logs}")
+                reason = path.read_text(encoding="utf-8").rstrip(".")
+                return ServerFailed(f"{reason}; the logs are in {logs}")
         return ServerFailed(f"{what}; the logs, in {logs}, end with:\n{self.log_tail()}")
 
     def log_tail(self) -> str:

@@ -122,6 +122,13 @@ def test_what_cannot_be_packed(
     assert not (tmp_path / "out").exists()
 
 
+def test_nothing_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An archive without a model would not load."""
+    assert main(["pack", "--output", str(tmp_path)]) == 1
+    assert "name the MODEL" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 def test_an_error_of_the_archiver_is_reported(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
