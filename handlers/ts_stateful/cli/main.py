@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
     except StatefulError as error:
-        return _fail(f"{error.code}: {error.message}" if error.code else error.message)
+        return _fail(_refusal(error))
     except ClientError as error:
         return _fail(error.message)
     except OSError as error:
@@ -88,6 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except ValueError as error:  # a malformed URL
         return _fail(str(error), _USAGE)
+
+
+def _refusal(error: StatefulError) -> str:
+    code, field = (
+        f"{error.code}: " if error.code else "",
+        f" ({error.field})" if error.field else "",
+    )
+    return f"{code}{error.message}{field}"
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -47,6 +47,7 @@ def connect(
 ) -> Server:
     """Connect to `model` at `grpc://`, `grpcs://`, `http://` or `https://host:port`; nothing is sent yet.
 
+    A URL with `/predictions/<model>`, as the server prints it, names the model itself.
     Or to an endpoint of SageMaker at `sagemaker://<name>?region=...&profile=...&endpoint_url=...`. Its credentials come from
     boto3, and its model has no name.
 

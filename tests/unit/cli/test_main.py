@@ -13,7 +13,7 @@ from tests.support.fake_servers import http_server
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from ts_stateful.cli import main
 from ts_stateful.client import connect
-from ts_stateful.protocol.errors import InternalError, QueueFull
+from ts_stateful.protocol.errors import InternalError, MediaInvalid, QueueFull
 from ts_stateful.version import __version__
 
 Run = Callable[..., int]
@@ -134,6 +134,25 @@ def test_http_works_alike(fake: FakeSessions, capsys: pytest.CaptureFixture[str]
     with http_server(fake) as port:
         assert main(["prompt", "Hello", "--url", f"http://127.0.0.1:{port}"]) == 0
     assert capsys.readouterr().out == reply_to("Hello") + "\n"
+
+
+def test_the_url_of_a_model_is_taken_as_the_server_prints_it(
+    fake: FakeSessions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the model."""
+    with http_server(fake) as port:
+        url = f"http://127.0.0.1:{port}/predictions/chat"
+        assert main(["prompt", "Hello", "--url", url]) == 0
+    assert capsys.readouterr().out == reply_to("Hello") + "\n"
+
+
+def test_a_refusal_names_its_field(
+    run: Run, fake: FakeSessions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of several images, for instance."""
+    fake.fail("open", Fault(error=MediaInvalid("it is damaged", field="images[1]")))
+    assert run("prompt", "Hello") == 1
+    assert capsys.readouterr().err == "error: media_invalid: it is damaged (images[1])\n"
 
 
 def test_check_finds_what_is_wrong(

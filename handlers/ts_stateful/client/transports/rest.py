@@ -36,7 +36,8 @@ class HttpTransport:
     def __init__(self, address: Address, options: TransportOptions) -> None:
         self.max_body_bytes = options.max_body_bytes
         path = address.path
-        if not path.endswith("/invocations"):  # SageMaker has this instead of a path per model
+        # `ts-stateful serve` prints the URL of a model; SageMaker has /invocations instead of a path per model.
+        if not path.endswith("/invocations") and "/predictions/" not in path:
             path += f"/predictions/{quote(options.model, safe='')}"
         self._url = f"{address.scheme}://{address.authority}{path}"
         self._session_header = options.session_header
