@@ -91,6 +91,23 @@ def test_the_python_blocks_run(continuous_server: LocalServer, document: str) ->
         assert printed.endswith("yellow\n")
 
 
+def test_the_page_of_sessions_is_one_conversation(continuous_server: LocalServer) -> None:
+    """Each block goes on where the last one ended."""
+    script = "".join(blocks("python", "docs/sessions.md"))
+    script = script.replace("grpc://127.0.0.1:7070", continuous_server.grpc_url)
+    printed = run([sys.executable, "-c", script], continuous_server).splitlines()
+    assert printed[:2] == ["red", "blue"]
+    assert printed[-1] == "three"
+
+
+def test_openais_responses_run_as_shown(continuous_server: LocalServer) -> None:
+    """A picture, and a question about it that names the response before."""
+    (script,) = blocks("python", "docs/responses.md")
+    base = f"{continuous_server.http_url}/predictions/chat/1.0"
+    script = script.replace("http://127.0.0.1:8080", base)
+    assert run([sys.executable, "-c", script], continuous_server) == "red\nblue True\n"
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/start.md"])
 def test_every_block_is_run_or_marked_as_shown(document: str) -> None:
     """Commands are `sh` or `python`, which run here, or `console`, which is only shown."""
