@@ -118,8 +118,7 @@ docs: $(INSTALLED) ## write the tables of the configuration, build the site into
 
 mar: $(SERVING) ## pack MODEL into build/chat.mar, or an example
 ifeq ($(EXAMPLE),)
-	PYTHON=$(BIN)/python ./archive.sh $(if $(MODEL),--model '$(MODEL)') --config '$(MODEL_CONFIG)' \
-		$(if $(PROFILE),--profile $(PROFILE))
+	PYTHON=$(BIN)/python ./archive.sh$(if $(MODEL), --model '$(MODEL)') --config '$(MODEL_CONFIG)'$(if $(PROFILE), --profile $(PROFILE))
 else
 	PYTHON=$(BIN)/python ./archive.sh --name '$(EXAMPLE)' --config 'examples/$(EXAMPLE)/model-config.yaml' \
 		--files 'examples/$(EXAMPLE)/model' $(if $(PROFILE),--profile $(PROFILE))
