@@ -20,6 +20,9 @@ __all__ = ["Channel", "ChannelOwner"]
 
 logger = logging.getLogger(__name__)
 
+_MAX_TOGETHER = 128  # messages of one call of the system
+_SHORT_BYTES = 1 << 14  # longer ones are not copied to be joined
+
 
 class ChannelOwner(Protocol):
     """The object that handles a channel's messages, in the channel's threads."""
@@ -114,14 +117,15 @@ class Channel:
 
     def _write(self) -> None:
         try:
-            while (message := self._outgoing.get()) is not None:
-                if isinstance(message, threading.Event):
-                    message.set()
-                else:
-                    is_framed = isinstance(message, bytes)
-                    self._connection.sendall(message if is_framed else self._frame(message))
+            is_open = True
+            while is_open:
+                messages = self._take()
+                if messages[-1] is None:
+                    messages.pop()
+                    is_open = False
+                self._write_together(messages)
                 with self._lock:
-                    self._num_waiting -= 1
+                    self._num_waiting -= len(messages)
         except OSError as error:
             logger.debug("connection lost: %s", error)
         except Exception:  # the boundary of the writing thread
@@ -130,6 +134,32 @@ class Channel:
             self.close()
             self._threads[0].join()
             self._connection.close()
+
+    def _take(self) -> list[Any]:
+        """Wait for a message, and take those that follow it already; the last one is None if there will be no more."""
+        taken = [self._outgoing.get()]
+        while taken[-1] is not None and len(taken) < _MAX_TOGETHER and not self._outgoing.empty():
+            taken.append(self._outgoing.get())  # no other thread takes any
+        return taken
+
+    def _write_together(self, messages: Iterable[Any]) -> None:
+        """Write short messages at once: the peer then reads them at once, and a model steps their sequences in one pass."""
+        short: list[bytes] = []
+        flushes: list[threading.Event] = []
+        for message in messages:
+            if isinstance(message, threading.Event):
+                flushes.append(message)
+                continue
+            data = message if isinstance(message, bytes) else self._frame(message)
+            if len(data) <= _SHORT_BYTES:
+                short.append(data)
+                continue
+            self._connection.sendall(b"".join(short))
+            self._connection.sendall(data)
+            short.clear()
+        self._connection.sendall(b"".join(short))
+        for flushed in flushes:
+            flushed.set()
 
     def _frame(self, message: Any) -> bytes:
         """Return a message as it is sent. One that is too long costs its request, and no other: the connection stays."""

@@ -119,6 +119,16 @@ def test_messages_arrive_in_their_order(pair: Pair, size: int) -> None:
     assert all(len(event.body) == size for event in events)
 
 
+def test_what_waits_is_written_to_the_end(pair: Pair) -> None:
+    """Short and long messages keep their order, and flushing waits for all of them."""
+    sizes = [number % 7 * 5_000 for number in range(300)]
+    for number, size in enumerate(sizes):
+        pair.engine.send(Event(str(number), EventKind.PART, bytes(size)))
+    pair.engine.flush(WAIT_S)
+    found = [pair.at_worker.messages.get(timeout=WAIT_S) for _ in sizes]
+    assert [(int(event.request_id), len(event.body)) for event in found] == list(enumerate(sizes))
+
+
 def test_a_request_that_is_too_long_is_refused_alone(pair: Pair) -> None:
     """The worker's side answers for the engine, and later messages are sent."""
     attachments = (bytes(MAX_MESSAGE_BYTES),)
