@@ -5,77 +5,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Final, Generic, TypeVar
+from typing import Final, Protocol, TypeVar
 
-__all__ = ["in_order"]
+__all__ = ["Answer", "in_order"]
 
-_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 _MAX_AHEAD: Final = 64  # answers of one stream that wait for their turn to be sent
 
 
-async def in_order(answers: AsyncIterator[AsyncGenerator[_T, None]]) -> AsyncGenerator[_T, None]:
+class Answer(Protocol[_T_co]):
+    """The messages of an answer that comes by itself, also while nobody iterates. It has to be closed, begun or not."""
+
+    def __aiter__(self) -> AsyncIterator[_T_co]:
+        """Return the iterator of the messages."""
+        ...
+
+    async def aclose(self) -> None:
+        """Drop the request if it is not answered to the end."""
+        ...
+
+
+async def in_order(answers: AsyncIterator[Answer[_T_co]]) -> AsyncGenerator[_T_co, None]:
     """Yield the messages of all answers, each answer as a whole after the one before it.
 
-    An answer is collected from its arrival on. Those that are left at the end of the iteration are closed.
+    Answers that are left at the end of the iteration are closed.
     """
-    queue: asyncio.Queue[_Answer[_T] | None] = asyncio.Queue()
-    places = asyncio.Semaphore(_MAX_AHEAD)
-    reader = asyncio.ensure_future(_read(answers, queue, places))
+    queue: asyncio.Queue[Answer[_T_co] | None] = asyncio.Queue(_MAX_AHEAD)
+    reader = asyncio.ensure_future(_read(answers, queue))
     try:
         while (answer := await queue.get()) is not None:
-            places.release()
-            async with contextlib.aclosing(answer.messages()) as messages:
-                async for message in messages:
+            async with contextlib.aclosing(answer):
+                async for message in answer:
                     yield message
     finally:
         reader.cancel()
-        await asyncio.gather(reader, return_exceptions=True)
-        while not queue.empty():
+        while not queue.empty():  # before its reader ends, which adds the end to it
             left = queue.get_nowait()
             if left is not None:
-                await left.close()
+                await left.aclose()
+        await asyncio.gather(reader, return_exceptions=True)
 
 
 async def _read(
-    answers: AsyncIterator[AsyncGenerator[_T, None]],
-    queue: asyncio.Queue[_Answer[_T] | None],
-    places: asyncio.Semaphore,
+    answers: AsyncIterator[Answer[_T_co]], queue: asyncio.Queue[Answer[_T_co] | None]
 ) -> None:
     try:
-        async for messages in answers:
-            await (
-                places.acquire()
-            )  # an answer that waits here has not begun, so nothing is left of it
-            queue.put_nowait(_Answer(messages))
+        async for answer in answers:
+            try:
+                await queue.put(answer)
+            except asyncio.CancelledError:
+                await answer.aclose()
+                raise
     finally:
-        queue.put_nowait(None)
-
-
-class _Answer(Generic[_T]):
-    """The messages of one answer, which are collected while earlier answers are sent."""
-
-    def __init__(self, messages: AsyncGenerator[_T, None]) -> None:
-        self._queue: asyncio.Queue[_T | None] = asyncio.Queue()
-        self._task = asyncio.ensure_future(self._collect(messages))
-
-    async def messages(self) -> AsyncGenerator[_T, None]:
-        """Yield the messages."""
-        try:
-            while (message := await self._queue.get()) is not None:
-                yield message
-            await self._task
-        finally:
-            await self.close()
-
-    async def close(self) -> None:
-        """Drop the request if it is not answered to the end."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _collect(self, messages: AsyncGenerator[_T, None]) -> None:
-        try:
-            async with contextlib.aclosing(messages):
-                async for message in messages:
-                    self._queue.put_nowait(message)
-        finally:
-            self._queue.put_nowait(None)
+        await queue.put(None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
+
+from msgspec import structs
 
 from ts_stateful.asgi.source import ModelSource
 from ts_stateful.config.environment import with_environment
@@ -118,7 +119,7 @@ class ModelFront:
         if self._replica is None:
             return arrival
         made = f"{new_session_id()}.{self._replica}"
-        return arrival._replace(headers=dataclasses.replace(arrival.headers, minted_id=made))
+        return arrival._replace(headers=structs.replace(arrival.headers, minted_id=made))
 
     def close(self) -> None:
         """Disconnect from the engines, which wait for the next front."""

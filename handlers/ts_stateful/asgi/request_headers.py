@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Final
+
+from msgspec import structs
 
 from ts_stateful.frontend.parsing.headers import (
     HEADER_LENGTH,
@@ -78,7 +79,7 @@ def grpc_headers(session_id: str | None) -> RequestHeaders:
 
 def infer_headers(header_length: int) -> RequestHeaders:
     """Return the headers of a gRPC message of the Open Inference Protocol, whose JSON has so many bytes."""
-    return replace(grpc_headers(None), infers=True, header_length=str(header_length))
+    return structs.replace(grpc_headers(None), infers=True, header_length=str(header_length))
 
 
 def _values(pairs: Iterable[tuple[str, str]], names: frozenset[str]) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import structs
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ts_stateful.asgi.exchange import exchange
@@ -75,7 +75,7 @@ class _ResponseConnection:
         ]
         self._call = Call(tuple(pairs))
         headers = http_headers(pairs, _PATH, model.names, method="POST")
-        self._headers = replace(headers, is_http=False, content_type="")
+        self._headers = structs.replace(headers, is_http=False, content_type="")
         self._lanes: dict[str | None, asyncio.Task[None]] = {}  # the last frame of each
         # The sessions of each lane's responses that are not stored, the last of which can be continued.
         self._unstored: dict[str | None, _Sessions] = {}
@@ -157,7 +157,7 @@ class _ResponseConnection:
 
     async def _close(self, model: ModelFront, session_id: str) -> None:
         data = {"data": encode(Close(session_id=session_id, erase=True)), "rpc": PUSHED}
-        arrival = Arrival(data, replace(self._headers, path=""), self._call)
+        arrival = Arrival(data, structs.replace(self._headers, path=""), self._call)
         async with contextlib.aclosing(exchange(model, arrival)) as responses:
             async for _ in responses:
                 pass

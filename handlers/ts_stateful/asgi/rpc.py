@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 from google.protobuf.empty_pb2 import Empty
 from google.rpc.status_pb2 import Status
 
-from ts_stateful.asgi.exchange import exchange
+from ts_stateful.asgi.exchange import SubmittedRequest
 from ts_stateful.asgi.grpc_codes import code_of
 from ts_stateful.asgi.in_order import in_order
 from ts_stateful.asgi.model import ModelFront
@@ -55,8 +55,7 @@ class InferenceService(InferenceAPIsServiceServicer):
     ) -> PredictionResponse | None:
         """Answer one request by one message."""
         model = await self._model(request, context)
-        request.input.pop("rpc", None)
-        async with contextlib.aclosing(_messages(model, request, context)) as messages:
+        async with contextlib.aclosing(_Answer(model, request, _metadata(context))) as messages:
             async for message in messages:
                 return message
         return None
@@ -66,8 +65,8 @@ class InferenceService(InferenceAPIsServiceServicer):
     ) -> AsyncIterator[PredictionResponse]:
         """Answer one request by its messages."""
         model = await self._model(request, context)
-        request.input["rpc"] = PUSHED
-        async with contextlib.aclosing(_messages(model, request, context)) as messages:
+        answer = _Answer(model, request, _metadata(context), pushed=True)
+        async with contextlib.aclosing(answer) as messages:
             async for message in messages:
                 yield message
 
@@ -81,12 +80,12 @@ class InferenceService(InferenceAPIsServiceServicer):
 
     async def _answers(
         self, requests: AsyncIterator[PredictionsRequest], context: _Context
-    ) -> AsyncIterator[AsyncGenerator[PredictionResponse, None]]:
+    ) -> AsyncIterator[_Answer]:
         """Yield the answers to requests as these come."""
+        metadata = _metadata(context)
         async for request in requests:
             model = await self._model(request, context)
-            request.input["rpc"] = PUSHED
-            yield _messages(model, request, context)
+            yield _Answer(model, request, metadata, pushed=True)
 
     async def _model(self, request: PredictionsRequest, context: _Context) -> ModelFront:
         try:
@@ -97,20 +96,44 @@ class InferenceService(InferenceAPIsServiceServicer):
         return model
 
 
-async def _messages(
-    model: ModelFront, request: PredictionsRequest, context: _Context
-) -> AsyncGenerator[PredictionResponse, None]:
-    """Yield the messages of one answer."""
-    async with contextlib.aclosing(_responses(model, request, context)) as responses:
-        async for response in responses:
-            yield _message(response, request)
+_Metadata = tuple[tuple[str, str], ...]
 
 
-def _responses(
-    model: ModelFront, request: PredictionsRequest, context: _Context
-) -> AsyncGenerator[Response, None]:
-    metadata = tuple(texts(context.invocation_metadata() or ()))
-    data: dict[str, Any] = dict(request.input)
+class _Answer:
+    """The messages of one answer. The request is submitted at once; see `SubmittedRequest`."""
+
+    def __init__(
+        self,
+        model: ModelFront,
+        request: PredictionsRequest,
+        metadata: _Metadata,
+        *,
+        pushed: bool = False,
+    ) -> None:
+        self._request = request
+        self._exchange = SubmittedRequest(model, _arrival(model, request, metadata, pushed=pushed))
+        self.aclose = self._exchange.aclose
+
+    def __aiter__(self) -> _Answer:
+        return self
+
+    async def __anext__(self) -> PredictionResponse:
+        response = await anext(self._exchange)
+        if not response.more:
+            await self.aclose()  # an answer that its client is slow to read is no request in flight
+        return _message(response, self._request)
+
+
+def _metadata(context: _Context) -> _Metadata:
+    return tuple(texts(context.invocation_metadata() or ()))
+
+
+def _arrival(
+    model: ModelFront, request: PredictionsRequest, metadata: _Metadata, *, pushed: bool
+) -> Arrival:
+    data: dict[str, Any] = {name: request.input[name] for name in request.input if name != "rpc"}
+    if pushed:
+        data["rpc"] = PUSHED
     session_id = request.sequence_id if request.HasField("sequence_id") else None
     # A proxy sets metadata. A token may be in the message instead, as for TorchServe.
     auth = model.config.engine.auth
@@ -118,8 +141,7 @@ def _responses(
         name == auth.header.lower() for name, _ in metadata
     )
     call = call_of(data, in_message=True) if in_message else Call(metadata)
-    known = Correlation.of(metadata)
-    return exchange(model, Arrival(data, grpc_headers(session_id), call, known))
+    return Arrival(data, grpc_headers(session_id), call, Correlation.of(metadata))
 
 
 def _message(response: Response, request: PredictionsRequest) -> PredictionResponse:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
+from msgspec import structs
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ts_stateful.asgi.exchange import exchange
@@ -78,7 +78,7 @@ class _Connection:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
         self._call = Call(tuple(pairs))
         # Messages are not framed as those of HTTP are.
-        self._headers = replace(
+        self._headers = structs.replace(
             http_headers(pairs, "", model.names),
             is_http=False,
             is_tagged=model.config.state is None,

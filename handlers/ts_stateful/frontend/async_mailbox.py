@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 
-from ts_stateful.protocol.events import Event
+from ts_stateful.protocol.events import Event, EventKind
 
 __all__ = ["AsyncMailbox"]
 
@@ -14,10 +14,11 @@ __all__ = ["AsyncMailbox"]
 class _Slot:
     """The events of one request, and the coroutine that waits for the next."""
 
-    __slots__ = ("events", "waiter")
+    __slots__ = ("events", "is_answered", "waiter")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.is_answered = False  # the last of the events is the request's
         self.waiter: asyncio.Future[None] | None = None
 
 
@@ -32,10 +33,11 @@ class AsyncMailbox:
         self._slots: dict[str, _Slot] = {}
         self._incoming: deque[Event] = deque()
         self._is_woken = False
+        self._num_answered = 0
 
     def __len__(self) -> int:
-        """Return the number of expected requests."""
-        return len(self._slots)
+        """Return the number of expected requests, without those whose answer waits for its turn in a stream."""
+        return len(self._slots) - self._num_answered
 
     def expect(self, request_id: str) -> None:
         """See `Mailbox`; called in the loop."""
@@ -56,7 +58,8 @@ class AsyncMailbox:
 
     def forget(self, request_id: str) -> None:
         """See `Mailbox`; called in the loop."""
-        self._slots.pop(request_id, None)
+        if (slot := self._slots.pop(request_id, None)) is not None:
+            self._set_answered(slot, False)
 
     async def take(self, request_id: str) -> list[Event]:
         """Wait for events of an expected request, and return all there are, in order."""
@@ -67,7 +70,13 @@ class AsyncMailbox:
                 await slot.waiter
             finally:
                 slot.waiter = None
+        return self.take_now(request_id)
+
+    def take_now(self, request_id: str) -> list[Event]:
+        """Return the events of an expected request that are there, in order."""
+        slot = self._slots[request_id]
         events, slot.events = slot.events, []
+        self._set_answered(slot, False)
         return events
 
     def _deliver(self) -> None:
@@ -77,5 +86,10 @@ class AsyncMailbox:
             slot = self._slots.get(event.request_id)
             if slot is not None:
                 slot.events.append(event)
+                self._set_answered(slot, event.kind is EventKind.LAST)
                 if slot.waiter is not None and not slot.waiter.done():
                     slot.waiter.set_result(None)
+
+    def _set_answered(self, slot: _Slot, is_answered: bool) -> None:
+        self._num_answered += is_answered - slot.is_answered
+        slot.is_answered = is_answered

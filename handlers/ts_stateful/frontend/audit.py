@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock, rfc3339
 from ts_stateful.protocol.events import Event, EventKind, Submit
@@ -23,8 +24,7 @@ _REFUSED = (401, 429)
 _SESSION_DIGITS = 16
 
 
-@dataclass
-class Trace:
+class Trace(Struct):
     """The course of one request, as far as the audit log names it; `session_id` is the internal one, of a fork the new one.
 
     A request that is not `kept` leaves no session.

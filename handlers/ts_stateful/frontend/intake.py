@@ -141,14 +141,15 @@ class Intake:
         self._mailbox.forget(pending.request_id)
         self._audit(pending, pending.status)
         self.observer.answered(pending, report_of(pending.last_body))
-        logger.debug(
-            "request %s: %d, %.1f ms, %d bytes in, %d bytes out",
-            _short(pending.request_id),
-            pending.status,
-            1000 * self.age_s(pending),
-            pending.num_bytes,
-            pending.num_sent,
-        )
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "request %s: %d, %.1f ms, %d bytes in, %d bytes out",
+                _short(pending.request_id),
+                pending.status,
+                1000 * self.age_s(pending),
+                pending.num_bytes,
+                pending.num_sent,
+            )
 
     def drop(self, pending: PendingResponse) -> None:
         """Forget a request whose client disconnected, or whose worker stops."""

@@ -6,10 +6,10 @@ import enum
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from ts_stateful.frontend.audit import Trace
 from ts_stateful.frontend.dialects.dialect import JSON, Responder
@@ -36,8 +36,7 @@ class ClientKind(enum.Enum):
     DESCRIBE = "describe"  # the management API, over either
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(Struct, frozen=True):
     """A message that TorchServe sends; `more` becomes `ts_stream_next`, and None leaves that header out.
 
     Status, content type and headers count in the first response to a request only.
@@ -47,7 +46,7 @@ class Response:
     more: bool | None = None
     status: int = 200
     content_type: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = {}
 
 
 class PendingResponse:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from ts_stateful.config.access import HeaderAuth
 from ts_stateful.protocol.errors import InvalidRequest, Unauthenticated
@@ -17,8 +18,7 @@ __all__ = ["Authenticator", "Call", "NoAuthenticator", "ProxyHeader", "single"]
 _ATTRIBUTES: Final = CUSTOM_ATTRIBUTES.lower()
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Struct, frozen=True):
     """The names and values of a call beside its document.
 
     `pairs` are names in lower case with their values: HTTP headers or gRPC metadata. With `in_message` they are inputs of a

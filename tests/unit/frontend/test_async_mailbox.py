@@ -76,3 +76,29 @@ def test_a_reader_that_is_cancelled_leaves_the_events() -> None:
         assert await mailbox.take("r") == [event("r")]
 
     asyncio.run(play())
+
+
+def test_answers_that_wait_are_not_in_flight() -> None:
+    """Else a client that reads its stream slowly would use up the places of others."""
+    mailbox = AsyncMailbox()
+    last = Event("r", EventKind.LAST)
+
+    async def play() -> None:
+        for name in ("r", "s"):
+            mailbox.expect(name)
+        for one in (event("r"), event("s"), last):
+            mailbox.post(one)
+        await asyncio.sleep(0)
+        assert len(mailbox) == 1
+        assert mailbox.take_now("r") == [event("r"), last]
+        assert len(mailbox) == 2, "it is being written"
+        mailbox.post(last)
+        await asyncio.sleep(0)
+        assert len(mailbox) == 1
+        mailbox.forget("r")
+        assert len(mailbox) == 1
+        assert mailbox.take_now("s") == [event("s")]
+        mailbox.forget("s")
+        assert len(mailbox) == 0
+
+    asyncio.run(play())

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ts_stateful.protocol.declarations import Datatype, Input, Raw
 from ts_stateful.protocol.errors import InvalidRequest
@@ -53,6 +55,20 @@ def test_data_is_flat_or_nested_and_may_have_a_shape() -> None:
         assert read(matrix, data, **fields) == ([1, 2, 3, 4.5], (2, 2))
     assert read(declared(shape=[]), [3]) == ([3], ())
     assert read(declared(datatype="BOOL", shape=[2]), [True, False]) == ([True, False], (2,))
+
+
+@pytest.mark.parametrize("datatype", [Datatype.FP16, Datatype.FP32, Datatype.FP64])
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
+def test_numbers_are_rounded_as_by_numpy(datatype: Datatype, numbers: list[float]) -> None:
+    """Flat or nested; one beyond the range of the datatype is refused."""
+    tensor = declared(datatype=datatype.value, shape=[-1])
+    with np.errstate(over="ignore"):
+        rounded = np.array(numbers).astype(numpy_dtype(datatype))
+    if np.isfinite(rounded).all():
+        assert str(read(tensor, numbers)[0]) == str(rounded.tolist())
+        assert str(read(tensor, [numbers])[0]) == str(rounded.tolist())
+    else:
+        assert refused(tensor, numbers) == refused(tensor, [numbers]) == "inputs[0].data"
 
 
 @pytest.mark.parametrize(

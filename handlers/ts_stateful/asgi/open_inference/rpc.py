@@ -10,7 +10,7 @@ import grpc
 import msgspec
 from google.protobuf.message_factory import GetMessageClass
 
-from ts_stateful.asgi.exchange import exchange
+from ts_stateful.asgi.exchange import SubmittedRequest
 from ts_stateful.asgi.grpc_codes import code_of
 from ts_stateful.asgi.in_order import in_order
 from ts_stateful.asgi.model import ModelFront
@@ -94,7 +94,8 @@ class _InferenceService:
     ) -> pb.ModelInferResponse:
         """Answer one request."""
         try:
-            response = await self._response(request, context)
+            async with contextlib.aclosing(await self._exchange(request, context)) as responses:
+                response = await anext(responses)
         except StatefulError as error:
             await context.abort(code_of(error.status), error.message)
         if response.status != 200:
@@ -106,30 +107,19 @@ class _InferenceService:
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         """Answer requests in their order. An error of one is a message, and the stream goes on."""
 
-        async def answers() -> AsyncIterator[AsyncGenerator[pb.ModelStreamInferResponse, None]]:
+        async def answers() -> AsyncIterator[_Streamed]:
             async for request in requests:
-                yield self._streamed(request, context)
+                try:
+                    yield _Streamed(request.id, await self._exchange(request, context))
+                except StatefulError as error:
+                    yield _Streamed(request.id, error)
 
         async with contextlib.aclosing(in_order(answers())) as messages:
             async for message in messages:
                 yield message
 
-    async def _streamed(
-        self, request: pb.ModelInferRequest, context: _Context
-    ) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
-        try:
-            response = await self._response(request, context)
-            error = _text(response) if response.status != 200 else None
-        except StatefulError as refusal:
-            error = refusal.message
-        if error is None:
-            yield pb.ModelStreamInferResponse(infer_response=_message(response))
-        else:
-            failed = pb.ModelInferResponse(id=request.id)
-            yield pb.ModelStreamInferResponse(error_message=error, infer_response=failed)
-
-    async def _response(self, request: pb.ModelInferRequest, context: _Context) -> Response:
-        """Return the answer to a request as it would be over HTTP.
+    async def _exchange(self, request: pb.ModelInferRequest, context: _Context) -> SubmittedRequest:
+        """Submit a request as it would be over HTTP.
 
         Raises:
             StatefulError: it reaches no model.
@@ -140,8 +130,7 @@ class _InferenceService:
         metadata = tuple(texts(context.invocation_metadata() or ()))
         headers, known = infer_headers(header_length), Correlation.of(metadata)
         arrival = Arrival({"body": body}, headers, Call(metadata), known)
-        async with contextlib.aclosing(exchange(model, arrival)) as responses:
-            return await anext(responses)
+        return SubmittedRequest(model, arrival)
 
     async def _about(
         self, request: pb.ModelReadyRequest | pb.ModelMetadataRequest, context: _Context
@@ -151,6 +140,32 @@ class _InferenceService:
         except StatefulError as error:
             await context.abort(code_of(error.status), error.message)
             raise
+
+
+class _Streamed:
+    """The one message of an answer in a stream, or of a request that reaches no model."""
+
+    def __init__(self, tag: str, exchange: SubmittedRequest | StatefulError) -> None:
+        self._tag = tag
+        self._exchange = exchange
+
+    async def __aiter__(self) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
+        if isinstance(self._exchange, StatefulError):
+            error = self._exchange.message
+        else:
+            response = await anext(self._exchange)
+            await self.aclose()  # an answer that its client is slow to read is no request in flight
+            if response.status == 200:
+                yield pb.ModelStreamInferResponse(infer_response=_message(response))
+                return
+            error = _text(response)
+        failed = pb.ModelInferResponse(id=self._tag)
+        yield pb.ModelStreamInferResponse(error_message=error, infer_response=failed)
+
+    async def aclose(self) -> None:
+        """Drop the request if it is not answered."""
+        if isinstance(self._exchange, SubmittedRequest):
+            await self._exchange.aclose()
 
 
 def _text(response: Response) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from lru import LRU
+from msgspec import Struct, structs
 
 from ts_stateful.clock import rfc3339
 from ts_stateful.config.schema import ConfigError
@@ -114,8 +115,7 @@ class HeaderNames:
         return {self.id: f"{event.session_id}; Expires={rfc3339(event.opened_until)}"}
 
 
-@dataclass(frozen=True)
-class RequestHeaders:
+class RequestHeaders(Struct, frozen=True):
     """Contents of one request's headers.
 
     - `session_ids`: the distinct ids that the client sent. `minted_id`: an id that TorchServe's frontend made because it
@@ -220,7 +220,9 @@ class HeaderReader:
             self._minted[read.minted_id] = None
             return read
         ids = (read.minted_id, *read.session_ids)
-        return replace(read, session_ids=ids, minted_id=None, names_session=True, starts=True)
+        return structs.replace(
+            read, session_ids=ids, minted_id=None, names_session=True, starts=True
+        )
 
 
 def dialogue_of(pairs: Iterable[tuple[str, str]]) -> str | None:

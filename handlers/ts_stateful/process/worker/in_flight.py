@@ -6,10 +6,9 @@ A request that repeatedly crashes engines is isolated and rejected. The caller h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
@@ -31,8 +30,7 @@ class RequestSender(Protocol):
         ...
 
 
-@dataclass(eq=False)
-class InFlight:
+class InFlight(Struct, eq=False):
     """A request in flight. `next_engines` are the indexes of engines to try if this one has no room for its session."""
 
     message: Submit
@@ -43,8 +41,8 @@ class InFlight:
     fruitless_deaths: int = 0  # since its last progress
     exclusive_deaths: int = 0  # of the fruitless ones, with no other request in the engine
     num_chars: int = 0
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
 
     @property
     def to_send(self) -> Submit:
