@@ -1,7 +1,8 @@
 // Linear layers and norms of few rows on a CPU.
 //
-// A linear layer of few rows is bound by reading its weights. They are read in place, once for all rows, four outputs at a
-// time. The inputs are read for every output, so they are packed into reading order.
+// A linear layer of few rows is bound by reading its weights. They are read in place, once for all rows: an output after the
+// other for up to three rows, four outputs at a time for more. The inputs are read for every output, so they are packed into
+// reading order.
 
 #pragma once
 
@@ -11,7 +12,9 @@ namespace {
 
 constexpr int MOST = 64;   // rows
 constexpr int WIDE = 16;   // outputs of a linear layer that a thread computes at once
-constexpr int FAR = 4096;  // weights prefetched where rows are computed one after the other
+constexpr int FAR = 2048;  // weights between one that is read and one that is prefetched, where they are read in turn
+constexpr int MANY = 24;   // rows whose inputs stay in the fastest cache while a layer's weights are read; more are taken
+constexpr int SOME = 16;   // so many at a time
 
 struct Linear { const float *weight, *bias; int64_t in, out; };  // (out, in), (out,) or null
 struct Norm { const float* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none
@@ -54,17 +57,42 @@ void pack(const float* x, const Norm& norm, int rows, int m, int64_t in, float* 
   }
 }
 
-// Products of N rows of weights and a group of M inputs; result[m][n].
-template <int N, int M>
-inline void multiply(const float* __restrict w, const float* __restrict x, int64_t in, int64_t ahead, float* result) {
+// Products of WIDE rows of weights and a group of M inputs; result[m][n]. One row after the other: so the memory is read fastest.
+template <int M> void multiply_in_turn(const float* __restrict w, const float* __restrict x, int64_t in, float* result) {
+  constexpr int CHAINS = M == 1 ? 4 : 2;
+  V products[M][WIDE];
+  for (int n = 0; n < WIDE; n++, w += in) {
+    V sum[CHAINS][M];
+    for (int c = 0; c < CHAINS; c++) for (int m = 0; m < M; m++) sum[c][m] = zero();
+    int64_t k = 0;
+    for (; k + CHAINS * LANES <= in; k += CHAINS * LANES)
+      for (int c = 0; c < CHAINS; c++) {
+        const int64_t at = k + c * LANES;
+        const V weights = held(load(w + at));
+        __builtin_prefetch(w + at + FAR);
+        for (int m = 0; m < M; m++) sum[c][m] = fma(weights, load(x + at * M + m * LANES), sum[c][m]);
+      }
+    for (; k < in; k += LANES)
+      for (int m = 0; m < M; m++) sum[0][m] = fma(load(w + k), load(x + k * M + m * LANES), sum[0][m]);
+    for (int m = 0; m < M; m++) {
+      for (int c = 1; c < CHAINS; c++) sum[0][m] = add(sum[0][m], sum[c][m]);
+      products[m][n] = sum[0][m];
+    }
+  }
+  for (int m = 0; m < M; m++) store(result + m * WIDE, sums(products[m]));
+}
+
+// Products of N rows of weights and a group of M inputs; result[m][n]. Prefetch P rows of weights from `ahead` on.
+template <int N, int M, int P>
+inline void multiply(const float* __restrict w, const float* __restrict x, int64_t in, const float* ahead, float* result) {
   V sum[LANES];
   for (int i = 0; i < LANES; i++) sum[i] = zero();
   for (int64_t k = 0; k < in; k += LANES, x += M * LANES) {
     V weights[N];
-    for (int n = 0; n < N; n++) weights[n] = load(w + n * in + k);
-    if (ahead) for (int n = 0; n < N; n++) __builtin_prefetch(w + n * in + k + ahead);
+    for (int n = 0; n < N; n++) weights[n] = held(load(w + n * in + k));
     for (int m = 0; m < M; m++) {
-      const V input = load(x + m * LANES);
+      for (int p = m; p < P; p += M) __builtin_prefetch(ahead + p * in + k);
+      const V input = held(load(x + m * LANES));
       for (int n = 0; n < N; n++) sum[m * N + n] = fma(weights[n], input, sum[m * N + n]);
     }
   }
@@ -73,28 +101,48 @@ inline void multiply(const float* __restrict w, const float* __restrict x, int64
   for (int m = 0; m < M; m++) for (int n = 0; n < N; n++) result[m * WIDE + n] = lanes[m * N + n];
 }
 
-template <int N> void multiply_rows(const float* w, const float* x, int rows, int64_t in, float* result) {
-  int64_t ahead = rows <= 2 ? FAR : 4 * in;
-  for (int m = 0; m < rows;) {
-    const int group = place_of(rows, m).group;
-    const float* inputs = x + m * in;
-    if (group == 4) multiply<N, 4>(w, inputs, in, ahead, result + m * WIDE);
-    else if (group == 2) multiply<N, 2>(w, inputs, in, ahead, result + m * WIDE);
-    else multiply<N, 1>(w, inputs, in, ahead, result + m * WIDE);
+template <int N, int M>
+void multiply_group(const float* w, const float* x, int64_t in, const float* ahead, int num_ahead, float* result) {
+  if (num_ahead == 0) multiply<N, M, 0>(w, x, in, ahead, result);
+  else if (num_ahead == 1) multiply<N, M, 1>(w, x, in, ahead, result);
+  else if (num_ahead == 2) multiply<N, M, 2>(w, x, in, ahead, result);
+  else multiply<N, M, 4>(w, x, in, ahead, result);
+}
+
+// Each group of inputs prefetches its share of the next N rows of weights: all at once would wait for the memory.
+template <int N> void multiply_rows(const float* w, const float* x, int rows, int64_t in, bool is_first, float* result) {
+  const int groups = rows / 4 + rows % 4 / 2 + rows % 2;
+  for (int m = 0, g = 0; m < rows; g++) {
+    const int group = place_of(rows, m).group, first = g * N / groups, num = is_first ? (g + 1) * N / groups - first : 0;
+    const float *inputs = x + m * in, *ahead = w + (N + first) * in;
+    if (group == 4) multiply_group<N, 4>(w, inputs, in, ahead, num, result + m * WIDE);
+    else if (group == 2) multiply_group<N, 2>(w, inputs, in, ahead, num, result + m * WIDE);
+    else multiply_group<N, 1>(w, inputs, in, ahead, num, result + m * WIDE);
     m += group;
-    ahead = 0;
   }
 }
 
 // Store output n + i of row m in result[m][i], i < WIDE, from packed inputs; return how many of the WIDE exist.
 int outputs(const Linear& linear, int64_t n, const float* x, int rows, float* result) {
-  const int num = int(std::min<int64_t>(WIDE, linear.out - n));
-  const float* w = linear.weight + n * linear.in;
-  int i = 0;
-  for (; i + 4 <= num; i += 4) multiply_rows<4>(w + i * linear.in, x, rows, linear.in, result + i);
-  for (; i < num; i++) multiply_rows<1>(w + i * linear.in, x, rows, linear.in, result + i);
+  const int64_t in = linear.in;
+  const int num = int(std::min<int64_t>(WIDE, linear.out - n)), fours = num / 4 * 4;
+  const float* w = linear.weight + n * in;
+  if (rows <= 3 && num == WIDE) {
+    if (rows >= 2) multiply_in_turn<2>(w, x, in, result);
+    if (rows % 2) multiply_in_turn<1>(w, x + (rows - 1) * in, in, result + (rows - 1) * WIDE);
+  } else {
+    const int most = rows <= MANY ? rows : SOME;
+    for (int m = 0; m < rows; m += most) {
+      const float* inputs = x + m * in;
+      const int some = std::min(most, rows - m);
+      float* target = result + m * WIDE;
+      int i = 0;
+      for (; i < fours; i += 4) multiply_rows<4>(w + i * in, inputs, some, in, m == 0, target + i);
+      for (; i < num; i++) multiply_rows<1>(w + i * in, inputs, some, in, m == 0, target + i);
+    }
+  }
   if (linear.bias)
-    for (int m = 0; m < rows; m++) for (i = 0; i < num; i++) result[m * WIDE + i] += linear.bias[n + i];
+    for (int m = 0; m < rows; m++) for (int i = 0; i < num; i++) result[m * WIDE + i] += linear.bias[n + i];
   return num;
 }
 

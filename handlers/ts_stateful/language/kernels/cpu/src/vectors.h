@@ -30,6 +30,11 @@ inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
 inline V add(V x, V y) { return _mm512_add_ps(x, y); }
 inline V mul(V x, V y) { return _mm512_mul_ps(x, y); }
 inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
+// Keep x in a register. Else GCC reads it from memory for each use, and then loads take longer than the arithmetic.
+inline V held(V x) {
+  __asm__("" : "+v"(x));
+  return x;
+}
 // Lane i: the sum of the lanes of x[i].
 inline V sums(const V* x) {
   V a[8], b[4], c[2];
@@ -56,6 +61,7 @@ inline void store(float* p, V x) { std::memcpy(p, &x, sizeof x); }
 inline V add(V x, V y) { V r; EACH r.lane[i] = x.lane[i] + y.lane[i]; return r; }
 inline V mul(V x, V y) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i]; return r; }
 inline V fma(V x, V y, V z) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i] + z.lane[i]; return r; }
+inline V held(V x) { return x; }
 inline V sums(const V* x) {
   V r = zero();
   for (int j = 0; j < LANES; j++) for (int i = 0; i < LANES; i++) r.lane[i] += x[i].lane[j];
