@@ -102,6 +102,7 @@ class FusedLayers:
         count = len(rows.ids)
         most = self._most_rows if count == len(rows.spans) else _MOST_IN_PROMPTS
         if count > most or any(self._hooks):
+            self._library.spread_threads(torch.get_num_threads())
             return None
         table = Table.of(rows.spans, all_rows=True)
         hidden = self._decoder.embed(rows.ids)

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 LANES: Final = 16  # all dimensions are multiples of it
 _SOURCE: Final = Path(__file__).parent / "src" / "kernels.cpp"
-_HEADERS: Final = ("vectors.h", "attention.h", "linear.h", "experts.h", "layer.h")
+_HEADERS: Final = ("vectors.h", "attention.h", "linear.h", "experts.h", "layer.h", "threads.h")
 _FLAGS: Final = (
     *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-exceptions"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
@@ -144,5 +144,7 @@ def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
         *(word, word, address, address),
     ]
     library.multiply_linear.argtypes = [address, address, word, word, address, address]
+    library.spread_threads.argtypes = [word]
     library.decode_layers.restype = library.multiply_linear.restype = None
+    library.spread_threads.restype = None
     return library

@@ -37,7 +37,7 @@ def library() -> Any:
 @pytest.mark.parametrize("onednn", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 6, 31, 32, 33, 100])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 6, 11, 24, 25, 31, 32, 33, 100])
 def test_outputs_are_those_of_torch(rows: int, bias: bool, threads: int, onednn: bool) -> None:
     """Any number of rows, in any number of dimensions, outputs that fill no block."""
     torch.manual_seed(rows)

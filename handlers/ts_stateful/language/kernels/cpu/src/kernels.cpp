@@ -2,6 +2,7 @@
 
 #include "attention.h"
 #include "layer.h"
+#include "threads.h"
 
 #define EXPORT(NAME, T)                                                                                                     \
   extern "C" void write_##NAME(const Step* step, const T* states, int64_t head_stride, int64_t token_stride, int64_t heads, \
@@ -29,6 +30,7 @@ extern "C" int64_t decode_scratch(const Decoder* layers, int64_t num_layers, int
 extern "C" void decode_layers(const Step* step, const Decoder* layers, int64_t num_layers, const float* cos, const float* sin,
                               int64_t num_splits, int64_t num_threads, float* scratch, float* hidden) {
   Routes shared{};
+  team.spread(int(num_threads));
 #pragma omp parallel num_threads(int(num_threads))
   for (int64_t i = 0; i < num_layers; i++) {
     Step own = *step;
@@ -37,9 +39,13 @@ extern "C" void decode_layers(const Step* step, const Decoder* layers, int64_t n
   }
 }
 
+// Prepare for torch's operators, which have the same threads.
+extern "C" void spread_threads(int64_t num_threads) { team.spread(int(num_threads)); }
+
 // Map x (rows, in) to y (rows, out); `scratch` has room for x.
 extern "C" void multiply_linear(const Linear* linear, const float* x, int64_t rows, int64_t num_threads,
                                 float* scratch, float* y) {
+  team.spread(int(num_threads));
 #pragma omp parallel num_threads(int(num_threads))
   {
     alignas(64) float result[MOST * WIDE];

@@ -1,0 +1,68 @@
+"""Functions of the compiled library that no other test calls by themselves."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ts_stateful.language.kernels.cpu.library import (
+    LinearFacts,
+    cache_folder,
+    declare_functions,
+    load_library,
+)
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+)
+# Threads of a process of their own, because they stay bound. Prints the processors of the caller and of its helpers.
+SPREAD = """
+import os
+from ts_stateful.language.kernels.cpu.library import cache_folder, declare_functions, load_library
+library = declare_functions(load_library(cache_folder()))
+before = set(os.listdir("/proc/self/task"))
+all_cpus = os.sched_getaffinity(0)
+library.spread_threads(len(all_cpus))
+helpers = [int(task) for task in set(os.listdir("/proc/self/task")) - before]
+for cpu in sorted(all_cpus):
+    os.sched_setaffinity(0, {cpu})
+    library.spread_threads(len(all_cpus))
+    places = [os.sched_getaffinity(helper) for helper in helpers]
+    assert all(len(place) == 1 for place in places), places
+    assert set.union(*places) == all_cpus - {cpu}, (places, cpu)
+    os.sched_setaffinity(0, all_cpus)
+library.spread_threads(len(all_cpus) - 1)
+assert os.sched_getaffinity(0) == all_cpus
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 24, 25, 39, 40, 41, 63, 64])
+def test_linear_layers_take_as_many_rows_as_a_step(rows: int) -> None:
+    """More than 24 rows are taken 16 at a time; the last outputs fill no block."""
+    library = declare_functions(load_library(cache_folder()))
+    torch.manual_seed(rows)
+    linear = torch.nn.Linear(208, 333)
+    facts = LinearFacts.of(linear)
+    inputs, found = torch.randn(rows, 208), torch.empty(rows, 333)
+    scratch = torch.empty_like(inputs)
+    library.multiply_linear(
+        ctypes.byref(facts),
+        *(inputs.data_ptr(), rows, 2, scratch.data_ptr(), found.data_ptr()),
+    )
+    with torch.inference_mode():
+        torch.testing.assert_close(found, linear(inputs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
+def test_helpers_leave_the_processor_of_their_caller() -> None:
+    """With a thread for each processor, each helper has one to itself, wherever the caller is; the caller is not bound."""
+    done = subprocess.run(
+        [sys.executable, "-c", SPREAD], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

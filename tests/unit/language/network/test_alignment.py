@@ -1,0 +1,48 @@
+"""Weights begin at cache lines after a model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.support.tiny.small import save
+from tests.support.tiny.text import llama
+from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.language.network.alignment import align_weights
+from ts_stateful.language.network.load import load_model
+
+LINE = 64
+
+
+def unaligned(*shape: int) -> torch.Tensor:
+    """Random numbers in memory that begins 8 bytes after a cache line."""
+    return torch.randn(2 + torch.Size(shape).numel())[2:].view(shape)
+
+
+def test_weights_inside_a_line_are_copied_and_stay_tied() -> None:
+    """Others stay where they are, and buffers are copied too."""
+    network = nn.Module()
+    network.first, network.second = nn.Linear(16, 16), nn.Linear(16, 16, bias=False)
+    weight = unaligned(16, 16)
+    network.first.weight = network.second.weight = nn.Parameter(weight)
+    network.register_buffer("table", unaligned(4))
+    bias = network.first.bias.data_ptr()
+    assert align_weights(network) == 4 * (16 * 16 + 4)
+    assert network.first.weight is network.second.weight
+    assert torch.equal(network.first.weight, weight)
+    assert network.first.weight.data_ptr() % LINE == network.table.data_ptr() % LINE == 0
+    assert network.first.bias.data_ptr() == bias
+    assert align_weights(network) == 0
+
+
+def test_a_loaded_model_is_aligned(tmp_path: Path) -> None:
+    """The weights are those of the checkpoint, whose file does not align them."""
+    folder = save(llama(), tmp_path / "model")
+    model = load_model(HandlerConfig(model=str(folder)), folder, torch.device("cpu"))
+    found = dict(model.network.named_parameters())
+    assert all(weight.data_ptr() % LINE == 0 for weight in found.values())
+    for name, weight in load_file(folder / "model.safetensors").items():
+        assert torch.equal(found[name], weight)
