@@ -24,17 +24,18 @@ def unaligned(*shape: int) -> torch.Tensor:
 
 def test_weights_inside_a_line_are_copied_and_stay_tied() -> None:
     """Others stay where they are, and buffers are copied too."""
-    network = nn.Module()
-    network.first, network.second = nn.Linear(16, 16), nn.Linear(16, 16, bias=False)
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16, bias=False)
+    network = nn.Sequential(first, second)
     weight = unaligned(16, 16)
-    network.first.weight = network.second.weight = nn.Parameter(weight)
-    network.register_buffer("table", unaligned(4))
-    bias = network.first.bias.data_ptr()
+    first.weight = second.weight = nn.Parameter(weight)
+    table = unaligned(4)
+    network.register_buffer("table", table)
+    bias = first.bias.data_ptr()
     assert align_weights(network) == 4 * (16 * 16 + 4)
-    assert network.first.weight is network.second.weight
-    assert torch.equal(network.first.weight, weight)
-    assert network.first.weight.data_ptr() % LINE == network.table.data_ptr() % LINE == 0
-    assert network.first.bias.data_ptr() == bias
+    assert first.weight is second.weight
+    assert torch.equal(first.weight, weight)
+    assert first.weight.data_ptr() % LINE == table.data_ptr() % LINE == 0
+    assert first.bias.data_ptr() == bias
     assert align_weights(network) == 0
 
 

@@ -45,7 +45,9 @@ assert os.sched_getaffinity(0) == all_cpus
 @pytest.mark.parametrize("rows", [1, 3, 5, 24, 25, 39, 40, 41, 63, 64])
 def test_linear_layers_take_as_many_rows_as_a_step(rows: int) -> None:
     """More than 24 rows are taken 16 at a time; the last outputs fill no block."""
-    library = declare_functions(load_library(cache_folder()))
+    built = load_library(cache_folder())
+    assert built is not None
+    library = declare_functions(built)
     torch.manual_seed(rows)
     linear = torch.nn.Linear(208, 333)
     facts = LinearFacts.of(linear)
