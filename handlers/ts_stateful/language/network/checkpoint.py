@@ -26,6 +26,7 @@ from ts_stateful.config.check import check_checkpoint
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.config.weights import HOW_TO_CONVERT
 from ts_stateful.language.encoders.processor import load_processor, load_tokenizer
+from ts_stateful.language.network.alignment import align_weights
 from ts_stateful.language.network.model_support import check_config
 from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
 from ts_stateful.language.parallel.split import split_options
@@ -68,6 +69,8 @@ def read_checkpoint(
             bfloat16=has_bfloat16(torch.cpu.get_capabilities()),
         )
         network = _read_weights(name, auto, config=config, dtype=dtype, **split, **options)
+        if device.type == "cpu" and not split:
+            align_weights(network)
         if hears(config) or (_sees(config) and settings.vision):
             owner = load_processor(name, config, **options)
         else:

@@ -26,7 +26,6 @@ from ts_stateful.language.kernels.select import find_kernels
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.adapters import Adapters, load_adapter
-from ts_stateful.language.network.alignment import align_weights
 from ts_stateful.language.network.checkpoint import hears, read_checkpoint
 from ts_stateful.language.network.count_weights import weights_counted
 from ts_stateful.language.network.forward import Forward
@@ -125,8 +124,6 @@ def load_model(
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # where kernels are launched and graphs captured
     network.to(device).eval()
-    if settings.tensor_parallel == 1:
-        align_weights(network)
     progress.begin("checking the model")
     model = build_model(
         Path(name).name,
