@@ -54,8 +54,8 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --genera
 	--custom-compile-command 'make lock' -c constraints.txt
 PROTOS := $(sort $(shell find protos -name '*.proto' 2>/dev/null))
 
-.PHONY: help setup demo serve chat sagemaker-local test soak fuzz lint docs mar bench bench-gpu helm chart protos lock sbom release \
-	clean
+.PHONY: help setup demo serve chat sagemaker-local test soak fuzz lint docs mar bench bench-gpu helm chart protos lock sbom wheels \
+	release clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -152,8 +152,11 @@ lock: $(INSTALLED) ## write deploy/locks: what the images install, with hashes
 sbom: $(INSTALLED) ## write the bill of materials and the licenses of what the images install into build
 	$(BIN)/python tools/sbom.py
 
-release: $(RELEASE) ## build sdist, wheel and release notes into dist, and check them; uploads nothing
-	$(BIN)/python tools/release.py
+wheels: $(INSTALLED) $(RELEASE) ## use the wheel on each Python that it is for, as far as this machine has them
+	$(BIN)/python -m tools.wheels
+
+release: $(INSTALLED) $(RELEASE) ## build sdist, wheel and release notes into dist, and check them as `make wheels` does; uploads nothing
+	$(BIN)/python -m tools.release
 
 clean: ## remove what was built, and .venv
 	rm -rf build dist logs htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
