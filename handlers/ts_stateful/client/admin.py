@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -26,8 +27,10 @@ class AdminClient:
     def __init__(self, url: str, token: str | None = None) -> None:
         self.url = url
         parts = urlsplit(url)
+        self._socket: Path | None = None
         transport, base = httpx.HTTPTransport(), url
         if parts.scheme == "unix" and parts.path and not parts.netloc:
+            self._socket = Path(parts.path)
             transport, base = httpx.HTTPTransport(uds=parts.path), "http://admin"
         elif parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(f"{url!r} is neither unix:///path nor http://host:port (--admin)")
@@ -58,12 +61,13 @@ class AdminClient:
     def _call(self, method: str, path: tuple[str, ...], query: dict[str, Any]) -> dict[str, Any]:
         where = "/" + "/".join(quote(part, safe="") for part in path)
         given = {name: value for name, value in query.items() if value is not None}
+        # httpcore does not close a socket that could not be connected, which `top` would repeat every second.
+        if self._socket is not None and not self._socket.is_socket():
+            raise self._unreachable("there is no socket")
         try:
             response = self._http.request(method, where, params=given)
         except httpx.HTTPError as error:
-            raise ServerUnreachable(
-                f"{self.url}: {error}; is the server running? `ts-stateful serve` prints the URL (--admin)"
-            ) from error
+            raise self._unreachable(str(error)) from error
         if response.status_code == httpx.codes.UNAUTHORIZED:
             raise ServerRefused(
                 "the port needs the server's token, in the variable TS_STATEFUL_ADMIN_TOKEN",
@@ -76,3 +80,8 @@ class AdminClient:
         except ValueError:
             raise ProtocolError(f"{self.url} is no administration of this package") from None
         return document
+
+    def _unreachable(self, reason: str) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"{self.url}: {reason}; is the server running? `ts-stateful serve` prints the URL (--admin)"
+        )
