@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from tests.support.tiny.published import Checkpoint, loaded
+from tests.support.tiny.releases import since
 from tests.support.tiny.seeing import TOWER
 from tests.support.tiny.small import mute
 from tests.support.tiny.text import MIXED
@@ -96,6 +97,7 @@ def _gemma3() -> Checkpoint:
 
 
 def _gemma4() -> Checkpoint:
+    since("5.23", "its processor needs torchvision")
     torch.manual_seed(51)
     network = Gemma4ForConditionalGeneration(
         Gemma4Config(

@@ -47,8 +47,9 @@ def write(checkpoint: Checkpoint, folder: Path) -> Path:
 
 @cache
 def _written(build: Callable[[], Checkpoint]) -> tempfile.TemporaryDirectory[str]:
+    checkpoint = build()  # or skip, which leaves no folder
     folder = tempfile.TemporaryDirectory(prefix=f"{build.__name__}-")
-    write(build(), Path(folder.name))
+    write(checkpoint, Path(folder.name))
     return folder
 
 

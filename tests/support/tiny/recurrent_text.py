@@ -35,6 +35,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from tests.support.tiny.releases import since
 from tests.support.tiny.small import SMALL
 from tests.support.tiny.text import chats
 from ts_stateful.language.network.load import Model
@@ -142,6 +143,7 @@ def mamba2() -> Model:
 
 def nemotron_h() -> Model:
     """Build Nemotron-H: layers of Mamba 2, attention and feed-forward in turns."""
+    since("5.23", "earlier ones take one session a pass")
     config = NemotronHConfig(
         **{**SMALL, "num_hidden_layers": 4},
         layers_block_type=["mamba", "mlp", "attention", "mlp"],

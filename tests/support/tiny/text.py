@@ -27,6 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.support.tiny.releases import since
 from tests.support.tiny.small import SMALL
 from tests.support.tiny.tokens import CHATML, chatml, tokenizer_of
 from ts_stateful.language.network.load import Model, build_model
@@ -70,6 +71,7 @@ def mistral() -> Model:
 
 def gemma2() -> Model:
     """Build Gemma 2: soft-capped attention and logits, windows in every other layer."""
+    since("5.23", "stock attention ignores its soft caps")
     config = Gemma2Config(
         **MIXED,
         query_pre_attn_scalar=16,

@@ -115,10 +115,11 @@ def _refuse_videos(*_args: Any, **_kwargs: Any) -> NoReturn:
 
 
 class _NoVideos(VideoProcessorMixin):  # type: ignore[misc]  # transformers is not typed
-    """The place of a video processor; SmolVLM's reads its settings for every chat."""
+    """The place of a video processor, whose settings some processors read for every chat."""
 
     num_frames = None
     fps = None
+    merge_size = 1
 
     def preprocess(self, videos: Any, **kwargs: Any) -> Any:
         """Refuse videos.
