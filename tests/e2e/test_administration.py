@@ -63,6 +63,40 @@ def listed(operate: Operate, *arguments: str) -> dict[str, dict[str, Any]]:
     return {one["session_id"]: one for one in document["sessions"]}
 
 
+@pytest.fixture
+def examine(server: AsgiServer, capsys: pytest.CaptureFixture[str]) -> Operate:
+    """Runs the doctor, and returns its document."""
+    urls = ["--url", server.http_url, "--management-url", server.management_url]
+
+    def run(*arguments: str, status: int = 0) -> Any:
+        command = ["doctor", *urls, "--metrics-url", server.metrics_url, "--timeout", "60"]
+        assert main([*command, "--model", server.name, "--json", *arguments]) == status
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_the_doctor_examines_the_server(
+    server: AsgiServer, operate: Operate, examine: Operate
+) -> None:
+    """Its readiness, models, versions, limits and metrics. It names a model that is missing, and a server that drains."""
+    found = examine()
+    assert (found["healthy"], found["findings"]) == (True, [])
+    assert found["models"] == {server.name: "ready"}
+    assert found["model_version"] == "1.0"
+    assert found["limits"]["max_sessions"] > 0
+    (missing,) = examine("--model", "missing", status=1)["findings"]
+    assert server.name in missing["message"]
+    (elsewhere,) = examine("--metrics-url", server.management_url)["findings"]
+    assert (elsewhere["severity"], elsewhere["key"]) == ("warning", "metrics")
+    operate("drain")
+    try:
+        (drains,) = examine(status=1)["findings"]
+        assert drains["key"] == "readiness"
+    finally:
+        operate("undrain")
+
+
 def test_only_this_user_reaches_the_socket(server: AsgiServer) -> None:
     """By the mode of the file; the port needs the token, and the public ports have nothing of it."""
     socket, port = server.admin_urls

@@ -17,7 +17,7 @@ from ts_stateful.client.errors import (
     ServerRefused,
     ServerUnreachable,
 )
-from ts_stateful.client.management import Description, Management, ModelWorker
+from ts_stateful.client.management import Description, Management, ModelWorker, Readiness
 from ts_stateful.client.transports.transport import Events, Transport
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Command, Prompt
@@ -137,6 +137,23 @@ class FakeManagement(Management):
         super().__init__("http://127.0.0.1:1")
         self._model = model
         self.is_reachable = True
+        self.front: Readiness | None = None  # of a front without TorchServe
+
+    def readiness(self) -> Readiness | None:
+        """See `Management`."""
+        if not self.is_reachable or not self._model.is_up:
+            raise ServerUnreachable("connection refused")
+        return self.front
+
+    def version(self, model: str) -> str:
+        """See `Management`."""
+        return "1.0"
+
+    def measures(self, url: str, model: str) -> bool:
+        """See `Management`."""
+        if not url:
+            raise ServerUnreachable("connection refused")
+        return True
 
     def models(self) -> list[str]:
         """See `Management`."""

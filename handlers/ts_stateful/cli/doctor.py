@@ -19,6 +19,7 @@ from ts_stateful.client.management import Management
 from ts_stateful.client.transports.rest import HttpTransport
 from ts_stateful.client.transports.transport import TransportOptions
 from ts_stateful.clock import SYSTEM_CLOCK
+from ts_stateful.doctor.answers import facts_of
 from ts_stateful.doctor.diagnosis import diagnose, in_words
 from ts_stateful.doctor.evidence import ExaminedModel, gather
 from ts_stateful.doctor.repair import repaired
@@ -29,7 +30,8 @@ __all__ = ["EPILOG", "add_options", "attend", "examine"]
 EPILOG = """\
 Examines TorchServe's description of the model, the worker and an engine. It also opens and closes a session, to examine the
 store. /ping is not enough: it stays Healthy for minutes while requests hang. Run the doctor on TorchServe's machine, because
-the management API listens only there.
+the management API listens only there. Of a server without TorchServe it examines readiness, models, limits and metrics instead
+of workers. Such a server needs no repair: it starts its engines again by itself.
 
 --repair uses that API. It scales the model to no worker and back to one, or unregisters it and registers it again. Engines
 survive their worker, so sessions continue. Requests in flight break; clients of this package resume them. The doctor does not
@@ -80,6 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for flag, port, text in (
         ("--url", 8080, "address of the inference API"),
         ("--management-url", 8081, "address of the management API"),
+        ("--metrics-url", 8082, "address of the metrics of a server without TorchServe"),
     ):
         default = f"http://127.0.0.1:{port}"
         parser.add_argument(flag, default=default, help=f"{text} (default: %(default)s)")
@@ -118,9 +121,11 @@ def examine(options: argparse.Namespace) -> bool:
         raise ValueError("--json examines once; leave out --repair and --watch")
     with _examined(options) as model:
         if options.json:
-            diagnosis = diagnose(gather(model))
+            evidence = gather(model)
+            diagnosis = diagnose(evidence)
             found = {"model": model.name, "healthy": diagnosis.is_healthy}
             found |= {"findings": [asdict(finding) for finding in diagnosis.findings]}
+            found |= facts_of(evidence)
             Terminal(sys.stdout).line(json.dumps(found, ensure_ascii=False))
             return diagnosis.is_healthy
         if options.watch is None:
@@ -151,6 +156,8 @@ def _examined(options: argparse.Namespace) -> Iterator[ExaminedModel]:
         raise ValueError(
             f"the doctor needs HTTP, not --url {options.url}; give http:// or https://"
         )
+    metrics = parse_address(options.metrics_url)
+    metrics_url = f"{metrics.scheme}://{metrics.authority}{metrics.path}/metrics"
     token = {} if options.token is None else {"Authorization": f"Bearer {options.token}"}
     settings = TransportOptions(
         options.model, token, options.session_header, ca_file=options.ca_file
@@ -160,4 +167,4 @@ def _examined(options: argparse.Namespace) -> Iterator[ExaminedModel]:
         options.management_url, token=options.management_token, ca_file=options.ca_file
     )
     with contextlib.closing(transport), contextlib.closing(management):
-        yield ExaminedModel(options.model, management, transport, options.timeout)
+        yield ExaminedModel(options.model, management, transport, options.timeout, metrics_url)

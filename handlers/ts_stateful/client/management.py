@@ -20,7 +20,7 @@ from ts_stateful.client.addresses import parse_address
 from ts_stateful.client.documents import refusal
 from ts_stateful.client.errors import DeadlineExceeded, ProtocolError, ServerUnreachable
 
-__all__ = ["Description", "Management", "ModelWorker"]
+__all__ = ["Description", "Management", "ModelWorker", "Readiness"]
 
 _ANSWER_S = 10.0  # for requests that need no worker
 _CONNECT_S = 5.0
@@ -59,6 +59,14 @@ class Description(Struct, frozen=True, rename="camel"):
     def waiting(self) -> int:
         """Return the number of requests that no worker has taken yet; requests of sequences are not counted."""
         return self.queue.get("pendingRequests", 0)
+
+
+class Readiness(Struct, frozen=True):
+    """The state of a front without TorchServe (`/readyz`), that of each model, and the steps of those that load."""
+
+    status: str
+    models: dict[str, str]
+    loading: dict[str, Any] = field(default_factory=dict)
 
 
 class _Model(Struct, frozen=True, rename="camel"):
@@ -100,6 +108,22 @@ class Management:
         answer = self._ask("GET", _path(model), _ANSWER_S)
         (description,) = _converted(answer, tuple[Description])
         return description
+
+    def readiness(self) -> Readiness | None:
+        """Return the readiness of a front without TorchServe; None from TorchServe, which reports none."""
+        with self._errors(_ANSWER_S), contextlib.suppress(msgspec.DecodeError):
+            return msgspec.json.decode(self._http.get("/readyz").content, type=Readiness)
+        return None
+
+    def version(self, model: str) -> str:
+        """Return the version of a model of a front without TorchServe."""
+        return str(self._ask("GET", _path(model), _ANSWER_S)[0]["modelVersion"])
+
+    def measures(self, url: str, model: str) -> bool:
+        """Return True if a front without TorchServe has metrics of the model at this URL."""
+        with self._errors(_ANSWER_S):
+            text = httpx.get(url, trust_env=not self.is_local).text
+        return f'ts_stateful_sessions_limit{{model="{model}"}}' in text
 
     def scale(self, model: str, num_workers: int, timeout_s: float) -> None:
         """Set the number of workers; return when all of them are ready."""

@@ -7,19 +7,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ts_stateful.client.errors import DeadlineExceeded, ServerRefused, ServerUnreachable
-from ts_stateful.client.management import Description
+from ts_stateful.client.management import Description, Readiness
 from ts_stateful.config.check import Finding
 from ts_stateful.config.check.finding import error, warning
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.schema import FrontendConfig
+from ts_stateful.doctor.answers import SEE_LOG, URL_CURE, facts_of, front_findings, session_findings
 from ts_stateful.doctor.evidence import Evidence, Failure
 from ts_stateful.protocol.answers import HelloAnswer
-from ts_stateful.protocol.errors import (
-    EngineUnavailable,
-    StatefulError,
-    StoreFailed,
-    TooManySessions,
-)
+from ts_stateful.protocol.errors import EngineUnavailable
 from ts_stateful.protocol.profile import Profile
 
 __all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "diagnose_workers", "in_words"]
@@ -27,8 +23,6 @@ __all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "diagnose_workers", "in
 _DOCTOR = "run `ts-stateful doctor --repair`"
 RESTART = "restart TorchServe; sessions in a store continue afterwards"
 _BY_HAND = f"{RESTART}; or, with enable_model_api=true, {_DOCTOR}, which registers the model again"
-_LOG = "see TorchServe's log"
-_URL = "give the address of TorchServe's inference API with --url"
 _KEY = (
     "TorchServe's token authorization is on, and the {} key is missing, wrong or older than an hour"
 )
@@ -57,6 +51,10 @@ class Diagnosis(NamedTuple):
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Explain the evidence."""
+    if isinstance(evidence.description, Readiness):
+        own = list(front_findings(evidence, evidence.description))
+        own += session_findings(evidence) if Diagnosis(own).is_healthy else ()
+        return Diagnosis(sorted(own, key=lambda finding: finding.severity != "error"))
     findings = list(_management(evidence))
     repair = Repair.NONE
     if any(finding.severity == "error" for finding in findings):
@@ -67,7 +65,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     else:
         others = [*_lost_but_serving(evidence), *_workers(evidence)]
         repair = Repair.SCALE if others else Repair.NONE
-        findings += [*others, *_engine(evidence), *_settings(evidence), *_session(evidence)]
+        findings += [*others, *_engine(evidence), *_settings(evidence), *session_findings(evidence)]
     if repair is Repair.SCALE and isinstance(evidence.description, Description):
         repair = Repair.REGISTER if evidence.description.stateful else repair
     findings.sort(key=lambda finding: finding.severity != "error")
@@ -111,12 +109,15 @@ def in_words(evidence: Evidence, diagnosis: Diagnosis) -> Iterator[str]:
     hello = evidence.hello
     if diagnosis.is_healthy and isinstance(hello, HelloAnswer):
         yield f"ok: {evidence.model} answers: {hello.profile} profile, version {hello.version}"
+    for name, fact in facts_of(evidence).items():
+        pairs = fact.items() if isinstance(fact, dict) else ()
+        yield f"{name}: {', '.join(f'{key} {value}' for key, value in pairs) or fact}"
 
 
 def _management(evidence: Evidence) -> Iterator[Finding]:
     """Find the obstacles to examining TorchServe itself."""
     refused = evidence.description
-    if isinstance(refused, Description):
+    if isinstance(refused, Description | Readiness):
         return
     is_silent = isinstance(refused, ServerUnreachable)
     if is_silent and isinstance(evidence.worker, ServerUnreachable):
@@ -153,7 +154,9 @@ def _worker(evidence: Evidence, failure: Failure) -> tuple[Finding, Repair]:
         cure = "give `inference` of its key_file.json as --token, or in TS_STATEFUL_TOKEN"
         return error("token", _KEY.format("inference"), cure), Repair.NONE
     if isinstance(failure, ServerUnreachable):
-        return error("inference API", f"no server listens: {failure.message}", _URL), Repair.NONE
+        return error(
+            "inference API", f"no server listens: {failure.message}", URL_CURE
+        ), Repair.NONE
     if description is None:
         cure = "give --management-url, so that workers are visible; or restart TorchServe"
         return error("worker", f"requests get no answer: {failure.message}", cure), Repair.NONE
@@ -163,7 +166,7 @@ def _worker(evidence: Evidence, failure: Failure) -> tuple[Finding, Repair]:
         return error(
             "worker",
             "it is starting: it loads the model, or its start fails repeatedly",
-            f"wait, and {_LOG}; `ts-stateful check` finds configurations that are refused at start",
+            f"wait, and {SEE_LOG}; `ts-stateful check` finds configurations that are refused at start",
         ), Repair.NONE
     if not description.is_ready and evidence.is_starting is None:
         return error(
@@ -183,7 +186,7 @@ def _refused(description: Description, failure: Failure) -> tuple[Finding, Repai
     status = getattr(failure, "status", 0)
     if status < 500:
         message = f"another server than TorchServe with this model answers: {failure.message}"
-        return error("inference API", message, _URL), Repair.NONE
+        return error("inference API", message, URL_CURE), Repair.NONE
     if status == 503 and description.stateful:
         return error(
             "sessions",
@@ -250,7 +253,7 @@ def _engine(evidence: Evidence) -> Iterator[Finding]:
             "wait for handler.restartDeadlineSec; if the error stays, TorchServe's log has the path of the engine's log",
         )
     elif failure is not None and not isinstance(failure, HelloAnswer):
-        yield error("engine", failure.message, _LOG)
+        yield error("engine", failure.message, SEE_LOG)
 
 
 def _settings(evidence: Evidence) -> Iterator[Finding]:
@@ -271,28 +274,5 @@ def _settings(evidence: Evidence) -> Iterator[Finding]:
             yield finding
 
 
-def _session(evidence: Evidence) -> Iterator[Finding]:
-    """Find the reasons why a session cannot be opened or kept."""
-    failure = evidence.session
-    store = "check that the store of handler.store.url is reachable and has room"
-    if isinstance(failure, StoreFailed):
-        yield error(
-            "store",
-            f"sessions cannot be written: {failure.message}",
-            f"{store}; turns continue as soon as it accepts writes",
-        )
-    elif isinstance(failure, TooManySessions):
-        yield warning("sessions", "all places are taken", "close some, or raise maxNumSequence")
-    elif failure is not None:
-        code = f"{failure.code}: " if isinstance(failure, StatefulError) else ""
-        yield error("sessions", f"no session can be opened: {code}{failure.message}", _LOG)
-    elif evidence.is_saved is False:
-        yield warning(
-            "store",
-            "it accepts no writes: sessions work, but are lost with their engine (`policy: best_effort`)",
-            store,
-        )
-
-
-def _kind(failure: Description | Failure) -> str | None:
+def _kind(failure: Description | Readiness | Failure) -> str | None:
     return failure.kind if isinstance(failure, ServerRefused) else None

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ts_stateful.client.documents import parse
 from ts_stateful.client.errors import ClientError, DeadlineExceeded, ServerRefused
-from ts_stateful.client.management import Description, Management
+from ts_stateful.client.management import Description, Management, Readiness
 from ts_stateful.client.transports.transport import Transport
 from ts_stateful.protocol.answers import Closed, HelloAnswer, Opened, SessionInfo
 from ts_stateful.protocol.errors import (
@@ -41,6 +41,7 @@ class ExaminedModel:
     management: Management
     transport: Transport
     timeout_s: float
+    metrics_url: str = ""  # of a front without TorchServe
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Evidence:
     """Observations of a model. None: not examined."""
 
     model: str
-    description: Description | Failure
+    description: Description | Readiness | Failure  # `Readiness`: of a front without TorchServe
     worker: Failure | None  # why its worker does not answer; None: it does
     new_ids: bool | None = None  # True: it answers under ids that are new to TorchServe
     models: tuple[str, ...] = ()  # the registered models, if this one is missing
@@ -58,6 +59,8 @@ class Evidence:
     hello: HelloAnswer | Failure | None = None
     session: Failure | None = None  # why no session can be opened
     is_saved: bool | None = None  # True: the store has the opened session
+    version: str | None = None  # of the model of a front without TorchServe
+    has_metrics: bool = False  # likewise
 
     @property
     def is_unregistered(self) -> bool:
@@ -87,6 +90,16 @@ def gather(model: ExaminedModel, before: Evidence | None = None) -> Evidence:
 def _from_outside(model: ExaminedModel, worker: Failure | None) -> Evidence:
     """Read TorchServe's description of the model, and look for its workers' processes on this machine."""
     management = model.management
+    readiness = tried(management.readiness)
+    if isinstance(readiness, Readiness):
+        version = tried(lambda: management.version(model.name))
+        return Evidence(
+            model.name,
+            readiness,
+            worker,
+            version=version if isinstance(version, str) else None,
+            has_metrics=tried(lambda: management.measures(model.metrics_url, model.name)) is True,
+        )
     description = tried(lambda: management.describe(model.name))
     models: tuple[str, ...] = ()
     if isinstance(description, ClientError):

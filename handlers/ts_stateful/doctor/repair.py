@@ -36,7 +36,7 @@ def repaired(
     """Repair the model and print each step. Return True if TorchServe did everything."""
     description, began = evidence.description, SYSTEM_CLOCK.monotonic()
     if repair is Repair.NONE or not isinstance(description, Description):
-        output.line("not repaired: TorchServe's management API cannot repair this")
+        output.line("not repaired: no request to the management API can repair this")
         return False
     try:
         if repair is not Repair.REGISTER or not _registered(management, description, output):

@@ -15,6 +15,7 @@ from ts_stateful.cli import main
 from ts_stateful.cli.doctor import attend
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client.errors import ClientError, DeadlineExceeded, ProtocolError, ServerRefused
+from ts_stateful.client.management import Readiness
 from ts_stateful.doctor.evidence import PROBE_SESSION, ExaminedModel
 from ts_stateful.protocol.errors import (
     EngineUnavailable,
@@ -179,7 +180,7 @@ def test_missing_parts_are_named() -> None:
     practice.model.is_up = False
     assert not practice.healthy(repair=True)
     assert practice.said.startswith("error: TorchServe: no server listens")
-    assert practice.said.endswith("management API cannot repair this")
+    assert practice.said.endswith("request to the management API can repair this")
 
 
 @pytest.mark.parametrize(
@@ -275,6 +276,43 @@ def test_settings_that_hang_are_found_again() -> None:
     assert "error: maxNumSequence: 65 sessions with a batchSize of 64" in practice.said
 
 
+@pytest.mark.parametrize(
+    ("front", "name", "said"),
+    [
+        (
+            Readiness("ready", {"chat": "ready"}),
+            "chta",
+            "error: model: the server has no model chta",
+        ),
+        (Readiness("draining", {"chat": "ready"}), "chat", "error: readiness: the server drains"),
+        (Readiness("not ready", {"chat": "not ready"}), "chat", "error: engine: an engine of chat"),
+        (
+            Readiness("not ready", {"chat": "not ready"}, {"chat": {"step": "compiling"}}),
+            "chat",
+            "error: engine: an engine of chat is starting",
+        ),
+    ],
+)
+def test_a_server_without_torchserve_is_examined(front: Readiness, name: str, said: str) -> None:
+    """It reports its own state, and has no repair. Without an error in it, the store is examined as well."""
+    practice = Practice(FakeModel("asgi"))
+    practice.management.front = Readiness("ready", {"chat": "ready"})
+    assert practice.healthy()
+    assert "warning: metrics: the address has none of chat" in practice.said
+    assert "ok: chat answers: asgi profile" in practice.said
+    assert (
+        "\nstatus: ready\nmodels: chat ready\nmodel_version: 1.0\nlimits: max_sessions "
+        in practice.said
+    )
+    practice.model.sessions.fail("open", Fault(error=StoreFailed("full")))
+    assert not practice.healthy()
+    assert practice.said.startswith("error: store: sessions cannot be written")
+    practice.management.front = front
+    assert not practice.healthy(name, repair=True)
+    assert practice.said.startswith(said)
+    assert practice.said.endswith("not repaired: no request to the management API can repair this")
+
+
 def test_the_command_speaks_http(fake: FakeSessions, capsys: pytest.CaptureFixture[str]) -> None:
     """Its exit status is that of the model; malformed URLs are 2."""
     closed = "http://127.0.0.1:1"
@@ -292,3 +330,4 @@ def test_the_command_speaks_http(fake: FakeSessions, capsys: pytest.CaptureFixtu
     assert main(["doctor", "--json", "--repair"]) == 2
     assert main(["doctor", "--url", "grpc://127.0.0.1:7070"]) == 2
     assert main(["doctor", "--management-url", "grpc://127.0.0.1:7071"]) == 2
+    assert main(["doctor", "--metrics-url", "127.0.0.1:8082"]) == 2
