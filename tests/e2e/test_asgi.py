@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import grpc
 import httpx
 import psutil
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.e2e.server import ENDLESS, profile_server
@@ -62,6 +64,46 @@ def test_a_message_with_an_error_has_its_grpc_code(asgi: Speaker) -> None:
         with pytest.raises(grpc.RpcError) as failed:
             stub.Predictions(message)
     assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def refusals(speaker: Speaker) -> dict[str, float]:
+    """Errors by code and model, without those that never occurred."""
+    errors = re.findall(
+        r'ts_stateful_errors_total{code="(\w+)",model="(\w*)"} (\S+)', speaker.metrics()
+    )
+    return {
+        f"{code} {model}".strip(): float(value) for code, model, value in errors if value != "0.0"
+    }
+
+
+def test_each_refusal_is_counted_once(asgi: Speaker) -> None:
+    """Also one that reaches no engine or no model, on every transport. Models that are missing have no label of their own."""
+    asgi.post(content=b"{")
+    asgi.post({"prompt": "x", "unknown": 1})
+    before = refusals(asgi)
+    assert asgi.post(content=b"{").status_code == 400
+    assert asgi.post({"prompt": "x", "unknown": 1}).status_code == 400
+    assert asgi.post(content=b"x" * 29_000_000).status_code == 413
+    for path in ("predictions/a", "predictions/b", "v2/models/c/infer"):
+        assert asgi.http.post(f"{asgi.server.http_url}/{path}", json=_QUESTION).status_code == 404
+    assert asgi.http.post(f"{asgi.url}/2.0", json=_QUESTION).status_code == 404
+    message = asgi.message(_QUESTION)
+    message.model_name = "d"
+    with asgi.stub() as stub, pytest.raises(grpc.RpcError):
+        stub.Predictions(message)
+    with (
+        connect(f"{asgi.server.http_url.replace('http', 'ws')}/v1/sessions/e") as ended,
+        pytest.raises(ConnectionClosed),
+    ):
+        ended.recv(DEADLINE_S)
+    after = refusals(asgi)
+    counted = {name: after[name] - before.get(name, 0) for name in after}
+    assert {name: number for name, number in counted.items() if number} == {
+        "invalid_request chat": 2,
+        "media_too_large chat": 1,
+        "model_not_found": 5,
+        "model_not_found chat": 1,
+    }
 
 
 @pytest.mark.parametrize("way", ["http", "grpc", "websocket", "unary"])

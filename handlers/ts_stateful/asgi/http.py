@@ -78,15 +78,17 @@ class Predictions:
         pairs = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
         ]
-        known = Correlation.of(pairs)
+        known, name = Correlation.of(pairs), place.model
         try:
-            model = await self.models.find(place.model, place.version)
+            model = await self.models.find(name, place.version)
             parts = await self._bodies.parts(scope, receive, max_parts(model.config))
             model = await self._named(model, parts)
+            name = model.name
             model.check_room()
         except Disconnected:
             return
         except StatefulError as error:
+            self.models.count_refusal(error, name)
             await self._refuse(send, error, known)
             return
         headers = http_headers(

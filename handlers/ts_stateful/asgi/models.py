@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from ts_stateful.asgi.model import ModelFront
-from ts_stateful.protocol.errors import EngineUnavailable, ModelNotFound
+from ts_stateful.frontend.metrics.prometheus import FrontMetrics
+from ts_stateful.protocol.errors import EngineUnavailable, ModelNotFound, StatefulError
 
 __all__ = ["Models"]
 
@@ -21,6 +22,7 @@ class Models:
     def __init__(self, models: Sequence[ModelFront]) -> None:
         self._models = {model.name: model for model in models}
         self.is_draining = self._is_stopping = False
+        self.metrics: FrontMetrics | None = None
 
     def __len__(self) -> int:
         return len(self._models)
@@ -68,6 +70,15 @@ class Models:
                 field="version",
             )
         return found
+
+    def count_refusal(self, error: StatefulError, name: str | None = None) -> None:
+        """Count a request to the model of this name, or to the first one, that is refused before the model takes it.
+
+        All models that are missing have one label, since clients invent their names.
+        """
+        if self.metrics is not None:
+            lacks = isinstance(error, ModelNotFound) and error.field == "model"
+            self.metrics.error("" if lacks else name or next(iter(self)).name, error.code)
 
     async def start(self, stop: asyncio.Event | None = None) -> bool:
         """Return True when all models are loaded, False if `stop` came first, which ends their loading.

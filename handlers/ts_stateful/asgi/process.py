@@ -75,6 +75,7 @@ async def _serve(settings: FrontSettings) -> None:
     forks = ForkServer()
     observation = Observation(os.environ)
     models = Models([_model(source, forks) for source in settings.models])
+    models.metrics = observation.metrics
     for model in models:
         model.intake.observer = observation.of(model.name)
     observation.registry.register(EngineMetrics(model.measured for model in models))

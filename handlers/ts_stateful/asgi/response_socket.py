@@ -101,6 +101,7 @@ class _ResponseConnection:
             document = parse_json(text)
             frame = convert({name: document[name] for name in _FRAMING if name in document}, _Frame)
         except StatefulError as error:
+            self._models.count_refusal(error, self._model.name)
             task = asyncio.ensure_future(self._send(_refusal(error), None))
         else:
             rest = {name: document[name] for name in document if name not in ("type", "stream_id")}
@@ -127,6 +128,7 @@ class _ResponseConnection:
             model = await self._model_of(document)
             model.check_room()
         except StatefulError as error:
+            self._models.count_refusal(error, self._model.name)
             await self._send(_refusal(error), frame.stream_id)
             return
         kept: _Sessions = []

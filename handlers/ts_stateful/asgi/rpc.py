@@ -92,6 +92,7 @@ class InferenceService(InferenceAPIsServiceServicer):
             model = await self._models.find(request.model_name, request.model_version)
             model.check_room()
         except StatefulError as error:
+            self._models.count_refusal(error, request.model_name)
             await context.abort(code_of(error.status), error.message)
         return model
 

@@ -44,7 +44,7 @@ class Sessions:
         """Serve one connection."""
         model = await accepted(socket, self._models)
         if model is not None:
-            await _Connection(model, socket).run()
+            await _Connection(self._models, model, socket).run()
 
 
 async def accepted(socket: WebSocket, models: Models) -> ModelFront | None:
@@ -52,6 +52,7 @@ async def accepted(socket: WebSocket, models: Models) -> ModelFront | None:
     try:
         model = await models.find(socket.path_params.get("model"))
     except StatefulError as error:
+        models.count_refusal(error, socket.path_params.get("model"))
         await socket.accept()
         code = _NOT_FOUND if error.status == 404 else _TRY_AGAIN_LATER
         await socket.close(code, error.message[:120])
@@ -71,7 +72,8 @@ async def next_message(socket: WebSocket) -> bytes | None:
 
 
 class _Connection:
-    def __init__(self, model: ModelFront, socket: WebSocket) -> None:
+    def __init__(self, models: Models, model: ModelFront, socket: WebSocket) -> None:
+        self._models = models
         self._model = model
         self._socket = socket
         headers = socket.headers.raw
@@ -112,6 +114,7 @@ class _Connection:
             tag = _tag_of(text) if self._headers.is_tagged else None
             self._model.check_room()
         except StatefulError as error:
+            self._models.count_refusal(error, self._model.name)
             await self._send(encode(error.to_body()), tag)
             return
         arrival = Arrival({"data": text, "rpc": PUSHED}, self._headers, self._call)

@@ -26,13 +26,13 @@ class Observation:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
-        self._metrics = FrontMetrics(self.registry)
+        self.metrics = FrontMetrics(self.registry)
         self._traces = _provider(environ)
         self._exports: list[WSGIServer] = []
 
     def of(self, model: str) -> Observer:
         """Return the receiver of one model's reports."""
-        observers: list[Observer] = [TurnLog(), self._metrics.of(model)]
+        observers: list[Observer] = [TurnLog(), self.metrics.of(model)]
         if self._traces is not None:
             from ts_stateful.frontend.spans import Spans  # noqa: PLC0415 - an extra
 

@@ -6,12 +6,14 @@ import asyncio
 from typing import cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.config.schema import Config, load_config
+from ts_stateful.frontend.metrics.prometheus import FrontMetrics
 from ts_stateful.process.worker.supervisor import EngineDied
-from ts_stateful.protocol.errors import ModelNotFound
+from ts_stateful.protocol.errors import ModelNotFound, ServerBusy
 
 
 class Front:
@@ -82,3 +84,31 @@ def test_an_adapter_leads_to_its_model() -> None:
         asyncio.run(models.find_named("green"))
     with pytest.raises(ModelNotFound):
         models.get("red")
+
+
+def test_refusals_are_counted_by_models_that_exist() -> None:
+    """However many names clients invent, all missing models are one series."""
+    models = Models(cast("list[ModelFront]", [Front("a"), Front("b")]))
+    models.count_refusal(ServerBusy("before there are metrics"))
+    registry = CollectorRegistry()
+    models.metrics = FrontMetrics(registry)
+    models.count_refusal(ServerBusy("x"))
+    models.count_refusal(ServerBusy("x"), "b")
+    for name in ("c", "d", "e"):
+        with pytest.raises(ModelNotFound) as missing:
+            models.get(name)
+        models.count_refusal(missing.value, name)
+    with pytest.raises(ModelNotFound) as missing:
+        models.get("b", "2.0")
+    models.count_refusal(missing.value, "b")
+    (errors,) = (one for one in registry.collect() if one.name == "ts_stateful_errors")
+    assert {
+        (sample.labels["model"], sample.labels["code"]): sample.value
+        for sample in errors.samples
+        if sample.name.endswith("_total")
+    } == {
+        ("", "model_not_found"): 3,
+        ("a", "server_busy"): 1,
+        ("b", "server_busy"): 1,
+        ("b", "model_not_found"): 1,
+    }

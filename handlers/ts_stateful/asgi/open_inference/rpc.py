@@ -124,8 +124,12 @@ class _InferenceService:
         Raises:
             StatefulError: it reaches no model.
         """
-        model = await self._models.find(request.model_name, request.model_version)
-        model.check_room()
+        try:
+            model = await self._models.find(request.model_name, request.model_version)
+            model.check_room()
+        except StatefulError as error:
+            self._models.count_refusal(error, request.model_name)
+            raise
         body, header_length = body_of(request)
         metadata = tuple(texts(context.invocation_metadata() or ()))
         headers, known = infer_headers(header_length), Correlation.of(metadata)

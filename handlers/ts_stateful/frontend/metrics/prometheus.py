@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ts_stateful.frontend.dialects.served_model import UnknownPath
 from ts_stateful.frontend.observer import AnswerReport
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol import errors
@@ -45,7 +46,8 @@ _LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 _DISCONNECTED = "disconnected"
 _FINISH_REASONS = ("stop", "length", "cancelled")
 _SOURCES = ("host", "store", "replay")
-_CODES = (*{getattr(errors, name).code for name in errors.__all__} - {""}, _DISCONNECTED)
+_TYPED = {getattr(errors, name).code for name in errors.__all__} - {""} | {UnknownPath.code}
+_CODES = (*_TYPED, _DISCONNECTED)
 
 
 class FrontMetrics:
@@ -56,6 +58,7 @@ class FrontMetrics:
             return Histogram(
                 f"ts_stateful_{name}_seconds", text, ["model"], buckets=buckets, registry=registry
             )
+        self._errors.labels("", errors.ModelNotFound.code)  # of models that are missing
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"ts_stateful_{name}", text, ["model", *labels], registry=registry)
@@ -113,8 +116,9 @@ class FrontMetrics:
         self._generated.labels(model).inc(usage.completion_tokens)
 
     def error(self, model: str, code: str) -> None:
-        """Count a request that failed, or whose client has disconnected."""
-        self._errors.labels(model, code).inc()
+        """Count a request that failed, or whose client has disconnected. Outputs of models may look like errors of any code."""
+        if code in _CODES:
+            self._errors.labels(model, code).inc()
 
 
 class ModelMetrics:

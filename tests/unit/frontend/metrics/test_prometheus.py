@@ -60,12 +60,14 @@ def test_errors_are_counted_by_their_codes() -> None:
     metrics.answered(_PENDING, report_of(encode(TurnGap("none").to_body())))
     metrics.answered(_PENDING, report_of(b"\x00raw"))
     metrics.answered(_PENDING, report_of(b'{"session_id": "s", "closed": true}'))
+    metrics.answered(_PENDING, report_of(b'{"error": {"code": "an output of a model"}}'))
     metrics.dropped(_PENDING)
     found = values(registry)
     assert found["ts_stateful_errors_totalturn_gap"] == 1
     assert found["ts_stateful_errors_totaldisconnected"] == 1
     assert found["ts_stateful_turn_seconds_count"] == 0
 
+    assert "an output of a model" not in "".join(found)
 
 def test_every_series_of_a_model_begins_at_zero() -> None:
     """A rate of Prometheus sees the first turn and the first error of each kind."""
