@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -19,35 +20,47 @@ from ts_stateful.protocol.errors import StatefulError, Unauthenticated
 
 __all__ = ["TokenGuard", "make_admin_app"]
 
-_Verb = Callable[[Operator, Request], Awaitable[dict[str, Any]]]
+_SESSION = "/sessions/{session}"
+_Document = dict[str, Any]
+_Verb = Callable[[Mapping[str, Any], QueryParams], "_Document | Awaitable[_Document]"]
 
 
 def make_admin_app(models: Models) -> Starlette:
     """Return the application. Everything that reaches it may administer the server."""
     operator = Operator(models)
-
-    def route(method: str, path: str, verb: _Verb) -> Route:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return JSONResponse(await verb(operator, request))
-            except StatefulError as error:
-                return JSONResponse(error.to_body(), error.status)
-
-        return Route(path, endpoint, methods=[method])
-
     return Starlette(
         routes=[
-            route("GET", "/status", _status),
-            route("GET", "/sessions", _sessions),
-            route("GET", "/sessions/{session}", _session),
-            route("POST", "/sessions/{session}/evict", _evict),
-            route("POST", "/sessions/{session}/expire", _expire),
-            route("POST", "/sessions/{session}/close", _close),
-            route("POST", "/tenants/{tenant:path}/close", _end_tenant),
-            route("POST", "/drain", _drain),
-            route("POST", "/undrain", _undrain),
-            route("POST", "/engines/{engine:int}/restart", _restart),
-            route("POST", "/log-level", _log_level),
+            _route("GET", "/status", lambda path, query: operator.status()),
+            _route("GET", "/sessions", lambda path, query: operator.sessions(query.get("tenant"))),
+            _route("GET", _SESSION, lambda path, query: operator.session(path["session"])),
+            _route(
+                "POST", f"{_SESSION}/evict", lambda path, query: operator.evict(path["session"])
+            ),
+            _route(
+                "POST", f"{_SESSION}/expire", lambda path, query: operator.expire(path["session"])
+            ),
+            _route(
+                "POST",
+                f"{_SESSION}/close",
+                lambda path, query: operator.close(path["session"], query.get("model")),
+            ),
+            _route(
+                "POST",
+                "/tenants/{tenant:path}/close",
+                lambda path, query: operator.end_tenant(path["tenant"]),
+            ),
+            _route("POST", "/drain", lambda path, query: operator.drain()),
+            _route("POST", "/undrain", lambda path, query: operator.undrain()),
+            _route(
+                "POST",
+                "/engines/{engine:int}/restart",
+                lambda path, query: operator.restart(path["engine"], query.get("model")),
+            ),
+            _route(
+                "POST",
+                "/log-level",
+                lambda path, query: operator.set_log_level(query.get("level", "")),
+            ),
         ],
         exception_handlers=refuse_other_paths("what docs/admin.md lists"),
     )
@@ -70,45 +83,12 @@ class TokenGuard:
         await refusal(scope, receive, send)
 
 
-async def _status(operator: Operator, request: Request) -> dict[str, Any]:
-    return operator.status()
+def _route(method: str, path: str, verb: _Verb) -> Route:
+    async def endpoint(request: Request) -> Response:
+        try:
+            found = verb(request.path_params, request.query_params)
+            return JSONResponse(found if isinstance(found, dict) else await found)
+        except StatefulError as error:
+            return JSONResponse(error.to_body(), error.status)
 
-
-async def _sessions(operator: Operator, request: Request) -> dict[str, Any]:
-    return await operator.sessions(request.query_params.get("tenant"))
-
-
-async def _session(operator: Operator, request: Request) -> dict[str, Any]:
-    return await operator.session(request.path_params["session"])
-
-
-async def _evict(operator: Operator, request: Request) -> dict[str, Any]:
-    return await operator.evict(request.path_params["session"])
-
-
-async def _expire(operator: Operator, request: Request) -> dict[str, Any]:
-    return await operator.expire(request.path_params["session"])
-
-
-async def _close(operator: Operator, request: Request) -> dict[str, Any]:
-    return await operator.close(request.path_params["session"], request.query_params.get("model"))
-
-
-async def _end_tenant(operator: Operator, request: Request) -> dict[str, Any]:
-    return await operator.end_tenant(request.path_params["tenant"])
-
-
-async def _drain(operator: Operator, request: Request) -> dict[str, Any]:
-    return operator.drain()
-
-
-async def _undrain(operator: Operator, request: Request) -> dict[str, Any]:
-    return operator.undrain()
-
-
-async def _restart(operator: Operator, request: Request) -> dict[str, Any]:
-    return operator.restart(request.path_params["engine"], request.query_params.get("model"))
-
-
-async def _log_level(operator: Operator, request: Request) -> dict[str, Any]:
-    return await operator.set_log_level(request.query_params.get("level", ""))
+    return Route(path, endpoint, methods=[method])
