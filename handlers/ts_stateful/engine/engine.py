@@ -29,7 +29,7 @@ from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.places import UNLIMITED_BYTES
 from ts_stateful.sessions.session import StateT
-from ts_stateful.store.base import StoreError
+from ts_stateful.store.base import Capacity, StoreError
 
 __all__ = ["SessionEngine"]
 
@@ -103,6 +103,7 @@ class SessionEngine(Generic[StateT]):
         """Return what this engine holds and has done."""
         table, store = self.table, self._store
         counts, host_bytes = table.counts, table.limits.host_bytes
+        capacity = store.room.capacity if store else Capacity()
         return structs.replace(
             self.kind.stats(),
             sessions_open=table.tally.num_kept,
@@ -119,6 +120,8 @@ class SessionEngine(Generic[StateT]):
             store_failures=store.num_failed if store else 0,
             store_calls=store.num_calls if store else 0,
             store_seconds=round(store.seconds, 3) if store else 0.0,
+            store_capacity_bytes=capacity.total_bytes,
+            store_free_bytes=capacity.free_bytes,
         )
 
     def check_integrity(self) -> None:

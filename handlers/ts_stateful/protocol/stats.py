@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-__all__ = ["Stats"]
+__all__ = ["COUNTERS", "Stats"]
+
+_HELD = ("sessions_open", "turns_in_progress", "requests_in_flight", "implicit_sessions")
 
 
 class Stats(Struct, frozen=True):
@@ -23,6 +25,7 @@ class Stats(Struct, frozen=True):
     - `implicit_sessions`: conversations without a session header that wait for their next request; `implicit_bytes`: their part
       of `device_bytes`; `implicit_continued`: requests that continued one.
     - `store_calls`, `store_seconds`: calls to the store that ended, and the time that they took together.
+    - `store_capacity_bytes`, `store_free_bytes`: of the store of all engines; 0 and 0 if it has no bound, or is not known.
     """
 
     sessions_open: int = 0
@@ -55,6 +58,25 @@ class Stats(Struct, frozen=True):
     implicit_sessions: int = 0
     implicit_bytes: int = 0
     implicit_continued: int = 0
+    store_capacity_bytes: int = 0
+    store_free_bytes: int = 0
 
     def __add__(self, other: Stats) -> Stats:
-        return Stats(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))
+        added = Stats(*map(sum, zip(structs.astuple(self), structs.astuple(other), strict=True)))
+        store = self if self.store_capacity_bytes else other
+        return structs.replace(
+            added,
+            store_capacity_bytes=store.store_capacity_bytes,
+            store_free_bytes=store.store_free_bytes,
+        )
+
+    @property
+    def counts(self) -> Stats:
+        """The counts alone, which stay when their engine exits."""
+        return Stats(**{name: getattr(self, name) for name in COUNTERS})
+
+
+COUNTERS = frozenset(
+    name for name in Stats.__struct_fields__ if not name.endswith("_bytes") and name not in _HELD
+)
+"""Counts since the engine's start; all others are of the moment."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -11,15 +12,31 @@ from typing import Literal, NamedTuple
 
 from ts_stateful.config.schema import StoreConfig
 from ts_stateful.store.backends.open import open_store, redacted
-from ts_stateful.store.base import Store, StoreError
+from ts_stateful.store.base import Capacity, Store, StoreError
 from ts_stateful.store.threads import started_pool
 
-__all__ = ["StoreAccess", "store_of"]
+__all__ = ["StoreAccess", "StoreRoom", "store_of"]
 
 logger = logging.getLogger(__name__)
 
 _THREADS = 4
-_SWEEP_S = 600.0
+_LOOK_S = 15.0
+_LOOKS = 40  # a sweep in 10 minutes
+
+
+class StoreRoom:
+    """The capacity of a store when it was looked at last."""
+
+    def __init__(self) -> None:
+        self.capacity = Capacity()
+
+    def look(self, store: Store) -> None:
+        """Read the capacity. It is unknown of a store that does not answer, or forbids the question."""
+        try:
+            self.capacity = store.capacity()
+        except StoreError as error:
+            self.capacity = Capacity()
+            logger.debug("the capacity of the store is unknown: %s", error)
 
 
 class StoreAccess(NamedTuple):
@@ -29,6 +46,7 @@ class StoreAccess(NamedTuple):
     policy: Literal["required", "best_effort"]
     executor: Executor
     content: Literal["all", "text", "none"] = "all"  # the parts of a session that are written
+    room: StoreRoom = StoreRoom()
 
 
 def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
@@ -44,17 +62,20 @@ def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
     url = settings.url or default.absolute().as_uri()
     store = open_store(url, settings)
     logger.info("writing sessions to %s", redacted(url))
-    threading.Thread(target=_sweep, args=(store,), name="store-sweep", daemon=True).start()
+    room = StoreRoom()
+    threading.Thread(target=_attend, args=(store, room), name="store-sweep", daemon=True).start()
     if settings.content == "none":
         logger.warning("handler.store.content is none: sessions end with their engine")
     executor = started_pool(_THREADS, "store")
-    return StoreAccess(store, settings.policy, executor, settings.content)
+    return StoreAccess(store, settings.policy, executor, settings.content, room)
 
 
-def _sweep(store: Store) -> None:
-    while True:
+def _attend(store: Store, room: StoreRoom) -> None:
+    for look in itertools.count():
+        room.look(store)
         try:
-            store.sweep()
+            if look % _LOOKS == 0:
+                store.sweep()
         except StoreError as error:
             logger.warning("sweeping the store failed: %s", error)
-        time.sleep(_SWEEP_S)
+        time.sleep(_LOOK_S)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-__all__ = ["Store", "StoreCorrupt", "StoreError", "StoreUnavailable", "check_key"]
+__all__ = ["Capacity", "Store", "StoreCorrupt", "StoreError", "StoreUnavailable", "check_key"]
 
 _MAX_KEY_CHARS = 512  # S3 takes 1024, its own prefix included
 _SEGMENT = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9\-_.]{1,240}"  # a file name has at most 255
@@ -35,6 +35,13 @@ class StoreUnavailable(StoreError):
 
 class StoreCorrupt(StoreError):
     """The stored bytes are not those that were written, or have the format of an unknown version."""
+
+
+class Capacity(NamedTuple):
+    """The bytes that a store can hold, all its users together, and those of them that are free; 0 and 0 if it has no bound."""
+
+    total_bytes: int = 0
+    free_bytes: int = 0
 
 
 class Store(Protocol):
@@ -70,6 +77,10 @@ class Store(Protocol):
 
     def sweep(self) -> None:
         """Remove expired values, if the backend does not do so by itself. May take long."""
+        ...
+
+    def capacity(self) -> Capacity:
+        """Return how full the store is."""
         ...
 
     def close(self) -> None:

@@ -45,6 +45,7 @@ class StoreCalls:
         self.num_failed = 0  # writes
         self.num_calls, self.seconds = 0, 0.0  # that have ended
         self.store, self.policy, self._executor = access.store, access.policy, access.executor
+        self.room = access.room
         self._results = results
 
     def run(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.store.base import StoreCorrupt, StoreUnavailable, check_key
+from ts_stateful.store.base import Capacity, StoreCorrupt, StoreUnavailable, check_key
 
 __all__ = ["FileStore"]
 
@@ -146,6 +146,12 @@ class FileStore:
                         _remove_if_over(folder / name, now_ms)
                 with contextlib.suppress(OSError):  # it is not empty
                     folder.rmdir()
+
+    def capacity(self) -> Capacity:
+        """Return the size of the file system, and what is free for users without privileges."""
+        with self._reported():
+            found = os.statvfs(self.folder)
+        return Capacity(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
     def close(self) -> None:
         """Do nothing: no file stays open."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.store.base import check_key
+from ts_stateful.store.base import Capacity, check_key
 
 __all__ = ["MemoryStore"]
 
@@ -54,6 +54,10 @@ class MemoryStore:
         now_s = self._clock.monotonic()
         with self._lock:
             self._remove([key for key, end_s in self._ends_s.items() if end_s <= now_s])
+
+    def capacity(self) -> Capacity:
+        """See `Store`. This store has no bound."""
+        return Capacity()
 
     def close(self) -> None:
         """Do nothing."""

@@ -21,7 +21,7 @@ from ts_stateful.store.backends.redis_servers import (
     RedisAddress,
     RedisServers,
 )
-from ts_stateful.store.base import StoreUnavailable, check_key
+from ts_stateful.store.base import Capacity, StoreUnavailable, check_key
 
 __all__ = ["RedisStore"]
 
@@ -133,6 +133,16 @@ class RedisStore:
 
     def sweep(self) -> None:
         """Does nothing: Redis removes values itself."""
+
+    def capacity(self) -> Capacity:
+        """Return `maxmemory`, and what is free of it; of a cluster's primaries, those of the fullest one."""
+        with _reported():
+            found = [
+                Capacity(one["maxmemory"], max(0, one["maxmemory"] - one["used_memory"]))
+                for one in self._servers.memory()
+                if one.get("maxmemory")
+            ]
+        return min(found, key=lambda one: one.free_bytes / one.total_bytes, default=Capacity())
 
     def close(self) -> None:
         """Closes the connections."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -81,6 +82,10 @@ class RedisServers(Protocol):
         """Return a segment of a key so that all keys that have it are in one slot."""
         ...
 
+    def memory(self) -> Sequence[Mapping[str, int]]:
+        """Return the section `memory` of INFO of each server that takes writes."""
+        ...
+
     def close(self) -> None:
         """Close the connections."""
         ...
@@ -107,6 +112,10 @@ class OneServer:
     def tagged(self, segment: str) -> str:
         """See `RedisServers`."""
         return segment
+
+    def memory(self) -> Sequence[Mapping[str, int]]:
+        """See `RedisServers`."""
+        return [self.client.info("memory")]
 
     def close(self) -> None:
         """See `RedisServers`."""
@@ -167,6 +176,11 @@ class ClusterServers:
     def tagged(self, segment: str) -> str:
         """See `RedisServers`."""
         return f"{{{segment}}}"
+
+    def memory(self) -> Sequence[Mapping[str, int]]:
+        """See `RedisServers`."""
+        cluster = self.client
+        return [cluster.get_redis_connection(one).info("memory") for one in cluster.get_primaries()]
 
     def close(self) -> None:
         """See `RedisServers`."""

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.store.base import StoreUnavailable, check_key
+from ts_stateful.store.base import Capacity, StoreUnavailable, check_key
 
 __all__ = ["S3Store"]
 
@@ -122,6 +122,10 @@ class S3Store:
 
     def sweep(self) -> None:
         """Do nothing: a lifecycle rule removes old objects."""
+
+    def capacity(self) -> Capacity:
+        """See `Store`. A bucket has no bound."""
+        return Capacity()
 
     def close(self) -> None:
         """See `Store`."""

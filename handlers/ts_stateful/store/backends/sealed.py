@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.store.base import Store, StoreCorrupt
+from ts_stateful.store.base import Capacity, Store, StoreCorrupt
 
 __all__ = ["SealedStore", "read_keys"]
 
@@ -85,6 +85,10 @@ class SealedStore:
     def sweep(self) -> None:
         """See `Store`."""
         self._store.sweep()
+
+    def capacity(self) -> Capacity:
+        """See `Store`."""
+        return self._store.capacity()
 
     def close(self) -> None:
         """See `Store`."""

@@ -31,6 +31,8 @@ def test_only_what_has_changed_is_written() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_stats_of_several_engines_add_up(count: int) -> None:
-    """A worker publishes one sum."""
+    """A worker publishes one sum. They have one store, whose bytes are not added."""
     total = sum([Stats(1, 2, 3, 4, 5, 6)] * count, Stats())
     assert total == Stats(count, 2 * count, 3 * count, 4 * count, 5 * count, 6 * count)
+    store = Stats(store_capacity_bytes=100, store_free_bytes=7)
+    assert sum([Stats(), *[store] * count], Stats()) == (store if count else Stats())

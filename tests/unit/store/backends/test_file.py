@@ -33,6 +33,14 @@ class TestFileStore(StoreBehaviour):
         return FileStore(tmp_path / "store", fsync=request.param)
 
 
+def test_its_capacity_is_that_of_the_file_system(tmp_path: Path) -> None:
+    """With the bytes that this user may still write."""
+    capacity = FileStore(tmp_path / "store").capacity()
+    disk = shutil.disk_usage(tmp_path)
+    assert capacity.total_bytes == disk.total
+    assert 0 < capacity.free_bytes <= disk.total
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return the path of a store."""

@@ -13,7 +13,7 @@ from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
 from tests.support.store_behaviour import StoreBehaviour
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.store.backends.redis import RedisStore
-from ts_stateful.store.base import Store, StoreUnavailable
+from ts_stateful.store.base import Capacity, Store, StoreUnavailable
 
 _TIMEOUT_S = 20.0  # for a call, on a machine that is busy
 
@@ -160,3 +160,17 @@ def test_a_url_of_another_form_is_refused(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RedisStore(url, timeout_s=1)
     assert "secret" not in str(caught.value)
+
+
+def test_its_capacity_is_maxmemory(redis_store: RedisStore, client: redis.Redis) -> None:
+    """As far as the server has a limit."""
+    assert redis_store.capacity() == Capacity()
+    client.config_set("maxmemory", 100_000_000)
+    try:
+        capacity = redis_store.capacity()
+        assert capacity.total_bytes == 100_000_000
+        assert 0 < capacity.free_bytes < 100_000_000
+        client.config_set("maxmemory", 1)
+        assert redis_store.capacity() == Capacity(1, 0)
+    finally:
+        client.config_set("maxmemory", 0)

@@ -21,14 +21,12 @@ from tests.support.store_behaviour import StoreBehaviour
 from tests.support.worker import eventually
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.store.backends.redis import RedisStore
-from ts_stateful.store.base import Store, StoreUnavailable
+from ts_stateful.store.base import Capacity, Store, StoreUnavailable
 
 _TIMEOUT_S = 20.0  # for a call, on a machine that is busy
 _FIRST = "sessions/a/00000000"
 # Of docs/store.md, with the prefix of these tests.
-_RIGHTS = (
-    "~test:* -@all +@connection +@scripting +@keyspace +@string +@hash -@dangerous +cluster|slots"
-)
+_RIGHTS = "~test:* -@all +@connection +@scripting +@keyspace +@string +@hash -@dangerous +info +cluster|slots"
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +129,23 @@ def test_the_rights_of_the_documents_are_enough(cluster: RedisCluster) -> None:
             store.delete(_FIRST)
             store.delete("sessions/a")
             assert store.get(_FIRST) is None
+            assert store.capacity() == Capacity()
+
+
+def test_the_capacity_is_that_of_the_fullest_server(
+    cluster: RedisCluster, cluster_store: RedisStore
+) -> None:
+    """Of those that take writes and have a limit."""
+    first, second = cluster.living[:2]
+    for port, limit in ((first, 10**9), (second, 10**8)):
+        with cluster.client(port) as client:
+            client.config_set("maxmemory", limit)
+    try:
+        assert cluster_store.capacity().total_bytes == 10**8
+    finally:
+        for port in (first, second):
+            with cluster.client(port) as client:
+                client.config_set("maxmemory", 0)
 
 
 def test_a_cluster_without_its_parameter_is_named(cluster: RedisCluster) -> None:
