@@ -14,36 +14,14 @@ from ts_stateful.frontend.dialects.served_model import UnknownPath
 from ts_stateful.frontend.observer import AnswerReport
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol import errors
-from ts_stateful.protocol.stats import Stats
+from ts_stateful.protocol.stats import COUNTERS, Stats
 
 __all__ = ["EngineMetrics", "FrontMetrics", "MeasuredEngines", "MeasuredModel"]
 
-# Counts since the engine's start; all others are of the moment.
-_COUNTERS = frozenset(
-    {
-        "evictions",
-        "images_encoded",
-        "implicit_continued",
-        "sessions_adopted",
-        "sessions_closed",
-        "sessions_expired",
-        "sessions_opened",
-        "sessions_parked",
-        "shared_hits",
-        "spill_failures",
-        "spill_reads",
-        "steps_done",
-        "store_calls",
-        "store_failures",
-        "store_seconds",
-        "tokens_accepted",
-        "tokens_drafted",
-        "tokens_generated",
-    }
-)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 _LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _DISCONNECTED = "disconnected"
+_OF_FRONT = "requests_in_flight"  # of the stats, what the front knows while an engine is down
 _FINISH_REASONS = ("stop", "length", "cancelled")
 _SOURCES = ("host", "store", "replay")
 _TYPED = {getattr(errors, name).code for name in errors.__all__} - {""} | {UnknownPath.code}
@@ -58,7 +36,6 @@ class FrontMetrics:
             return Histogram(
                 f"ts_stateful_{name}_seconds", text, ["model"], buckets=buckets, registry=registry
             )
-        self._errors.labels("", errors.ModelNotFound.code)  # of models that are missing
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"ts_stateful_{name}", text, ["model", *labels], registry=registry)
@@ -81,6 +58,7 @@ class FrontMetrics:
         self._cached = counter("cached_tokens", "Those of them that were not computed again.")
         self._generated = counter("generated_tokens", "Tokens of replies.")
         self._errors = counter("errors", "Requests that were answered by an error.", "code")
+        self._errors.labels("", errors.ModelNotFound.code)  # of models that are missing
 
     def of(self, model: str) -> ModelMetrics:
         """Return the observer of one model.
@@ -174,12 +152,16 @@ class EngineMetrics(Collector):
         self._models = tuple(models)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield a metric for each of the stats, by model and engine."""
+        """Yield a metric for each of the stats, by model and engine. One that is down has its counts alone."""
         for name in Stats.__struct_fields__:
-            family = _family(name, name.replace("_", " "), is_counter=name in _COUNTERS)
+            family = _family(name, name.replace("_", " "), is_counter=name in COUNTERS)
             for model in self._models:
-                for index, stats in enumerate(model.engines.stats_by_engine):
-                    family.add_metric((model.name, str(index)), getattr(stats, name))
+                ups = model.engines.engines_up
+                for index, (stats, is_up) in enumerate(
+                    zip(model.engines.stats_by_engine, ups, strict=True)
+                ):
+                    if is_up or name in COUNTERS or name == _OF_FRONT:
+                        family.add_metric((model.name, str(index)), getattr(stats, name))
             yield family
         yield from self._of_processes()
         limit = GaugeMetricFamily(

@@ -267,7 +267,7 @@ class EngineLink:
             self._attached.set()  # the engine will not answer any more
             self._down_since = self._clock.monotonic()
             self.num_sessions = 0
-            self.stats = Stats()
+            self.stats = self.stats.counts
             rejected = self._in_flight.engine_died()
             stranded = self._in_flight.stranded
         self._calls.lost()

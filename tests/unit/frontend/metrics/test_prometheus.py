@@ -15,8 +15,9 @@ from ts_stateful.frontend.observer import AnswerReport, report_of
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import TurnGap
-from ts_stateful.protocol.stats import Stats
+from ts_stateful.protocol.stats import COUNTERS, Stats
 
+_OF_PROCESSES = ("engine_restarts", "engine_recovery_seconds")
 _PENDING = cast("PendingResponse", None)  # which metrics do not read
 _ANSWER = b"""{"text": "red", "session_id": "s", "turn": 2, "finish_reason": "stop",
  "usage": {"prompt_tokens": 80, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 70}},
@@ -59,15 +60,15 @@ def test_errors_are_counted_by_their_codes() -> None:
     metrics = FrontMetrics(registry).of("chat")
     metrics.answered(_PENDING, report_of(encode(TurnGap("none").to_body())))
     metrics.answered(_PENDING, report_of(b"\x00raw"))
-    metrics.answered(_PENDING, report_of(b'{"session_id": "s", "closed": true}'))
     metrics.answered(_PENDING, report_of(b'{"error": {"code": "an output of a model"}}'))
+    metrics.answered(_PENDING, report_of(b'{"session_id": "s", "closed": true}'))
     metrics.dropped(_PENDING)
     found = values(registry)
     assert found["ts_stateful_errors_totalturn_gap"] == 1
     assert found["ts_stateful_errors_totaldisconnected"] == 1
     assert found["ts_stateful_turn_seconds_count"] == 0
-
     assert "an output of a model" not in "".join(found)
+
 
 def test_every_series_of_a_model_begins_at_zero() -> None:
     """A rate of Prometheus sees the first turn and the first error of each kind."""
@@ -93,10 +94,16 @@ def test_a_reply_of_one_token_has_no_time_between_two() -> None:
 
 
 def test_each_engine_has_its_own_values() -> None:
-    """Counts end in `_total`; the limit of sessions is the model's."""
-    stats = [Stats(sessions_open=2, evictions=3), Stats(sessions_open=5)]
+    """Counts end in `_total`; the limit of sessions is the model's. An engine that is down has its counts alone."""
+    stats = [
+        Stats(sessions_open=2, evictions=3),
+        Stats(sessions_open=5),
+        Stats(requests_in_flight=1, evictions=7),
+    ]
     engines: Any = SimpleNamespace(
-        stats_by_engine=stats, engines_up=[True, False], restarts_by_engine=[(0, 0.0), (2, 1.5)]
+        stats_by_engine=stats,
+        engines_up=[True, True, False],
+        restarts_by_engine=[(0, 0.0), (2, 1.5), (1, 0.0)],
     )
     registry = CollectorRegistry()
     registry.register(EngineMetrics([MeasuredModel("chat", engines, max_sessions=256)]))
@@ -104,9 +111,16 @@ def test_each_engine_has_its_own_values() -> None:
     for line in (
         'ts_stateful_sessions_open{engine="1",model="chat"} 5.0',
         'ts_stateful_evictions_total{engine="0",model="chat"} 3.0',
-        'ts_stateful_engine_up{engine="1",model="chat"} 0.0',
+        'ts_stateful_engine_up{engine="2",model="chat"} 0.0',
+        'ts_stateful_evictions_total{engine="2",model="chat"} 7.0',
+        'ts_stateful_requests_in_flight{engine="2",model="chat"} 1.0',
         'ts_stateful_engine_restarts_total{engine="1",model="chat"} 2.0',
         'ts_stateful_engine_recovery_seconds_total{engine="1",model="chat"} 1.5',
         'ts_stateful_sessions_limit{model="chat"} 256.0',
     ):
         assert line in text
+    held = {line for line in text.splitlines() if line.startswith("ts_stateful_") and '"2"' in line}
+    held = {line.partition("{")[0] for line in held} - {
+        f"ts_stateful_{name}_total" for name in (*COUNTERS, *_OF_PROCESSES)
+    }
+    assert held == {"ts_stateful_requests_in_flight", "ts_stateful_engine_up"}

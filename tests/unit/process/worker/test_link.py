@@ -1,4 +1,4 @@
-"""The bytes of a link's requests in flight: given back however a request ends."""
+"""A link to an engine: the bytes of its requests in flight, given back however a request ends, and its stats."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.support.clock import FakeClock
 from ts_stateful.config.schema import EngineConfig
-from ts_stateful.process.messages import Draining
+from ts_stateful.process.messages import Draining, Pong
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.in_flight import InFlight
 from ts_stateful.process.worker.link import EngineLink
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Open, Prompt
+from ts_stateful.protocol.stats import Stats
 
 _DEADLINE_S = 60.0
 
@@ -196,3 +197,14 @@ def test_an_engine_is_killed_for_pings_without_an_answer_not_for_time(
     assert not killed
     link.watch()
     assert killed
+
+
+def test_an_engine_that_died_leaves_its_counts() -> None:
+    """Until the next one reports its own. It holds nothing any more."""
+    link = InFlightBytes().links[0]
+    link.on_message(None, Pong(Stats(sessions_open=2, device_bytes=9, tokens_generated=7)))  # type: ignore[arg-type]
+    link.on_close(None)  # type: ignore[arg-type]
+    assert link.stats == Stats(tokens_generated=7)
+    link.back()
+    link.on_message(None, Pong(Stats(tokens_generated=1)))  # type: ignore[arg-type]
+    assert link.stats == Stats(tokens_generated=1)
