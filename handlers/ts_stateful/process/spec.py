@@ -17,6 +17,7 @@ from ts_stateful.process.sockets import MAX_SOCKET_PATH
 __all__ = [
     "STATE_FOLDER",
     "EngineSpec",
+    "engine_files",
     "keep_logs",
     "runtime_folder",
 ]
@@ -77,10 +78,18 @@ def runtime_folder(frontend_pid: int, *identity: object) -> Path:
     return folder
 
 
+def engine_files(home: Path, suffix: str) -> list[Path]:
+    """Find the files of one kind of all engines below the folder of a server: in the user's folder, and a model's.
+
+    Folders beside it are left alone: Java moves them while it unpacks archives.
+    """
+    return sorted(home.glob(f"tmp/ts-stateful-*/*/engine-*.{suffix}"))
+
+
 def keep_logs(home: Path, state_folder: Path) -> Path:
     """Copy the logs of the engines below `home` to the folder of what outlives the server; return where they are."""
     logs = make_private(state_folder / "logs")
-    for path in home.rglob("engine-*.log"):
+    for path in engine_files(home, "log"):
         with contextlib.suppress(OSError):
             shutil.copy(path, logs / path.name)
     return logs

@@ -14,7 +14,7 @@ import psutil
 
 from ts_stateful.process.drain import engines_in
 from ts_stateful.process.load_progress import read_load_step
-from ts_stateful.process.spec import keep_logs
+from ts_stateful.process.spec import engine_files, keep_logs
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server_log import ServerLog
@@ -23,8 +23,6 @@ __all__ = ["LocalServer"]
 
 _Server = TypeVar("_Server", bound="LocalServer")
 _TAIL_LINES = 60
-# In the user's folder, and a model's. Java unpacks archives beside it into folders that it moves meanwhile.
-_LOADING = "tmp/ts-stateful-*/*/engine-*.loading"
 
 
 class LocalServer(ABC):
@@ -111,7 +109,7 @@ class LocalServer(ABC):
     def show_step(self) -> None:
         """Show the step at which an engine loads its model; call this often while the server starts."""
         assert self._home is not None
-        found = ((path, read_load_step(path)) for path in sorted(self._home.glob(_LOADING)))
+        found = ((path, read_load_step(path)) for path in engine_files(self._home, "loading"))
         steps = [(path.stem, step) for path, step in found if step is not None]
         if not steps:
             self._log.status("starting the server")
@@ -134,7 +132,7 @@ class LocalServer(ABC):
         logs = keep_logs(self._home, folder)
         with contextlib.suppress(OSError):  # the disk may be full, which may be the reason
             (logs / "server.log").write_text(str(self._log), encoding="utf-8")
-        for path in sorted(self._home.rglob("*.reason"), reverse=True):
+        for path in [*self._home.glob("*.reason"), *engine_files(self._home, "reason")]:
             with contextlib.suppress(OSError):
                 reason = path.read_text(encoding="utf-8").rstrip(".")
                 return ServerFailed(f"{reason}; the logs are in {logs}")
@@ -143,7 +141,7 @@ class LocalServer(ABC):
     def log_tail(self) -> str:
         """Return the last lines of the server's output and of its engines' logs."""
         parts = [str(self._log)]
-        for path in sorted(self._home.rglob("engine-*.log")) if self._home is not None else ():
+        for path in engine_files(self._home, "log") if self._home is not None else ():
             with contextlib.suppress(OSError):
                 lines = path.read_text(errors="replace").splitlines(keepends=True)
                 parts.append(f"{path.name}:\n{''.join(lines[-_TAIL_LINES:])}")

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from ts_stateful.client.management import Management
 from ts_stateful.process.drain import drain, end_engines
-from ts_stateful.process.spec import STATE_FOLDER, keep_logs
+from ts_stateful.process.spec import STATE_FOLDER, engine_files, keep_logs
 from ts_stateful.serving.local import ServerFailed, get_json
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server import LocalServer
@@ -230,7 +230,7 @@ class TorchServe(LocalServer):
     def _write_reason(self, line: str) -> None:
         """Keep the reason of a worker's line, unless an engine wrote down its own."""
         found = _REASON.match(line)
-        if found and self._home is not None and not any(self._home.rglob("*.reason")):
+        if found and self._home is not None and not engine_files(self._home, "reason"):
             (self._home / "worker.reason").write_text(found[1], encoding="utf-8")
 
     def _end(self, process: subprocess.Popen[str]) -> None:

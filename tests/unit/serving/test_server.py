@@ -66,7 +66,15 @@ def test_folders_of_archives_are_not_looked_into(
 ) -> None:
     """Java moves them while it unpacks, so they may be gone when they are listed."""
     (tmp_path / "tmp" / "models1.download" / "ts_stateful").mkdir(parents=True)
+    folder = tmp_path / "tmp" / "ts-stateful-0" / "model"
+    folder.mkdir(parents=True)
+    (folder / "engine-0.log").write_text("the last line")
+    (folder / "engine-0.reason").write_text("the model is too large")
     server = Starting(tmp_path)
     monkeypatch.setattr(os, "scandir", refusing(os.scandir))
     server.show_step()
     assert server.terminal.getvalue().endswith("starting the server")
+    assert "the last line" in server.log_tail()
+    failed = server.failure("it exited", tmp_path / "state")
+    assert str(failed).startswith("the model is too large")
+    assert (tmp_path / "state" / "logs" / "engine-0.log").read_text() == "the last line"
