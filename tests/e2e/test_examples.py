@@ -165,10 +165,9 @@ needs_gradio = pytest.mark.skipif(find_spec("gradio") is None, reason="needs the
 def gradio_url(asgi_server: LocalServer) -> Iterator[str]:
     """The page of the example with Gradio, and the server behind it."""
     port = free_port()
-    command = [sys.executable, str(EXAMPLES / "gradio_chat.py"), "--url", asgi_server.grpc_url]
-    with subprocess.Popen(
-        [*command, "--port", str(port)], env=ENVIRON, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, str(EXAMPLES / "gradio_chat.py"), asgi_server.grpc_url]
+    environ = {**ENVIRON, "GRADIO_SERVER_PORT": str(port)}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert str(port) in process.stdout.readline()  # it serves
@@ -198,31 +197,33 @@ def test_a_page_with_gradio(gradio_url: str) -> None:
 _UNDO = """
 import sys
 import gradio
-from examples.gradio_chat import page
-from ts_stateful.client import connect
+from examples.gradio_chat import answer, end, server, sessions
 
 tab, history = gradio.Request(session_hash="tab"), []
-with connect(sys.argv[1]) as server:
-    answer = page(server).fn
 
-    def ask(text, *files):
-        print(list(answer({"text": text, "files": files}, history, tab))[-1])
-        history.extend([{"role": "user"}, {"role": "assistant"}])
 
-    ask("What color is the circle?", sys.argv[2])
-    ask("Which shape is blue?")
-    del history[-2:]
-    ask("How many questions have I asked?")
-    history.clear()
-    ask("How many questions have I asked?", sys.argv[2])
+def ask(text, *files):
+    print(list(answer({"text": text, "files": files}, history, tab))[-1])
+    history.extend([{"role": "user"}, {"role": "assistant"}])
+
+
+ask("What color is the circle?", sys.argv[2])
+ask("Which shape is blue?")
+del history[-2:]
+ask("How many questions have I asked?")
+history.clear()
+ask("How many questions have I asked?", sys.argv[2])
+end(tab)
+print(len(sessions))
+server.close()
 """
 
 
 @needs_gradio
 def test_a_page_goes_back(asgi_server: LocalServer) -> None:
-    """After Undo and Retry the page's history is shorter than the session, and after Clear it is empty."""
+    """After Undo and Retry the page's history is shorter than the session, and after Clear empty. It ends with the tab."""
     printed = run_python("-c", _UNDO, asgi_server.grpc_url, str(SCENE))
-    assert printed.split() == ["red", "square", "two", "one"]
+    assert printed.split() == ["red", "square", "two", "one", "0"]
 
 
 def test_a_bucket_outlives_the_server() -> None:
