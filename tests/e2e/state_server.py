@@ -43,12 +43,13 @@ class StateModels:
         self.held = folder / "gate.held"
         self._folder = folder
         self._store = folder / "store"
+        self._archives: dict[str, Path] = {}
         self._registered = {"counter"}
         log = log_path("state")
         log.unlink(missing_ok=True)
         self.server = TorchServe(
             TorchServeSettings(
-                self._packed("counter", EXAMPLES / "counter"),
+                self.pack("counter"),
                 config=ROOT / "config.properties",
                 log_config=ROOT / "log4j2.xml",
                 name="counter",
@@ -82,7 +83,12 @@ class StateModels:
         return name
 
     def pack(self, name: str) -> Path:
-        """The archive of a model, in the model store."""
+        """The archive of a model, in the model store, which is packed once."""
+        if name not in self._archives:
+            self._archives[name] = self._pack(name)
+        return self._archives[name]
+
+    def _pack(self, name: str) -> Path:
         model, _, variant = name.partition("-")
         folder = self._folder / name
         if model not in ("ledger", "meter"):
