@@ -13,7 +13,7 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.frontend.admission import Admission, call_of
 from ts_stateful.frontend.audit import DISCONNECTED, Trace
 from ts_stateful.frontend.inbox import Mailbox
-from ts_stateful.frontend.observer import NoObserver, Observer, report_of
+from ts_stateful.frontend.observer import Observer, Observers, report_of
 from ts_stateful.frontend.open_inference.responder import InferErrors
 from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
@@ -86,7 +86,7 @@ class Intake:
         self._admission = admission or Admission()
         self._clock = clock
         self._refusal: StatefulError | None = None
-        self.observer: Observer = NoObserver()
+        self.observer: Observer = Observers()
 
     def refuse_sessions(self, error: StatefulError | None) -> None:
         """Refuse requests that would open a session from now on; None takes them again."""

@@ -10,7 +10,7 @@ from msgspec import Struct
 from ts_stateful.frontend.pending_response import PendingResponse
 from ts_stateful.protocol.answers import Usage
 
-__all__ = ["AnswerReport", "NoObserver", "Observer", "Observers", "report_of"]
+__all__ = ["AnswerReport", "Observer", "Observers", "report_of"]
 
 
 class _Timing(Struct, frozen=True):
@@ -57,18 +57,8 @@ class Observer(Protocol):
         ...
 
 
-class NoObserver:
-    """No receiver."""
-
-    def answered(self, pending: PendingResponse, report: AnswerReport) -> None:
-        """See `Observer`."""
-
-    def dropped(self, pending: PendingResponse) -> None:
-        """See `Observer`."""
-
-
 class Observers:
-    """Several receivers, in order."""
+    """Any number of receivers, in order."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
