@@ -12,6 +12,7 @@ from tests.e2e.server import ROOT, profile_server
 from tests.e2e.speak import Innocent, Speaker
 from tests.e2e.state_server import AsgiStateModels, StateModels
 from tests.e2e.steps import WAYS, Lines
+from tests.support.ports import free_port
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
 
@@ -24,24 +25,33 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 
 def _shared(
-    profile: Profile, tmp_path_factory: pytest.TempPathFactory, config: pytest.Config
+    profile: Profile,
+    tmp_path_factory: pytest.TempPathFactory,
+    config: pytest.Config,
+    **handler: Any,
 ) -> Iterator[LocalServer]:
     # In the sequence profile an id keeps its place long after its session has ended.
     places = {"batchSize": _PLACES, "maxNumSequence": _PLACES}
     keys: dict[str, Any] = places if profile is Profile.SEQUENCE else {}
     folder = tmp_path_factory.mktemp(profile.value)
-    server = profile_server(profile, folder, endless=True, **keys)
+    server = profile_server(profile, folder, endless=True, handler=handler, **keys)
     with server:
         config.stash.setdefault(_running, {})[f"{profile.value}_server"] = server
         yield server
 
 
 @pytest.fixture(scope="session")
+def metrics_port() -> int:
+    """The port of loopback at which the worker of `continuous_server` has metrics for Prometheus."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
 def continuous_server(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, metrics_port: int
 ) -> Iterator[LocalServer]:
     """TorchServe with the shapes model in the continuous profile."""
-    yield from _shared(Profile.CONTINUOUS, tmp_path_factory, pytestconfig)
+    yield from _shared(Profile.CONTINUOUS, tmp_path_factory, pytestconfig, metricsPort=metrics_port)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tests.support.prometheus import (
     prometheus_binary,
 )
 from ts_stateful.protocol.profile import Profile
+from ts_stateful.serving.server import LocalServer
 
 _MAX_SESSIONS = 4
 _COUNTED = {
@@ -135,17 +136,47 @@ def filled(query: str) -> str:
     return text
 
 
+def check_panels(prometheus: Prometheus) -> None:
+    """Check that each query of the dashboard, with the variables' values, has a number for a series at least."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            query = filled(target["expr"])
+            eventually(partial(prometheus.has_data, query))
+
+
 def test_each_panel_has_data(watched: Watched) -> None:
-    """Each of its queries, with the variables' values: a number for a series at least."""
+    """After a turn, an error and the death of an engine."""
     speaker = watched.speaker
     watched.kill_engine()
     assert speaker.post({"prompt": 5}).status_code == 400
     speaker.ask({"prompt": "Go.", "max_new_tokens": 8, "ignore_eos": True}, session=speaker.open())
     for name, series in _COUNTED.items():
         eventually(partial(watched.prometheus.has_sum, series, speaker.figure(name)))
-    for panel in dashboard()["panels"]:
-        for target in panel.get("targets", ()):
-            eventually(partial(watched.prometheus.has_data, filled(target["expr"])))
+    check_panels(watched.prometheus)
+
+
+def test_each_panel_has_data_of_torchserve(
+    continuous_server: LocalServer, metrics_port: int, tmp_path: Path
+) -> None:
+    """Its worker has the same series at `handler.metricsPort`."""
+    binary = prometheus_binary()
+    if binary is None:
+        pytest.skip(NO_PROMETHEUS)
+    speaker = Speaker(continuous_server)
+    with (
+        closing(speaker.http),
+        prometheus(binary, tmp_path, f"127.0.0.1:{metrics_port}") as reader,
+    ):
+        eventually(reader.is_ready)
+        eventually(lambda: reader.query("ts_stateful_engine_up") == [1.0])
+        (engine,) = continuous_server.engines()
+        engine.kill()
+        assert speaker.post({"prompt": 5}).status_code == 400
+        session = speaker.open()
+        speaker.ask({"prompt": "Go.", "max_new_tokens": 8, "ignore_eos": True}, session=session)
+        eventually(partial(reader.has_sum, 'ts_stateful_errors_total{code="invalid_request"}', 1))
+        check_panels(reader)
+        speaker.ask({"type": "close"}, session=session)
 
 
 def test_each_variable_has_values(watched: Watched) -> None:
