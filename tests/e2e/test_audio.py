@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,14 +17,16 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.server import profile_server
-from tests.e2e.speak import DEADLINE_S, HEADER
-from tests.support.sounds import sound, wav, wav_base64
+from tests.e2e.speak import DEADLINE_S, HEADER, SCENE
+from tests.e2e.web_page import chat_page, launch_options, opened
+from tests.support.sounds import RATE, sound, wav, wav_base64
 from tests.support.tiny import hearing
 from tests.support.tiny.published import write
 from ts_stateful.client import connect
 from ts_stateful.protocol.errors import InvalidRequest, MediaInvalid, MediaTooLarge
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
+from ts_stateful.torchserve.server import TorchServe
 
 CLIPS = [sound(1), sound(2, 0.8)]
 QUESTION = "Which one is yellow?"
@@ -167,3 +172,39 @@ def test_clips_are_not_counted_as_json(server: LocalServer) -> None:
     with httpx.Client(base_url=server.http_url, timeout=DEADLINE_S, trust_env=False) as http:
         answer = http.post("/predictions/chat/1.0/v1/chat/completions", json=asked)
     assert answer.status_code == 200, answer.text
+
+
+def test_the_chat_page(server: LocalServer, tmp_path: Path) -> None:
+    """In a real browser: clips are uploaded and played, and computed once. A picture is refused in words."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None or isinstance(server, TorchServe):
+        pytest.skip("needs chromium in the PATH; one front is enough")
+    pytest.importorskip("gradio", reason="needs the extra `web`")
+    playwright = pytest.importorskip("playwright.sync_api")
+    files = [tmp_path / "question.wav", tmp_path / "answer.flac"]
+    files[0].write_bytes(wav(CLIPS[0]))
+    files[1].write_bytes(wav(CLIPS[1], kind="FLAC"))
+    with (
+        chat_page(server.http_url, "--max-new-tokens", "8", name="web-audio") as url,
+        playwright.sync_playwright() as tools,
+        contextlib.closing(tools.chromium.launch(**launch_options(chromium))) as browser,
+        opened(browser, url) as tab,
+    ):
+        tab.upload(*files)
+        tab.type(QUESTION)
+        tab.turns().first.wait_for()
+        players = tab.page.locator("ul.sent audio")
+        assert players.count() == 2
+        for player, clip in zip(players.all(), CLIPS, strict=True):
+            player.evaluate("one => one.readyState || new Promise(r => one.onloadedmetadata = r)")
+            assert player.evaluate("one => one.duration") == pytest.approx(
+                len(clip) / RATE, abs=0.01
+            )
+        tab.type(QUESTION)
+        tab.turns().nth(1).wait_for()
+        first, second = (
+            int(text.split()[0]) for text in tab.turns().locator(".bar-text").all_inner_texts()
+        )
+        assert first < 10 < second
+        tab.page.locator("input[type=file]").set_input_files([SCENE])
+        tab.page.locator(".error", has_text="takes no images").wait_for()
