@@ -283,6 +283,7 @@ def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tok
         made = model.encoder.process(text, media)
         ids = {"input_ids", "attention_mask"}
         inputs = {n: made[n] for n in made if n not in ids and isinstance(made[n], torch.Tensor)}
+        inputs |= {n: t.to(model.network.dtype) for n, t in inputs.items() if t.is_floating_point()}
         mask = torch.tensor([list(model.encoder.mask(prompt, session.state.images))])
         inputs |= {name: mask for name in inputs if name.endswith("token_type_ids")}
         if "cross_attention_mask" in inputs:

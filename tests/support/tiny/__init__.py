@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.support.tiny.beside import mllama
+from tests.support.tiny.cutting import cohere2_vision, lfm2_vl, llama4_vision
 from tests.support.tiny.hearing import audio_flamingo3, glm_asr, qwen2_audio, voxtral
 from tests.support.tiny.latent import (
     deepseek_v2,
@@ -133,6 +134,7 @@ MORE_MODELS = _named(
     bloom,
     codegen,
     cohere,
+    cohere2_vision,
     deepseek_v2,
     deepseek_v3,
     deepseek_v32,
@@ -158,7 +160,9 @@ MORE_MODELS = _named(
     kimi_linear,
     lfm2,
     lfm2_moe,
+    lfm2_vl,
     llama4,
+    llama4_vision,
     llava_onevision,
     llava_onevision_untiled,
     longcat_flash,

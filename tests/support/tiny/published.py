@@ -7,9 +7,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -54,9 +56,16 @@ def _written(build: Callable[[], Checkpoint]) -> tempfile.TemporaryDirectory[str
 
 
 def loaded(
-    build: Callable[[], Checkpoint], image_tiling: Literal["each", "none"] | None = None
+    build: Callable[[], Checkpoint],
+    image_tiling: Literal["each", "none"] | None = None,
+    needs: str | None = None,
 ) -> Model:
-    """Load a checkpoint, which is made once in a process, with nothing accelerated."""
+    """Load a checkpoint, which is made once in a process, with nothing accelerated.
+
+    A test is skipped where the package is missing that its processor `needs`.
+    """
+    if needs is not None and find_spec(needs) is None:
+        pytest.skip(f"its images need {needs}")
     folder = Path(_written(build).name)
     settings = HandlerConfig(
         model=str(folder),

@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
 def mute(network: Any, *token_ids: int) -> None:
     """Keep a random model from generating image tokens, which stock `generate` cannot handle in the next turn."""
     with torch.no_grad():
-        network.lm_head.weight[list(token_ids)] = 0
+        network.get_output_embeddings().weight[list(token_ids)] = 0
 
 
 def save(model: Model, folder: Path) -> Path:

@@ -19,9 +19,12 @@ CPU = torch.device("cpu")
 LOOK_AHEAD = {"gemma3_vision": LookAhead.ALL, "gemma4_vision": LookAhead.WINDOWED}
 SEEING = [
     *LOOK_AHEAD,
+    "cohere2_vision",
     "glm4v",
     "idefics3",
     "internvl",
+    "lfm2_vl",
+    "llama4_vision",
     "llava",
     "mistral3",
     "mllama",

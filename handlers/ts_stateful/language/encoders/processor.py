@@ -1,4 +1,4 @@
-"""Processors of vision-language models, also without torchvision, which many of them need for videos alone."""
+"""Processors of vision-language models, also without the packages that many of them need for videos alone."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _NEEDED = (
     "its images need torchvision, which is not installed: pip install 'torchserve-stateful[vision]'"
 )
 _PIXTRAL = "transformers.models.pixtral"
+_SMOLVLM = "transformers.models.smolvlm.processing_smolvlm"
 
 
 def load_processor(name: str, config: Any, **options: Any) -> Any:
-    """Load the processor of a folder or hub id, as `AutoProcessor` does. Without torchvision it reads no videos.
+    """Load the processor of a folder or hub id, as `AutoProcessor` does. Without their packages it reads no videos.
 
     `config` is the model's.
 
@@ -45,6 +46,10 @@ def load_processor(name: str, config: Any, **options: Any) -> Any:
     """
     if config.model_type == "voxtral":
         return load_voxtral(name, config, **options)
+    if config.model_type == "smolvlm":
+        # It refuses to start without a package that writes the number of a video's frames in words.
+        module: Any = importlib.import_module(_SMOLVLM)
+        module.num2words = module.num2words or _refuse_videos
     try:
         return AutoProcessor.from_pretrained(name, **options)
     except (ImportError, ValueError) as error:
@@ -102,16 +107,11 @@ def _find_type(name: str, model_type: str, options: dict[str, Any]) -> Any:
             images_module, importlib.import_module(f"{_PIXTRAL}.image_processing_pil_pixtral")
         )
         return importlib.import_module(f"{_PIXTRAL}.processing_pixtral").PixtralProcessor
-    found = getattr(transformers, named)
-    if named == "SmolVLMProcessor":
-        # It refuses to start without a package that writes the number of a video's frames in words.
-        module: Any = sys.modules[found.__module__]
-        module.num2words = module.num2words or _refuse_videos
-    return found
+    return getattr(transformers, named)
 
 
 def _refuse_videos(*_args: Any, **_kwargs: Any) -> NoReturn:
-    raise ImportError("videos need torchvision, which is not installed")
+    raise ImportError("videos are not served")
 
 
 class _NoVideos(VideoProcessorMixin):  # type: ignore[misc]  # transformers is not typed

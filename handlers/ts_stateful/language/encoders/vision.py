@@ -20,6 +20,7 @@ from ts_stateful.media.load import MediaFile
 __all__ = ["Pictures", "Vision"]
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
+_UNPROJECTED = {"llama4"}  # families that project the features of images in every pass
 _SMALL, _LARGE = (60, 40), (640, 480)
 
 
@@ -83,7 +84,13 @@ class Vision(Pictures):
         self._num_maps = 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())
         self._pooled_as_list = True
         self._output_type: Any = BaseModelOutputWithPooling
+        self._output_name = "pooler_output"
         super().__init__(network, processor, tiling)
+        if network.config.model_type in _UNPROJECTED:
+            self._output_name = "last_hidden_state"
+            self.token_bytes = (
+                network.config.vision_config.vision_output_dim * network.dtype.itemsize
+            )
 
     def prepare(self, decoded: PIL.Image.Image, key: str = "") -> MediaInput:
         """See `Encoder`."""
@@ -112,9 +119,10 @@ class Vision(Pictures):
     def _features(self, image: MediaInput, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         assert self._tower is not None
         output = self._tower(**inputs, return_dict=True)
-        self._pooled_as_list = not isinstance(output.pooler_output, Tensor)
+        embeddings = output[self._output_name]
+        self._pooled_as_list = not isinstance(embeddings, Tensor)
         self._output_type = type(output)
-        maps = [output.pooler_output, *(output.get("deepstack_features") or ())]
+        maps = [embeddings, *(output.get("deepstack_features") or ())]
         return tuple(
             torch.cat([part.reshape(-1, part.shape[-1]) for part in feature]) for feature in maps
         )
@@ -126,8 +134,8 @@ class Vision(Pictures):
         rows = self._rows(pieces)
         wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
-        output = self._output_type(pooler_output=wrapped[0], **deepstack)
-        return {"mm_encoder_outputs": {"image": output}}
+        given = {"last_hidden_state": None, self._output_name: wrapped[0], **deepstack}
+        return {"mm_encoder_outputs": {"image": self._output_type(**given)}}
 
 
 def _picture(size: tuple[int, int]) -> PIL.Image.Image:

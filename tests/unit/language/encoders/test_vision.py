@@ -159,7 +159,15 @@ def test_a_name_depends_on_what_makes_the_embeddings() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("make", [llava, qwen2_vl, MORE_MODELS["qwen3_vl"], MODELS["idefics3"]])
+@pytest.mark.parametrize(
+    "make",
+    [
+        llava,
+        qwen2_vl,
+        *(MORE_MODELS[name] for name in ("llama4_vision", "qwen3_vl")),
+        MODELS["idefics3"],
+    ],
+)
 def test_the_bytes_of_an_image_are_known_before(make: Callable[[], Model]) -> None:
     """Each image once, however often it is shown; nothing for one that has embeddings."""
     vision = make().encoder

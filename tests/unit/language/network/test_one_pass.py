@@ -38,6 +38,7 @@ LINEAR = (
 RECURRENT = {
     "falcon_h1": "its layers of hybrid take one session at a time",
     "lfm2": "its layers of conv take one session at a time",
+    "lfm2_vl": "its layers of conv take one session at a time",
     "lfm2_moe": "its layers of conv take one session at a time",
     **dict.fromkeys(LINEAR, "its layers of linear_attention take one session at a time"),
 }
