@@ -56,7 +56,7 @@ def build(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript
+        warnings.filterwarnings("ignore", ".*torch.jit")
         torch.jit.script(Recurrent().eval()).save(str(folder / _FILE))
     return folder
 

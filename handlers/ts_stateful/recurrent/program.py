@@ -132,7 +132,7 @@ def _load(
         return exported.module()  # its mode was fixed by the export
     with warnings.catch_warnings():
         # Of TorchScript: what is there is served.
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*torch.jit")
         scripted: nn.Module = torch.jit.load(file, map_location=device)
     return scripted.eval()
 

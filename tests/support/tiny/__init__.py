@@ -18,7 +18,7 @@ from tests.support.tiny.latent import (
     mistral4,
     youtu,
 )
-from tests.support.tiny.looking_ahead import gemma3_vision, gemma4_vision
+from tests.support.tiny.looking_ahead import gemma3_vision, gemma3n_vision, gemma4_vision
 from tests.support.tiny.merging import (
     glm4v,
     qwen2_5_vl,
@@ -143,6 +143,7 @@ MORE_MODELS = _named(
     falcon_h1,
     falcon_mamba,
     gemma3n,
+    gemma3n_vision,
     gemma4,
     gemma4_vision,
     glm4_moe_lite,

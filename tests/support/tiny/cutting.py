@@ -79,7 +79,8 @@ def _llama4() -> Checkpoint:
     network = Llama4ForConditionalGeneration(
         Llama4Config(
             text_config={
-                **{**MIXED, "layer_types": ["chunked_attention", "full_attention"] * 2},
+                **MIXED,
+                "layer_types": ["chunked_attention", "full_attention"] * 2,
                 "intermediate_size_mlp": 128,
                 "num_local_experts": 2,
                 "attention_chunk_size": WINDOW,

@@ -1,4 +1,4 @@
-"""Vision-language models whose image tokens see one another, in the hub's layout."""
+"""Vision-language models of Google's, in the hub's layout; image tokens of most of them see one another."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma3nConfig,
+    Gemma3nForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
 )
@@ -40,6 +42,11 @@ _SQUARE = {"height": 32, "width": 32}
 def gemma3_vision() -> Model:
     """Build Gemma 3 from 4B on: images of 4 tokens, which see one another in all layers."""
     return loaded(_gemma3)
+
+
+def gemma3n_vision() -> Model:
+    """Build Gemma 3n: a convolutional tower of timm's, images of 4 tokens, which see only backwards."""
+    return loaded(_gemma3n, needs="timm")
 
 
 def gemma4_vision() -> Model:
@@ -94,6 +101,72 @@ def _gemma3() -> Checkpoint:
         "processor_config.json": {"image_seq_length": 4, "processor_class": "Gemma3Processor"},
     }
     return Checkpoint(network, _tokenizer("<start_of_image>"), files)
+
+
+def _gemma3n() -> Checkpoint:
+    torch.manual_seed(83)
+    # Those of images and clips come after the text's, and have embeddings of their own.
+    text, image, audio = 420, ("<end_of_image>", "<image_soft_token>"), ("<eoa>", "<audio>")
+    tokenizer = tokenizer_of(
+        *("<pad>", "<end_of_turn>", "<bos>", "<start_of_image>", "<start_of_audio>"),
+        *("<start_of_turn>", "\n\n", "\n\n\n"),
+        template=_GEMMA.replace("IMAGE", "<image_soft_token>"),
+        **{**_TOKENS, "boa_token": "<start_of_audio>", "eoa_token": audio[0]},
+        audio_token=audio[1],
+    )
+    ids = tokenizer.convert_tokens_to_ids([*image, *audio])
+    assert ids == [text, text + 1, text + 2, text + 3]
+    network = Gemma3nForConditionalGeneration(
+        Gemma3nConfig(
+            text_config={
+                **MIXED,
+                "vocab_size": text + 4,
+                "num_kv_shared_layers": 2,
+                "vocab_size_per_layer_input": text,
+                "hidden_size_per_layer_input": 16,
+                "laurel_rank": 8,
+                "altup_num_inputs": 2,
+                "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+                "eos_token_id": 1,
+                "bos_token_id": 2,
+            },
+            vision_config={
+                "vocab_size": 2,
+                "vocab_offset": text,
+                "model_args": {"channel_multiplier": 0.0625, "msfa_output_resolution": 2},
+            },
+            audio_config={
+                "vocab_size": 2,
+                "vocab_offset": text + 2,
+                "hidden_size": 16,
+                "conf_num_attention_heads": 2,
+                "conf_num_hidden_layers": 1,
+                "sscp_conv_channel_size": [8, 8],
+            },
+            vision_soft_tokens_per_image=4,
+            boi_token_id=3,
+            eoi_token_id=ids[0],
+            image_token_id=ids[1],
+            boa_token_id=4,
+            eoa_token_id=ids[2],
+            audio_token_id=ids[3],
+            tie_word_embeddings=False,
+        )
+    ).eval()
+    network.generation_config.eos_token_id = 1
+    mute(network, *ids)
+    files = {
+        "preprocessor_config.json": {
+            "image_processor_type": "SiglipImageProcessorFast",
+            "processor_class": "Gemma3nProcessor",
+            "feature_extractor_type": "Gemma3nAudioFeatureExtractor",
+            "image_seq_length": 4,
+            "size": {"height": 64, "width": 64},
+            "do_normalize": False,
+        },
+        "processor_config.json": {"image_seq_length": 4, "processor_class": "Gemma3nProcessor"},
+    }
+    return Checkpoint(network, tokenizer, files)
 
 
 def _gemma4() -> Checkpoint:

@@ -88,7 +88,7 @@ def _batch(handler: PublishedHandler, steps: dict[str, Tensor]) -> list[Tensor]:
     return [torch.tensor(answer["outputs"][0]["data"]) for answer in answers]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_the_published_pattern_keeps_states_by_sequence(model: Path) -> None:
     """As many as there is room for: the least recently used one begins again."""
     handler = PublishedHandler()

@@ -20,6 +20,7 @@ LOOK_AHEAD = {"gemma3_vision": LookAhead.ALL, "gemma4_vision": LookAhead.WINDOWE
 SEEING = [
     *LOOK_AHEAD,
     "cohere2_vision",
+    "gemma3n_vision",
     "glm4v",
     "idefics3",
     "internvl",

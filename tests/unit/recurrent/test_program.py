@@ -72,7 +72,7 @@ def test_a_class_with_arguments_and_weights(tmp_path: Path) -> None:
 def test_torchscript_and_exported_programs(tmp_path: Path) -> None:
     """By the ending of the file."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*torch.jit")
         torch.jit.script(Sum()).save(tmp_path / "sum.pt")
     rows = torch.export.Dim("rows", min=1, max=64)
     example = (torch.ones(2, 3), torch.ones(2, 3))

@@ -22,6 +22,9 @@ REFUSED = {
 }
 _PACKED = {"gptq", "awq"}  # quantised by these methods, weights are read by a package alone
 _PACKAGE = "gptqmodel"
+_TOWERS = {
+    "gemma3n": "timm"
+}  # the packages of vision towers, without which a model cannot be made at all
 # Models that see, and whose clips are served, too.
 HEARS_TOO = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
 # Families that publish no chat template: they have one here, or need none.
@@ -61,6 +64,7 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
     else:
         yield from _check_architecture(config, folder)
         yield from _check_quantization(config, folder)
+        yield from _check_tower(config, folder)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         yield error(
             _KEY,
@@ -118,13 +122,27 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
 def _check_quantization(config: dict[str, Any], folder: Path) -> Iterator[Finding]:
     settings = config.get("quantization_config")
     method = settings.get("quant_method") if isinstance(settings, dict) else None
-    installed = {name for name in ("transformers", _PACKAGE) if find_spec(name) is not None}
-    if method in _PACKED and installed == {"transformers"}:
+    if method in _PACKED and _is_missing(_PACKAGE):
         yield error(
             _KEY,
             f"{folder} is quantised by {method}, which needs {_PACKAGE}, and that is not installed",
             "choose a checkpoint that is quantised by compressed-tensors, FP8 or torchao, or not at all",
         )
+
+
+def _check_tower(config: dict[str, Any], folder: Path) -> Iterator[Finding]:
+    package = _TOWERS.get(str(config.get("model_type")))
+    if package is not None and _is_missing(package):
+        yield error(
+            _KEY,
+            f"{folder} is a {config['model_type']} model, whose vision tower needs {package}, and that is not installed",
+            "pip install 'torchserve-stateful[vision]'",
+        )
+
+
+def _is_missing(package: str) -> bool:
+    """Return True if a package is not installed on a machine that serves; others only pack."""
+    return find_spec("transformers") is not None and find_spec(package) is None
 
 
 def _served_classes(config: dict[str, Any], auto: Any) -> tuple[set[str], bool]:

@@ -33,11 +33,12 @@ from ts_stateful.config.sizes.layers import STATE_SETS
 from ts_stateful.protocol.declarations import Datatype, State
 
 # Without one model with a key that its family does not have, one for which older transformers keep more, those whose layers
-# differ in their heads or have two attentions each, those whose written file lacks layers or a window, and one whose tower is
-# so small that most of it is what joins it to the language model.
+# differ in their heads or have two attentions each, those whose written file lacks layers or a window, one whose tower is
+# so small that most of it is what joins it to the language model, and one whose tower is of another package.
 _UNKNOWN = {
     "opt",
     "deepseek_v3",
+    "gemma3n_vision",
     "gemma4",
     "gemma4_vision",
     "longcat_flash",
