@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from compressed_tensors.quantization import (
     preset_name_to_scheme,
 )
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import LlamaConfig, LlamaForCausalLM, TorchAoConfig
 
@@ -28,6 +29,10 @@ from ts_stateful.protocol.requests import Hello
 
 NEW_TOKENS = 12
 _BLOCK = 32
+_MIDDLE = 8  # the integer of 4 bits that is 0
+
+_Json = dict[str, Any]
+_Tensors = dict[str, Tensor]
 
 
 def plain(folder: Path) -> Path:
@@ -63,7 +68,7 @@ def compressed_tensors(folder: Path) -> None:
 
 def fp8(folder: Path) -> None:
     """Weights in blocks of FP8, as DeepSeek publishes them; a CPU gets them dequantised."""
-    weights: dict[str, torch.Tensor] = {}
+    weights: _Tensors = {}
     for name, weight in load_file(plain(folder) / "model.safetensors").items():
         if "proj" not in name:
             weights[name] = weight
@@ -75,18 +80,92 @@ def fp8(folder: Path) -> None:
         weights[name] = scaled.to(torch.float8_e4m3fn)
         weights[f"{name}_scale_inv"] = scales
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "fp8",
-        "weight_block_size": [_BLOCK, _BLOCK],
-        "activation_scheme": "dynamic",
+    size = {"weight_block_size": [_BLOCK, _BLOCK]}
+    _declare(folder, {"quant_method": "fp8", **size, "activation_scheme": "dynamic"})
+
+
+def gptq(folder: Path) -> None:
+    """Weights in 4 bits, in groups of inputs, packed along the inputs."""
+    settings = {"quant_method": "gptq", "desc_act": False, "sym": True, "backend": "gptq_torch"}
+    _packed(folder, {**settings, "checkpoint_format": "gptq"}, _gptq_layer)
+
+
+def awq(folder: Path) -> None:
+    """Weights in 4 bits, in groups of inputs, packed along the outputs in an order of their own."""
+    settings = {
+        "quant_method": "awq",
+        "zero_point": True,
+        "version": "gemm",
+        "backend": "torch_awq",
     }
+    _packed(folder, settings, _awq_layer)
+
+
+def _packed(folder: Path, settings: _Json, layer: Callable[[Tensor, Tensor], _Tensors]) -> None:
+    """Write a checkpoint with the tensors that `layer` makes of integers `(inputs, outputs)` and scales."""
+    for package in ("gptqmodel", "optimum"):
+        pytest.importorskip(package, reason=f"checkpoints of 4 bits need {package}")
+    weights: _Tensors = {}
+    for name, weight in load_file(plain(folder) / "model.safetensors").items():
+        if "proj" not in name:
+            weights[name] = weight
+            continue
+        groups = weight.T.reshape(-1, _BLOCK, weight.shape[0])
+        scales = groups.abs().amax(1) / _MIDDLE
+        steps = (groups / scales[:, None]).round() + _MIDDLE
+        made = layer(steps.clamp(0, 15).int().reshape(weight.T.shape), scales.half())
+        stem = name.removesuffix("weight")
+        weights |= {f"{stem}{part}": tensor.contiguous() for part, tensor in made.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    settings = {**settings, "bits": 4, "group_size": _BLOCK}
+    _declare(folder, settings)
+
+
+def _gptq_layer(steps: Tensor, scales: Tensor) -> _Tensors:
+    middles = torch.full(scales.shape, _MIDDLE - 1)  # which the format has one lower
+    return {
+        "qweight": _words(steps.T, range(8)).T,
+        "qzeros": _words(middles, range(8)),
+        "scales": scales,
+        "g_idx": torch.arange(len(steps), dtype=torch.int32) // _BLOCK,
+    }
+
+
+def _awq_layer(steps: Tensor, scales: Tensor) -> _Tensors:
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    middles = torch.full(scales.shape, _MIDDLE)
+    return {
+        "qweight": _words(steps, order),
+        "qzeros": _words(middles, order),
+        "scales": scales,
+    }
+
+
+def _words(values: Tensor, order: Iterable[int]) -> Tensor:
+    """Pack eight integers of 4 bits at a time, of the last dimension, into one of 32."""
+    eights = values.long().unflatten(-1, (-1, 8))
+    words = sum(eights[..., at] << 4 * place for place, at in enumerate(order))
+    assert isinstance(words, Tensor)
+    return words.to(torch.int32)  # its bits are kept
+
+
+def _declare(folder: Path, settings: _Json) -> None:
+    config: _Json = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = settings
     (folder / "config.json").write_text(json.dumps(config))
 
 
+# Of optimum, which reads GPTQ.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(
     ("quantize", "method"),
-    [(torchao, "torchao"), (compressed_tensors, "compressed-tensors"), (fp8, "fp8")],
+    [
+        (torchao, "torchao"),
+        (compressed_tensors, "compressed-tensors"),
+        (fp8, "fp8"),
+        (gptq, "gptq"),
+        (awq, "awq"),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_quantised_checkpoint_is_exact(

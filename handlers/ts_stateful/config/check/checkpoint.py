@@ -20,11 +20,10 @@ REFUSED = {
     "deepseek_v4": "its layers compress blocks of tokens into one state, so a session cannot go back to a token in between",
     "granite_speech": "its processor needs torchaudio, whose published builds do not load beside a CPU's torch",
 }
-_PACKED = {"gptq", "awq"}  # quantised by these methods, weights are read by a package alone
-_PACKAGE = "gptqmodel"
-_TOWERS = {
-    "gemma3n": "timm"
-}  # the packages of vision towers, without which a model cannot be made at all
+# Quantised by these methods, weights are read by packages alone.
+_PACKED = {"awq": ("gptqmodel",), "gptq": ("gptqmodel", "optimum")}
+# Vision towers of other packages, without which a model cannot be made at all.
+_TOWERS = {"gemma3n": "timm"}
 # Models that see, and whose clips are served, too.
 HEARS_TOO = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
 # Families that publish no chat template: they have one here, or need none.
@@ -122,10 +121,11 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
 def _check_quantization(config: dict[str, Any], folder: Path) -> Iterator[Finding]:
     settings = config.get("quantization_config")
     method = settings.get("quant_method") if isinstance(settings, dict) else None
-    if method in _PACKED and _is_missing(_PACKAGE):
+    packages = _PACKED.get(str(method), ())
+    if missing := next(filter(_is_missing, packages), None):
         yield error(
             _KEY,
-            f"{folder} is quantised by {method}, which needs {_PACKAGE}, and that is not installed",
+            f"{folder} is quantised by {method}, which needs {missing}, and that is not installed",
             "choose a checkpoint that is quantised by compressed-tensors, FP8 or torchao, or not at all",
         )
 

@@ -61,6 +61,12 @@ def test_a_vision_tower_of_another_package(tmp_path: Path) -> None:
             "quantised by gptq, which needs gptqmodel",
             "compressed-tensors",
         ),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            "error",
+            "quantised by awq, which needs gptqmodel",
+            "compressed-tensors",
+        ),
         ({"model_type": "clip"}, "error", "is a clip model, neither", "docs/models.md"),
         (
             {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
