@@ -155,8 +155,11 @@ def _declare(folder: Path, settings: _Json) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-# Of optimum, which reads GPTQ.
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+# Of optimum and gptqmodel.
+@pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing:FutureWarning",
+    "ignore:Implicitly cleaning up.*gptqmodel:ResourceWarning",
+)
 @pytest.mark.parametrize(
     ("quantize", "method"),
     [

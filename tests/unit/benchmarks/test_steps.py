@@ -28,6 +28,9 @@ from ts_stateful.pb.inference_pb2_grpc import (
     add_InferenceAPIsServiceServicer_to_server,
 )
 
+# Its recurrent model is a TorchScript.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -88,7 +91,6 @@ def _batch(handler: PublishedHandler, steps: dict[str, Tensor]) -> list[Tensor]:
     return [torch.tensor(answer["outputs"][0]["data"]) for answer in answers]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_the_published_pattern_keeps_states_by_sequence(model: Path) -> None:
     """As many as there is room for: the least recently used one begins again."""
     handler = PublishedHandler()
