@@ -97,10 +97,11 @@ async def _serve(settings: FrontSettings) -> None:
         # The objects of a big body make collections frequent, which would visit every object each time.
         gc.collect()
         gc.freeze()
-        sys.stdout.write("ready\n")
+        drain_s = max(model.config.engine.drain_sec for model in models)
+        sys.stdout.write(f"ready {drain_s}\n")
         sys.stdout.flush()
         await stop.wait()
-        await models.drain(max(model.config.engine.drain_sec for model in models))
+        await models.drain(drain_s)
     finally:
         await rpc.stop(_GRACE_S)
         await _stop([listener for listener, _ in listeners], running)

@@ -34,7 +34,7 @@ from ts_stateful.serving.server import LocalServer
 
 __all__ = ["AsgiServer", "AsgiServerSettings"]
 
-_STOP_S = 90.0  # for the running turns; longer than the default of drainSec
+_STOP_S = 70.0  # for a front's end, beside the `drainSec` of its models
 _ENGINES_STOP_S = 60.0
 _SHORT_LIFE_S = 10.0  # after which the next front starts at once
 _PAUSE_S = 1.0
@@ -57,9 +57,7 @@ class AsgiServerSettings:
     start_timeout_s: float = 120.0
     max_body_bytes: int = 28_000_000
     tls: Tls | None = None
-    admin_socket: Path | None = (
-        None  # by default in `state_dir`, or among the server's temporary files
-    )
+    admin_socket: Path | None = None  # by default in `state_dir`, or a temporary one
     admin_port: int | None = None  # on loopback, with the token of `ADMIN_TOKEN`; 0 is any free one
 
 
@@ -78,6 +76,7 @@ class AsgiServer(LocalServer):
         self._ready = threading.Event()
         self._ended = threading.Event()
         self._is_stopping = False
+        self._drain_s = 0.0  # of the front that is ready
         self._starting = threading.Lock()  # held while a front starts: `stop` must not miss it
 
     @property
@@ -123,7 +122,9 @@ class AsgiServer(LocalServer):
 
     def wait(self) -> None:
         """Block until the server ends by itself; interrupt it with KeyboardInterrupt."""
-        self._ended.wait()
+        # In steps: the kernel may give the signal to another thread (in a paused container), which does not wake this one.
+        while not self._ended.wait(_PAUSE_S):
+            pass
 
     def stop(self) -> None:
         """Finish the running turns and stop all processes; idempotent, at any time."""
@@ -133,7 +134,7 @@ class AsgiServer(LocalServer):
         if front is not None and front.poll() is None:
             front.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                front.wait(_STOP_S)
+                front.wait(self._drain_s + _STOP_S)
             front.kill()
         if self._thread is not None:
             self._thread.join()
@@ -243,8 +244,9 @@ class AsgiServer(LocalServer):
         log.start()
         assert self._front.stdout is not None
         with self._front.stdout as lines:
-            for line in lines:
-                if line == "ready\n":
+            for word, _, drain_s in (line.partition(" ") for line in lines):
+                if word == "ready":
+                    self._drain_s = float(drain_s)
                     self._ready.set()
         self._front.wait()
         log.join(timeout=1)  # an engine may hold its end of the pipe

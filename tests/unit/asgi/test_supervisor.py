@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from tests.support.ports import free_ports
 from tests.support.worker import eventually
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
+from ts_stateful.serving.admin_socket import AdminSocket
 
 COUNTER = Path(__file__).parents[3] / "examples" / "counter"
 
@@ -48,14 +50,18 @@ class Interrupted(AsgiServer):
             raise KeyboardInterrupt
 
 
-def test_a_front_that_starts_while_the_server_stops_is_ended(
-    tmp_path: Path,
-) -> None:
-    """It is not left running, with the server waiting for it for ever."""
+@pytest.fixture
+def counter(tmp_path: Path) -> Path:
+    """A folder with a model that counts."""
     for path in (COUNTER / "model-config.yaml", COUNTER / "model" / "counter.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def test_a_front_that_starts_while_the_server_stops_is_ended(counter: Path) -> None:
+    """It is not left running, with the server waiting for it for ever."""
     variables = SlowVariables()
-    settings = AsgiServerSettings((str(tmp_path),), ports=free_ports(), environ=variables)
+    settings = AsgiServerSettings((str(counter),), ports=free_ports(), environ=variables)
     server = Interrupted(settings, variables)
     variables.server = server
     with pytest.raises(KeyboardInterrupt):
@@ -63,3 +69,38 @@ def test_a_front_that_starts_while_the_server_stops_is_ended(
     front = server._front
     assert front is not None
     assert front.returncode is not None
+
+
+class Draining(AsgiServer):
+    """A server whose front reports its time for turns, and ignores the signal to stop."""
+
+    def _started_front(self, home: Path, admin: AdminSocket) -> subprocess.Popen[str]:
+        self.started = RecordedFront(
+            ["sh", "-c", "trap '' TERM; echo ready 300.0; exec sleep 600"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        return self.started
+
+
+class RecordedFront(subprocess.Popen[str]):
+    """A front that never ends by itself; waiting for it takes no time."""
+
+    limits: list[float]
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Record the limit."""
+        if timeout is None:
+            return super().wait()
+        self.limits = [*getattr(self, "limits", []), timeout]
+        raise subprocess.TimeoutExpired(self.args, timeout)
+
+
+def test_a_front_has_the_longest_drain_of_its_models_to_stop(counter: Path) -> None:
+    """Turns of five minutes are not cut off."""
+    server = Draining(AsgiServerSettings((str(counter),), ports=free_ports()))
+    server.start()
+    server.stop()
+    assert min(server.started.limits) > 300
+    assert server.started.returncode is not None
