@@ -127,18 +127,17 @@ class SessionTable(Generic[StateT]):
         self.places.parked.forget(session.session_id)
         self.counts.adopted += 1
 
-    def get(self, session_id: str) -> Session[StateT]:
-        """Return the open session of that id. This counts as a use for eviction, but does not postpone expiry.
+    def get(self, session_id: str, *, in_turn: bool = False) -> Session[StateT]:
+        """Return the open session of that id, now the most recent; with `in_turn` also one past its end, in its last turn.
 
         Raises:
             SessionNotFound, SessionExpired, SessionClosed: there is none, or it ended.
         """
         session = self._sessions.get(session_id)
         if session is not None:
-            now = self._clock.monotonic()
-            if now < session.deadline:
+            if self._clock.monotonic() < session.deadline or (in_turn and session.busy):
                 return session
-            if session.busy:  # past its absolute end, in its last turn
+            if session.busy:
                 raise SessionExpired("the session has expired")
             self._end(session, SessionExpired)
         raise self._ended.error(session_id)

@@ -217,3 +217,25 @@ def test_a_turn_at_the_moment_of_expiry_is_answered_or_refused(harness: Harness)
         harness.engine.tick()
     assert set(answers) == {"session_expired", "length"}
     assert len(harness.engine.table) == 0
+
+
+def test_the_last_turn_can_be_read_and_cancelled_past_the_end_of_its_session(
+    harness: Harness,
+) -> None:
+    """A lifetime that ends in a turn lets it finish, so a client that pulls its reply receives it."""
+    harness.ask(Open(session_id="t", ttl_s=50), creates_session=True)
+    prompt = harness.submit(Prompt(session_id="t", prompt="Hello", max_new_tokens=20))
+    harness.steps(3)
+    harness.clock.now += 55
+    harness.engine.tick()
+    pull = harness.submit(Continue(session_id="t", turn=1))
+    refused = harness.submit(Prompt(session_id="t", prompt="And then?"))
+    harness.steps(2)
+    cancel = harness.submit(Cancel(session_id="t"))
+    harness.run()
+    assert code(harness.last(refused)) == "session_expired"
+    assert harness.last(prompt)["finish_reason"] == "cancelled"
+    assert harness.last(pull)["text"] != ""
+    assert harness.last(prompt)["text"].startswith(harness.last(pull)["text"])
+    assert harness.last(cancel)["cancelled"] is True
+    assert code(harness.ask(Continue(session_id="t", turn=1))) == "session_expired"

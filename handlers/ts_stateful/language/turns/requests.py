@@ -100,7 +100,7 @@ class LanguageRequests:
         elif isinstance(command, Continue):
             self._continue(message, command)
         elif isinstance(command, Cancel):
-            self._cancel(request_id, self._session(command.session_id))
+            self._cancel(request_id, self._session(command.session_id, in_turn=True))
         elif isinstance(command, Close):
             self._close(message, command)
         elif isinstance(command, Fork):
@@ -126,10 +126,10 @@ class LanguageRequests:
                 "this model holds conversations: it takes `prompt`, not `step`", field="type"
             )
 
-    def _session(self, session_id: str | None) -> Session[Context]:
+    def _session(self, session_id: str | None, *, in_turn: bool = False) -> Session[Context]:
         if session_id is None:
             raise InvalidRequest("name the session, in the header or here", field="session_id")
-        return self._table.get(session_id)
+        return self._table.get(session_id, in_turn=in_turn)
 
     def _new_session(self, message: Submit, command: Open | Prompt) -> Session[Context]:
         if command.session_id is None:
@@ -231,7 +231,8 @@ class LanguageRequests:
         self._turns.admit(sequence, images, message.attachments)
 
     def _continue(self, message: Submit, command: Continue) -> None:
-        request_id, session = message.request_id, self._session(command.session_id)
+        request_id = message.request_id
+        session = self._session(command.session_id, in_turn=True)
         self._table.touch(session)
         turn, done, prompts = command.turn, len(session.turns), prompts_of(session)
         if turn <= done:

@@ -253,7 +253,8 @@ def _remove_if_over(path: Path, now_ms: int) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _end_ms(descriptor) <= now_ms:
+            is_named = os.path.samestat(os.fstat(descriptor), path.lstat())  # or was created again
+            if is_named and _end_ms(descriptor) <= now_ms:
                 path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)

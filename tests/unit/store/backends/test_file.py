@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import shutil
@@ -192,6 +193,27 @@ def test_a_sweep_removes_expired_values_and_empty_folders(folder: Path) -> None:
     store.sweep()
     assert [key for key in "abcd" if store.list(key)] == ["b", "c", "d"]
     assert not (folder / "a").exists()
+
+
+def test_a_sweep_keeps_a_value_that_was_created_again_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sweep removes the expired one, and its key is used again, between the open and the lock of this one."""
+    clock = FakeClock()
+    store, other = FileStore(folder, clock=clock), FileStore(folder, clock=clock)
+    store.create("a/a", b"old", 10.0)
+    clock.now += 10
+    lock, waiting = fcntl.flock, [True]
+
+    def late(descriptor: int, operation: int) -> None:
+        if waiting and waiting.pop():
+            other.sweep()
+            assert other.create("a/a", b"new", 10.0)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    store.sweep()
+    assert other.get("a/a") == b"new"
 
 
 def test_recent_temporary_files_of_other_processes_stay(folder: Path) -> None:
