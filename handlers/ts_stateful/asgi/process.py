@@ -68,8 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _serve(settings: FrontSettings) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the supervisor as well
     admin_token = os.environ.pop(ADMIN_TOKEN, None)  # engines and decoders need it not
     forks = ForkServer()
