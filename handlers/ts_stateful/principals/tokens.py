@@ -89,9 +89,8 @@ class Tokens:
             raise Unauthenticated(
                 f"the token is refused: {reason}; get a new one", field=name
             ) from None
-        return _Verified(
-            self._principal_in(claims, name), claims["exp"] + settings.leeway_sec, version
-        )
+        until = int(claims["exp"]) + settings.leeway_sec  # digits as a string are accepted, too
+        return _Verified(self._principal_in(claims, name), until, version)
 
     def _principal_in(self, claims: dict[str, Any], name: str) -> str:
         value = claims[self._settings.tenant_claim]

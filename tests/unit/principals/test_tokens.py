@@ -132,6 +132,12 @@ def test_the_leeway_covers_different_clocks(issuer: Issuer) -> None:
     assert verifier(issuer).principal_of(bearer(issuer.token("alice", life_s=-2))) == "alice"
 
 
+def test_an_end_may_be_written_as_text(issuer: Issuer) -> None:
+    """Some issuers write numbers so, and the library accepts it."""
+    end = str(int(time.time()) + 600)
+    assert verifier(issuer).principal_of(bearer(issuer.token("alice", exp=end))) == "alice"
+
+
 def test_a_claim_that_is_no_text_is_refused(issuer: Issuer) -> None:
     """A number would have two spellings."""
     tokens = verifier(issuer, structs.replace(_SETTINGS, tenant_claim="org"))
