@@ -157,18 +157,22 @@ class ClusterServers:
             return self.client.execute_command(*command)
         return self._write(name, command, _TRIES)
 
-    def _write(self, name: str, command: tuple[Any, ...], tries: int) -> Any:
+    def _write(self, name: str, command: tuple[Any, ...], tries: int, moved_to: Any = None) -> Any:
         """Write to the owner of the key's slot. `WAIT` counts for the connection of the write, so redis-py cannot route it."""
         cluster = self.client
         replicas, wait_s = self._address.replicas, self._step_s * _WAIT_SHARE
         try:
-            owner = cluster.get_redis_connection(cluster.get_node_from_key(name))
+            owner = cluster.get_redis_connection(moved_to or cluster.get_node_from_key(name))
             return _replicated(owner, command, replicas, wait_s)
-        except _CHANGES:
+        except _CHANGES as error:
             if tries == 1:
                 raise
             cluster.nodes_manager.initialize()
-            return self._write(name, command, tries - 1)
+            moved_to = None
+            if isinstance(error, exceptions.MovedError):
+                # It names the slot's new owner, of which the other servers may not know yet.
+                moved_to = cluster.get_node(error.host, error.port)
+            return self._write(name, command, tries - 1, moved_to)
         except exceptions.AskError as error:  # the slot is on its way to this server
             importer = cluster.get_redis_connection(cluster.get_node(error.host, error.port))
             return _replicated(importer, command, replicas, wait_s, asking=True)

@@ -88,10 +88,15 @@ def test_all_of_a_session_is_in_one_slot(
     assert slots["a"] != slots["b"]
 
 
+@pytest.mark.parametrize("knows", [True, False], ids=["known", "unknown"])
 def test_a_slot_that_moves_is_followed(
-    cluster: RedisCluster, cluster_store: RedisStore, url: str
+    cluster: RedisCluster,
+    cluster_store: RedisStore,
+    url: str,
+    knows: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While it moves, new keys are written at its next owner; after that, all are."""
+    """While it moves, new keys are written at its next owner; after that, all are, even before other servers know it."""
     session = secrets.token_hex(16)  # alone in its slot
     name = f"{url.partition('prefix=')[2]}sessions/{{{session}}}/"
     keys = [f"sessions/{session}/{n:08d}" for n in range(2)]
@@ -108,6 +113,9 @@ def test_a_slot_that_moves_is_followed(
         assert not cluster_store.create(keys[0], b"y")
         for server in (taker, giver):
             server.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[1])
+        if not knows:
+            nodes = cluster_store._servers.client.nodes_manager
+            monkeypatch.setattr(nodes, "initialize", lambda *_, **__: None)
         assert cluster_store.create(keys[1], b"z")
         assert taker.hlen(name) == 2
     assert cluster_store.list(f"sessions/{session}") == keys
