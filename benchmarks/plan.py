@@ -6,6 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from benchmarks.names import FAMILIES
+
 __all__ = ["FULL", "PROMPT_TOKENS", "QUICK", "Plan"]
 
 PROMPT_TOKENS: Final = 20  # of the prompt whose first token is measured, template included
@@ -62,6 +64,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     form_steps: int = 100
     form_rounds: int = 6
 
+    families: tuple[str, ...] = tuple(FAMILIES)
     family_rounds: int = 4
     family_steps: int = 12
     family_history: int = 300
@@ -85,10 +88,12 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 FULL: Final = Plan()
 QUICK: Final = Plan(
+    histories=(300, 1600),
     batches=1,
     asks=2,
     decode_rounds=1,
     decode_tokens=32,
+    front_widths=(1, 16),
     front_rounds=1,
     front_tokens=48,
     open_rounds=3,
@@ -102,9 +107,11 @@ QUICK: Final = Plan(
     spec_rounds=1,
     form_steps=20,
     form_rounds=2,
+    families=("llama", "mixtral", "qwen2_vl"),
     family_rounds=1,
     family_steps=5,
     family_history=100,
+    step_widths=(1, 128),
     step_bare_s=0.05,
     step_s=0.3,
     step_warm_s=0.5,

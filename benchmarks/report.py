@@ -75,7 +75,7 @@ _TITLES = {
     GROWTH_OPEN: "Very small text model: an opening with a first turn, by open sessions",
     GROWTH_MEMORY: "Very small text model: memory of the process beyond its sessions' states, by open sessions",
     PAUSE: "Longest pause of a stream, by tokens of another session's prompt",
-    FORMS: "A decode step of a text model, by rows",
+    FORMS: "Text model: time in which every row gets a token, by rows",
     **{of_family(name): f"Family {name}: decode rate, by rows" for name in FAMILIES},
     SPEC_REPEATING: "Trained text model: decode rate of one stream, replies that repeat their history",
     SPEC_NEW: "Trained text model: decode rate of one stream, replies that do not",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.names import CACHES, ENGINE, FAMILIES, floor_name, of_family
+from benchmarks.names import CACHES, ENGINE, floor_name, of_family
 from benchmarks.rig import Rig
 from benchmarks.samples import Sample
 
@@ -16,9 +16,9 @@ _WIDTH = 16
 def run(rig: Rig) -> None:
     """Sample tokens a second of the engine alone and of the floor, in turns, one family after the other."""
     plan = rig.plan
-    rig.progress.expect(len(FAMILIES) * plan.family_rounds)
+    rig.progress.expect(len(plan.families) * plan.family_rounds)
     steps = rig.family_steps
-    for family in FAMILIES:
+    for family in plan.families:
         for _ in range(plan.family_rounds):
             rate = steps.measure("engine", family, _WIDTH, plan.family_steps)
             rig.samples.add([Sample(of_family(family), ENGINE, _WIDTH, rate, "tokens/s")])
