@@ -6,13 +6,15 @@ import difflib
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
 
 __all__ = ["explained", "instead", "meant", "similar"]
 
+_MAX_COMPARED: Final = 16  # keys of a document, which may have many
 _UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
 _UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*) - at `\$(.*)`$")
 _NO_OBJECT = re.compile(r"Expected `object`, got `.*` - at `\$(.+)`$")
@@ -62,7 +64,8 @@ def meant(document: Mapping[str, Any], types: tuple[str, ...]) -> str:
     """Return the end of a message about a request of an unknown `type`; it may also have a misspelled field instead."""
     if isinstance(document["type"], str):
         return similar(document["type"], types)
-    return next(filter(None, (similar(key, ("prompt", "inputs")) for key in document)), "")
+    few = islice(document, _MAX_COMPARED)
+    return next(filter(None, (similar(key, ("prompt", "inputs")) for key in few)), "")
 
 
 def _instead(word: str, known: list[str]) -> str:
