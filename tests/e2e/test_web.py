@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.support.ports import free_ports
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 pytest.importorskip("gradio", reason="needs the extra `web`")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -151,6 +152,32 @@ def test_a_conversation_goes_on_in_forks(tab: WebPage) -> None:
     assert tab.replies(1) == ["three", "red", "triangle"]
     assert tab.ask("And the square?") == "blue"
     assert tab.sessions().count() == 2
+
+
+def test_an_old_update_that_is_shown_last_is_mended(tab: WebPage) -> None:
+    """A slow browser may show the updates of two handlers in another order than they were sent."""
+    old, ends, mended = list[object](), 0, False
+
+    def exchange(route: Route) -> None:
+        nonlocal ends, mended
+        answer = route.fetch()
+        messages = [json.loads(one[5:]) for one in answer.text().split("\n\n") if one]
+        for message in messages:
+            ends += message["msg"] == "process_completed"
+            output = message.get("output") or {}
+            if "scene.png" in str(output.get("data")) and not mended:
+                output["data"], mended = old[0], True
+            elif "connected" in str(output.get("data")):
+                old.append(output["data"])
+        body = "".join(f"data: {json.dumps(one)}\n\n" for one in messages)
+        route.fulfill(response=answer, body=body)
+
+    tab.page.route("**/queue/data?*", exchange)
+    tab.page.reload()
+    while ends < 3:  # the page as it was, and the first looks at the server
+        tab.page.wait_for_event("response")
+    tab.upload(SCENE)
+    assert mended
 
 
 def test_a_reload_shows_the_sessions_again(tab: WebPage) -> None:

@@ -58,8 +58,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Parts:
-    """All components that events read or write."""
+    """All components that events read or write. `shown` is the number of the update that the page shows."""
 
+    shown: gr.HTML
     keeper: gr.HTML
     status: gr.HTML
     files: gr.HTML
@@ -73,6 +74,7 @@ class Parts:
     def outputs(self) -> list[gr.Component | gr.Column]:
         """Return the outputs of every event, in the order of updates."""
         outputs: list[gr.Component | gr.Column] = [
+            self.shown,
             self.keeper,
             self.status,
             self.files,
@@ -113,6 +115,7 @@ def theme() -> gr.themes.Base:
 
 def lay_out(prefix: str, options: ChatOptions) -> Parts:
     """Make the components, inside a `gr.Blocks`. `prefix` is that of the browser's keys."""
+    shown = _html("0", js_on_load=None, visible="hidden")
     keeper = _html(
         "{}",
         html_template="",
@@ -143,7 +146,7 @@ def lay_out(prefix: str, options: ChatOptions) -> Parts:
                 sessions = _html("", js_on_load=_ACTS, elem_id="sessions")
                 settings = _settings(options)
         panes = tuple(_pane(number) for number in range(PANES))
-    return Parts(keeper, status, files, new, sessions, settings, panes, gr.Timer(1.0))
+    return Parts(shown, keeper, status, files, new, sessions, settings, panes, gr.Timer(1.0))
 
 
 def _html(value: str, **options: Any) -> gr.HTML:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import gradio as gr
@@ -16,6 +16,8 @@ from ts_stateful.cli.web.tabs import BrowserTabs
 from ts_stateful.cli.web.view import PageView, Update
 
 __all__ = ["ChatPage"]
+
+Handler = Callable[..., Iterator[Update]]
 
 
 class ChatPage:
@@ -36,10 +38,10 @@ class ChatPage:
         return blocks
 
     def _connect(self, parts: Parts) -> None:
-        on = partial(_on, outputs=parts.outputs)
+        on = partial(self._on, outputs=parts.outputs)
         on(parts.keeper.restored, self._restored)
         on(parts.keeper.changed, self._changed)
-        on(parts.timer.tick, self._tick)
+        on(parts.timer.tick, self._tick, inputs=[parts.shown])
         on(parts.files.act, self._files_act)
         on(parts.sessions.act, self._sessions_act)
         on(parts.new.click, self._new)
@@ -50,6 +52,21 @@ class ChatPage:
             on(pane.stop.click, events.stop)
             on(pane.head.act, events.act)
             on(pane.turns.act, events.act)
+
+    def _on(self, event: Callable[..., Any], handler: Handler, **wiring: Any) -> None:
+        @wraps(handler)
+        def updates(*args: Any) -> Iterator[Update]:
+            yield from handler(*args)
+            # At the end Gradio sends the last update again, when others may have been sent after it.
+            yield self._view.nothing()
+
+        event(
+            updates,
+            **wiring,
+            show_progress="hidden",
+            api_visibility="private",
+            trigger_mode="multiple",
+        )
 
     def _restored(self, event: gr.EventData, request: gr.Request) -> Iterator[Update]:
         tab = self._tabs.of(request)
@@ -62,15 +79,14 @@ class ChatPage:
             yield self._view.all(tab)
         yield from self._view.follow(tab)
 
-    def _changed(self, event: gr.EventData, request: gr.Request) -> Update:
+    def _changed(self, event: gr.EventData, request: gr.Request) -> Iterator[Update]:
         tab = self._tabs.of(request)
         tab.recall(event.entries)
-        return self._view.all(tab)
+        yield self._view.all(tab)
 
-    def _tick(self, request: gr.Request) -> Iterator[Update]:
+    def _tick(self, shown: str, request: gr.Request) -> Iterator[Update]:
         tab, status = self._tabs.of(request), self._view.status()
-        if tab.status == status:
-            yield self._view.nothing()
+        if not tab.is_behind(int(shown)) and tab.status == status:
             return
         tab.status = status
         yield self._view.all(tab)
@@ -79,7 +95,7 @@ class ChatPage:
             yield self._view.all(tab)
             yield from self._view.follow(tab)
 
-    def _files_act(self, event: gr.EventData, request: gr.Request) -> Update:
+    def _files_act(self, event: gr.EventData, request: gr.Request) -> Iterator[Update]:
         tab = self._tabs.of(request)
         tab.notice = None
         try:
@@ -90,7 +106,7 @@ class ChatPage:
                 tab.remove(str(event.source))
         except Failures as error:
             tab.notice = error
-        return self._view.all(tab)
+        yield self._view.all(tab)
 
     def _sessions_act(self, event: gr.EventData, request: gr.Request) -> Iterator[Update]:
         tab = self._tabs.of(request)
@@ -106,13 +122,7 @@ class ChatPage:
         yield self._view.all(tab)
         yield from self._view.follow(tab)
 
-    def _new(self, request: gr.Request) -> Update:
+    def _new(self, request: gr.Request) -> Iterator[Update]:
         tab = self._tabs.of(request)
         tab.begin()
-        return self._view.all(tab)
-
-
-def _on(event: Callable[..., Any], handler: Callable[..., Any], **wiring: Any) -> None:
-    event(
-        handler, **wiring, show_progress="hidden", api_visibility="private", trigger_mode="multiple"
-    )
+        yield self._view.all(tab)

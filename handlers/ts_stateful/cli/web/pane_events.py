@@ -40,21 +40,20 @@ class PaneEvents:
         if max_new_tokens:
             options["max_new_tokens"] = max_new_tokens
         if tab.ask(self._number, prompt, options, system.strip() or None) is None:
-            yield self._view.nothing()
             return
         yield self._view.all(tab, {self._number: ""})
         yield from self._view.follow(tab, self._number)
 
-    def stop(self, request: gr.Request) -> Update:
+    def stop(self, request: gr.Request) -> Iterator[Update]:
         """Cancel the reply in progress."""
         tab = self._tabs.of(request)
         try:
             tab.panes[self._number].cancel()
         except Failures as error:
             tab.notice = error
-        return self._view.all(tab)
+        yield self._view.all(tab)
 
-    def act(self, event: gr.EventData, request: gr.Request) -> Update:
+    def act(self, event: gr.EventData, request: gr.Request) -> Iterator[Update]:
         """Fork, rewind, or close the pane."""
         tab = self._tabs.of(request)
         pane = tab.panes[self._number]
@@ -68,4 +67,4 @@ class PaneEvents:
                 tab.leave()
         except Failures as error:
             pane.failed(error)
-        return self._view.all(tab, boxes)
+        yield self._view.all(tab, boxes)

@@ -24,6 +24,7 @@ __all__ = ["PageView", "Update"]
 
 _TICK_S = 0.08  # between two updates of a reply in progress
 _TICK_S_PER_CHAR = 1e-5  # more, since each update draws the whole reply
+_BEFORE_PANES = 5  # outputs
 _NO_FILES = '<i class="none"></i>'
 Update = list[Any]  # of all outputs, see `Parts.outputs`
 
@@ -42,9 +43,9 @@ class PageView:
 
     def all(self, tab: BrowserTab, boxes: Mapping[int, str] | None = None) -> Update:
         """Return an update of everything; `boxes` has new texts of boxes for questions."""
-        kept = tab.to_keep()
         update: Update = [
-            kept,
+            _number(tab),
+            tab.to_keep(),
             self.status(),
             self._files(tab),
             sessions_html(tab.sessions, tab.shown),
@@ -55,7 +56,7 @@ class PageView:
 
     def nothing(self) -> Update:
         """Return an update that changes nothing. Gradio empties the outputs of a handler that yields none."""
-        return [gr.skip()] * (4 + 7 * PANES)
+        return [gr.skip()] * (_BEFORE_PANES + 7 * PANES)
 
     def follow(self, tab: BrowserTab, number: int | None = None) -> Iterator[Update]:
         """Yield updates until the replies in progress have ended: those of all panes, or of one."""
@@ -105,12 +106,17 @@ class PageView:
 
     def _live(self, tab: BrowserTab) -> Update:
         """Return an update of only what a reply in progress changes."""
-        update = self.nothing()[:4]
+        update = [_number(tab), *[gr.skip()] * (_BEFORE_PANES - 1)]
         for number in range(PANES):
             is_shown = number < len(tab.panes)
             live = live_html(tab.panes[number], self.watch.problem) if is_shown else gr.skip()
             update += [*[gr.skip()] * 3, live, *[gr.skip()] * 3]
         return update
+
+
+def _number(tab: BrowserTab) -> str:
+    tab.update += 1
+    return str(tab.update)
 
 
 def _button(name: str, *, is_shown: bool) -> dict[str, Any]:
