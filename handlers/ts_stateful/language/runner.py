@@ -30,9 +30,11 @@ class Logits(NamedTuple):
     @staticmethod
     def join(parts: Items[Logits]) -> Logits:
         """Join the logits of several passes; one without sequences adds no rows, and needs no device."""
-        sequences = [sequence for part in parts for sequence in part.sequences]
-        rows = [part.rows for part in parts if part.sequences]
-        return Logits(sequences, torch.cat(rows) if rows else torch.empty(0))
+        some = [part for part in parts if part.sequences]
+        if len(some) == 1:
+            return some[0]
+        rows = torch.cat([part.rows for part in some]) if some else torch.empty(0)
+        return Logits([sequence for part in some for sequence in part.sequences], rows)
 
 
 class _Segment(NamedTuple):

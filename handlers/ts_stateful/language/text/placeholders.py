@@ -32,8 +32,8 @@ class Placeholders:
         self._by_id = {tokenizer.convert_tokens_to_ids(each.token): each for each in placeholders}
         # Only one that a text spells out has a mark before it.
         (mark,) = mark_control_tokens("x", re.compile("x"))[:1]
-        names = "|".join(re.escape(each.token) for each in placeholders)
-        self._pattern = re.compile(f"(?<!{mark})(?:{names})")
+        names = [re.escape(each.token) for each in placeholders]
+        self._pattern = re.compile("|".join(f"{name}(?<!{mark}{name})" for name in names))
 
     def __bool__(self) -> bool:
         """Return True if there are any."""
@@ -49,6 +49,8 @@ class Placeholders:
 
     def end_of_last(self, rendered: str) -> int:
         """Return the index after the last placeholder; 0 if there is none."""
+        if not self:  # the pattern is empty: it matches before each character
+            return 0
         return max((found.end() for found in self._pattern.finditer(rendered)), default=0)
 
     def expand(self, rendered: str, expansions: Sequence[Sequence[int]]) -> str:

@@ -30,6 +30,15 @@ def test_greedy_takes_the_highest() -> None:
     assert sample(given_logits, rows) == given_logits.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_equal_logits_the_first_is_taken(dtype: torch.dtype) -> None:
+    """As `generate` does, also among many and beside infinite ones."""
+    equal = torch.zeros(3, 1000, dtype=dtype)
+    equal[1, [700, 300]] = 1.0
+    equal[2] = -torch.inf
+    assert sample(equal, [SamplingRow()] * 3) == equal.argmax(-1).tolist() == [0, 300, 0]
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**31))
 def test_uniform_is_in_the_unit_interval_and_repeats(seed: int, position: int) -> None:
     """It is a function of its arguments alone."""
