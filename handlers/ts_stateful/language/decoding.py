@@ -144,6 +144,8 @@ class Decoding:
             self._add(sequence, chosen)
         except StatefulError as error:
             self._turns.fail(sequence, error)
+        except torch.AcceleratorError:
+            raise  # as in a pass
         except Exception as error:  # a tokenizer may raise anything; the other rows go on
             self._turns.fail(sequence, defect(error, "taking a token"))
         foreseen = chosen.token in sequence.draft[place : place + 1]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 
+import torch
+
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
@@ -170,10 +172,17 @@ class Turns:
         self._resume_followers(sequence)
 
     def _recorded(self, sequence: Sequence, turn: Turn | None, error: StatefulError | None) -> None:
-        if error is None:
-            self._commit(sequence, turn)
-        else:
-            self.fail(sequence, error)
+        try:
+            if error is None:
+                self._commit(sequence, turn)
+            else:
+                self.fail(sequence, error)
+        except torch.AcceleratorError:
+            raise  # the device is poisoned: the process must die, and the turn is answered by the next one
+        except Exception as failure:  # a library may raise anything
+            # The session may have a part of the turn, so it ends here. What the store has of it is whole, and goes on.
+            self.release(sequence)
+            self._forget(sequence.session, defect(failure, "committing a turn"))
         self._resume_followers(sequence)
 
     def _resume_followers(self, sequence: Sequence) -> None:
@@ -251,9 +260,7 @@ class Turns:
         """Start the turn if it is the next of its session and has what it needs; `leader` is released."""
         if sequence.status is not Status.WAITING or sequence.session.work[0] is not sequence:
             return
-        if sequence.leader is not leader:
-            return
-        if sequence.context.incoming:
+        if sequence.leader is not leader or sequence.context.incoming:
             return
         sequence.started_at = self._core.clock.monotonic()
         try:

@@ -8,6 +8,7 @@ from ts_stateful.language.conversation.turn import PendingContinue, Sequence, St
 from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.protocol.answers import Cancelled
 from ts_stateful.protocol.chat import Recall
+from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Prompt
@@ -108,10 +109,13 @@ class Waiters:
 
     def finished(self, sequence: Sequence, turn: Turn | None) -> None:
         """Report a committed turn or, if it is None, an open session."""
-        if turn is None:
-            self._outbox.opened(sequence)
-        else:
-            self._outbox.finished(sequence, turn)
+        try:
+            if turn is None:
+                self._outbox.opened(sequence)
+            else:
+                self._outbox.finished(sequence, turn)
+        except Exception as error:  # a parser may raise anything; the turn is committed
+            self._outbox.failed(sequence, defect(error, "answering a turn"))
         self._forget(sequence, turn)
 
     def failed(self, sequence: Sequence, error: StatefulError) -> None:
