@@ -40,7 +40,7 @@ class Events(dict[str, Event]):
     def on_released(self, session_id: str) -> None:
         """Ignore a session."""
 
-    def on_full(self, message: Submit, next_engines: tuple[int, ...]) -> None:
+    def on_full(self, engine: int, message: Submit, next_engines: tuple[int, ...]) -> None:
         """Fail: there are no other engines."""
         raise AssertionError(message.request_id)
 

@@ -80,6 +80,7 @@ class Dispatcher:
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._by_affinity: LRU[tuple[str | None, str], EngineLink] = LRU(_REMEMBERED)
         self._choices = Choices()
+        self._moving = threading.RLock()  # held while a request is in flight to no engine
         self._stop = threading.Event()
         self._fork_server = ForkServer()
         settings = model.config.engine
@@ -127,9 +128,9 @@ class Dispatcher:
             known.submit(message)
         elif isinstance(command, Step) and not message.creates_session:
             # The first message of an unknown sequence begins it. A known sequence that is missing was lost, or has ended.
-            self.on_full(structs.replace(message, creates_session=True), engines)
+            self._place(structs.replace(message, creates_session=True), engines)
         else:
-            self.on_full(message, engines)
+            self._place(message, engines)
 
     @property
     def bytes_in_flight(self) -> int:
@@ -185,7 +186,11 @@ class Dispatcher:
     def drop(self, request_id: str) -> None:
         """Forget a request whose client has disconnected; it gets no more events."""
         for one in self._choices.drop(request_id):
-            any(link.drop(one) for link in self._links)
+            self._forget(one)
+
+    def _forget(self, request_id: str) -> None:
+        with self._moving:
+            any(link.drop(request_id) for link in self._links)
 
     def close(self) -> None:
         """Disconnect from the engines, which wait for the next worker."""
@@ -211,7 +216,7 @@ class Dispatcher:
         if merged is not None:
             self._events.post(merged)
         for request_id in unwanted:
-            any(link.drop(request_id) for link in self._links)
+            self._forget(request_id)
 
     def on_placed(self, engine: int, session_ids: tuple[str, ...]) -> None:
         """See `EngineListener`."""
@@ -222,7 +227,13 @@ class Dispatcher:
         """See `EngineListener`."""
         self._by_session.pop(session_id, None)
 
-    def on_full(self, message: Submit, next_engines: tuple[int, ...]) -> None:
+    def on_full(self, engine: int, message: Submit, next_engines: tuple[int, ...]) -> None:
+        """See `EngineListener`."""
+        with self._moving:
+            if self._links[engine].take(message.request_id):
+                self._place(message, next_engines)
+
+    def _place(self, message: Submit, next_engines: tuple[int, ...]) -> None:
         """Send a request to the first of these engines; if it would create a session there and has no room, to the next."""
         first, *others = next_engines
         link = self._links[first]

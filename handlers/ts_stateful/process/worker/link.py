@@ -56,8 +56,8 @@ class EngineListener(Protocol):
     def on_released(self, session_id: str) -> None:
         """Handle a session id whose next step begins a sequence, because the last one has ended or was refused."""
 
-    def on_full(self, message: Submit, next_engines: tuple[int, ...]) -> None:
-        """Handle a request that the engine has no room for, while other engines have not been tried."""
+    def on_full(self, engine: int, message: Submit, next_engines: tuple[int, ...]) -> None:
+        """Handle a request that the engine has no room for, while others have not been tried; it is to be taken there."""
 
 
 class EngineLink:
@@ -172,6 +172,11 @@ class EngineLink:
                 self.send(messages.Drop(request_id))
             return request is not None
 
+    def take(self, request_id: str) -> bool:
+        """Remove a request that goes to another engine; return False if it was dropped meanwhile."""
+        with self._lock:
+            return self._in_flight.remove(request_id) is not None
+
     def refresh(self, then: Callable[[], None]) -> None:
         """Request the engine's stats; call `then` after they arrive, or at once if there is no engine."""
         self._calls.ping(then)
@@ -238,10 +243,13 @@ class EngineLink:
             if request is None:
                 return
             is_for_client = request.record(event)
+            is_full = event.status == TooManySessions.status and bool(request.next_engines)
+            is_full &= is_for_client
             not_created = request.message.creates_session and event.status != 200
             if event.ends:
-                self._in_flight.remove(event.request_id)
                 self.num_sessions -= not_created
+                if not is_full:
+                    self._in_flight.remove(event.request_id)
             elif event.token_ids:
                 self._in_flight.clear(request)
         if not is_for_client:
@@ -253,8 +261,8 @@ class EngineLink:
         refused = not_created and event.status != InternalError.status
         if isinstance(command, Step) and command.session_id and (refused or event.closed):
             self._listener.on_released(command.session_id)
-        if event.status == TooManySessions.status and request.next_engines:
-            self._listener.on_full(request.message, request.next_engines)
+        if is_full:
+            self._listener.on_full(self.index, request.message, request.next_engines)
         else:
             self._listener.on_event(event)
 

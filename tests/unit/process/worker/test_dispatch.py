@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from tests.support.worker import Worker, eventually
+from ts_stateful.config.schema import load_config
 from ts_stateful.frontend.parsing.affinity import affinity_of
+from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel
 from ts_stateful.protocol.chat import Chat, Said
 from ts_stateful.protocol.errors import SessionExists
-from ts_stateful.protocol.events import EventKind
+from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Prompt
 
 Start = Callable[..., Worker]
@@ -224,3 +227,31 @@ def test_stats_count_requests_in_flight(worker: Worker) -> None:
     assert worker.describe()["requests_in_flight"] == 1
     worker.ask(Close(session_id="s"))
     eventually(lambda: worker.describe()["requests_in_flight"] == 0)
+
+
+class Departing(Dispatcher):
+    """A dispatcher whose client disconnects at the moment at which its request goes to another engine."""
+
+    def on_full(self, *args: Any) -> None:
+        """Drop the request, and handle the full engine."""
+        self.drop("r")
+        super().on_full(*args)
+
+
+class Unread:
+    """A receiver that ignores events."""
+
+    def post(self, event: Event) -> None:
+        """Ignore an event."""
+
+
+def test_a_request_whose_client_leaves_between_two_engines_is_dropped(runtime: Path) -> None:
+    """The next engine would run it for nobody."""
+    document = {"maxNumSequence": 2, "handler": {"model": "model", "engines": 2}}
+    model = ServedModel(load_config(document), document, "tiny", runtime, os.getpid())
+    dispatcher = Departing(model, Unread())
+    dispatcher.submit(Submit("r", Open(session_id="s"), creates_session=True))
+    (full,) = [link for link in dispatcher.links if len(link.in_flight)]
+    full.on_message(None, Event("r", EventKind.LAST, status=429))  # type: ignore[arg-type]
+    assert [len(link.in_flight) for link in dispatcher.links] == [0, 0]
+    dispatcher.close()

@@ -79,8 +79,9 @@ class InFlightBytes(RuleBasedStateMachine):
     def on_released(self, session_id: str) -> None:
         """Ignore a session."""
 
-    def on_full(self, message: Submit, next_engines: tuple[int, ...]) -> None:
+    def on_full(self, engine: int, message: Submit, next_engines: tuple[int, ...]) -> None:
         """Send a request to the next engine."""
+        assert self.links[engine].take(message.request_id)
         self.links[next_engines[0]].submit(message)
 
     @rule(target=ids, num_bytes=st.integers(0, 10**6), opens=st.booleans(), second=st.booleans())
