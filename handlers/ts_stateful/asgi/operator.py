@@ -163,10 +163,14 @@ class Operator:
             known = ", ".join(one.name for one in self._engines())
             raise InvalidRequest(f"no such engine; this server has {known}", field="engine")
         pid = engine.link.supervisor.engine_pid
-        if not engine.link.takes_sessions or pid is None:
-            raise EngineUnavailable("the engine is being restarted already", retry_after_s=1.0)
+        try:
+            if not engine.link.takes_sessions or pid is None:
+                raise ProcessLookupError
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:  # also of one that has exited, which its link has yet to notice
+            problem = "the engine is being restarted already"
+            raise EngineUnavailable(problem, retry_after_s=1.0) from None
         logger.info("restart: engine %s, process %d", engine.name, pid)
-        os.kill(pid, signal.SIGTERM)
         return {"engine": engine.name, "pid": pid, "status": "restarting"}
 
     async def set_log_level(self, level: str) -> dict[str, Any]:

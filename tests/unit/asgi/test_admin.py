@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -244,6 +245,18 @@ def test_a_refusal_has_its_reason(path: str, status: int, reason: str) -> None:
     assert answer.status_code == status
     assert reason in answer.json()["error"]["message"]
     assert not any(model.engines[0].operations for model in models)
+
+
+def test_an_engine_that_exits_at_its_restart_is_being_restarted_already() -> None:
+    """Its process may have ended before the server noticed."""
+    model = PlayedModel("chat", Outcome())
+    (engine,) = model.engines
+    with subprocess.Popen(["true"]) as exited:
+        pass
+    engine.takes_sessions, engine.supervisor.engine_pid = True, exited.pid
+    answer = client_of(model).post("/engines/0/restart")
+    assert answer.status_code == 503
+    assert "restarted already" in answer.json()["error"]["message"]
 
 
 @pytest.fixture
