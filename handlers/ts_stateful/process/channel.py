@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import queue
 import socket
@@ -47,15 +48,16 @@ class Channel:
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._num_waiting = 0  # messages that the writing thread has not written to the end
         self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=self._read, name="channel-read", daemon=True),
-            threading.Thread(target=self._write, name="channel-write", daemon=True),
-        ]
+        self._reader = threading.Thread(target=self._read, name="channel-read", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="channel-write", daemon=True)
 
     def start(self) -> None:
-        """Start reading and writing."""
-        for thread in self._threads:
-            thread.start()
+        """Start reading and writing. Raises OSError if there is no thread for it; the connection is then closed."""
+        try:
+            self._reader.start()
+        except RuntimeError as error:
+            self._connection.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def send(self, message: Any) -> None:
         """Queue a message and return at once. It is lost if the connection breaks."""
@@ -102,6 +104,7 @@ class Channel:
     def _read(self) -> None:
         blocks = BlockReader(self._connection)
         try:
+            self._writer.start()
             while (message := receive(blocks, at_engine=self._at_engine)) is not None:
                 self._owner.on_message(self, message)
         except MessageTooLong as error:
@@ -113,6 +116,8 @@ class Channel:
         finally:
             self._outgoing.put(None)
             self.close()
+            if self._writer.ident is None:  # there was no thread for it
+                self._connection.close()
             self._owner.on_close(self)
 
     def _write(self) -> None:
@@ -132,7 +137,7 @@ class Channel:
             logger.exception("cannot send a message; closing the connection")
         finally:
             self.close()
-            self._threads[0].join()
+            self._reader.join()
             self._connection.close()
 
     def _take(self) -> list[Any]:

@@ -146,3 +146,30 @@ def test_an_answer_that_is_too_long_becomes_an_error(pair: Pair) -> None:
     pair.engine.send(Event("q", EventKind.LAST, b"{}"))
     events = [pair.at_worker.messages.get(timeout=WAIT_S) for _ in range(2)]
     assert [(event.request_id, event.status) for event in events] == [("r", 500), ("q", 200)]
+
+
+@pytest.mark.parametrize("name", ["channel-read", "channel-write"])
+def test_without_a_thread_the_connection_is_closed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner gets an error at the start, or the end of the connection."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    ours, theirs = socket.socketpair()
+    owner = Owner()
+    channel = Channel(ours, owner, at_engine=False)
+    with theirs, monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        if name == "channel-read":
+            with pytest.raises(OSError, match="can't start new thread"):
+                channel.start()
+        else:
+            channel.start()
+            assert owner.closed.wait(WAIT_S)
+        assert theirs.recv(1) == b""
+    assert ours.fileno() == -1

@@ -148,12 +148,11 @@ class EngineProcess:
         while True:
             try:
                 connection = accept(listener)
-            except OSError as error:  # of files there may be too many for now
-                logger.error("a connection could not be taken: %s", error)
-                time.sleep(_RETRY_S)
-            else:
                 if connection is not None:
                     self._open_channel(connection)
+            except OSError as error:  # of files or threads there may be too many for now
+                logger.error("a connection could not be taken: %s", error)
+                time.sleep(_RETRY_S)
 
     def _open_channel(self, connection: socket.socket) -> None:
         Channel(connection, self, at_engine=True).start()

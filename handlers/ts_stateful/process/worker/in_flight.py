@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct, structs
 
+from ts_stateful.protocol.errors import TooManySessions
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.requests import Cancel, Continue, Info
@@ -66,6 +67,10 @@ class InFlight(Struct, eq=False):
     def is_rejected(self) -> bool:
         """Return True if the request must not be sent again."""
         return self.exclusive_deaths >= _MAX_EXCLUSIVE_DEATHS or self.deaths >= _MAX_DEATHS
+
+    def may_move(self, event: Event) -> bool:
+        """Return True if the engine had no room for the session, and another one is to be tried."""
+        return event.status == TooManySessions.status and bool(self.next_engines)
 
     def count_death(self, *, exclusive: bool) -> None:
         """Count the death of the engine that had the request; `exclusive` if it had no other."""

@@ -28,7 +28,6 @@ from ts_stateful.protocol.errors import (
     EngineUnavailable,
     InternalError,
     StatefulError,
-    TooManySessions,
 )
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.operations import Operation, Outcome
@@ -78,7 +77,7 @@ class EngineLink:
         self._listener = listener
         self._clock = clock
         self._lock = threading.RLock()
-        self._in_flight = InFlightRequests(self)
+        self.in_flight = InFlightRequests(self)  # unanswered ones, and pulled turns that still run
         self._channel: Channel | None = None
         self._down_since: float | None = clock.monotonic()
         self._silent_pings = 0  # not seconds: both processes may have been frozen
@@ -101,17 +100,12 @@ class EngineLink:
     @property
     def takes_sessions(self) -> bool:
         """Return True if the engine runs and is not draining."""
-        return self.is_up and not self._in_flight.draining
+        return self.is_up and not self.in_flight.draining
 
     @property
     def load(self) -> float:
         """The share of the engine's session slots that are in use."""
         return self.num_sessions / self._spec.max_sessions
-
-    @property
-    def in_flight(self) -> InFlightRequests:
-        """The unanswered requests and the pulled turns that still run."""
-        return self._in_flight
 
     @property
     def description(self) -> dict[str, Any]:
@@ -141,12 +135,12 @@ class EngineLink:
     def _attach(self, connection: socket.socket) -> None:
         self._attached.clear()
         with self._lock:
-            self._channel = Channel(connection, self, at_engine=False)
-            self._down_since = None
+            channel = Channel(connection, self, at_engine=False)
+            channel.start()
+            self._channel, self._down_since = channel, None
             self._silent_pings = 0
-            self._channel.start()
-            self._channel.send(messages.WorkerHello(self._spec.model_dir))
-            self._in_flight.send_waiting()
+            channel.send(messages.WorkerHello(self._spec.model_dir))
+            self.in_flight.send_waiting()
         # The engine's sessions decide where requests go, so they must be known before the first request.
         self._attached.wait(self._settings.heartbeat_sec)
 
@@ -157,17 +151,17 @@ class EngineLink:
         """
         with self._lock:
             self.num_sessions += message.creates_session
-            self._in_flight.add(InFlight(message, next_engines))
-            stranded = self._in_flight.stranded
+            self.in_flight.add(InFlight(message, next_engines))
+            stranded = self.in_flight.stranded
         self._refuse(stranded, _STOPPING)
 
     def drop(self, request_id: str) -> bool:
         """Forget a request whose client has disconnected; return False if it is not in flight here."""
         with self._lock:
-            request = self._in_flight.get(request_id)
+            request = self.in_flight.get(request_id)
             if request is not None and request.message.background:
                 return True  # it goes on, over the death of its engine as well
-            request = self._in_flight.remove(request_id)
+            request = self.in_flight.remove(request_id)
             if request is not None and request.sent:
                 self.send(messages.Drop(request_id))
             return request is not None
@@ -175,7 +169,7 @@ class EngineLink:
     def take(self, request_id: str) -> bool:
         """Remove a request that goes to another engine; return False if it was dropped meanwhile."""
         with self._lock:
-            return self._in_flight.remove(request_id) is not None
+            return self.in_flight.remove(request_id) is not None
 
     def refresh(self, then: Callable[[], None]) -> None:
         """Request the engine's stats; call `then` after they arrive, or at once if there is no engine."""
@@ -188,7 +182,7 @@ class EngineLink:
     def watch(self) -> None:
         """Ping the engine, kill it if it hangs, and refuse requests that waited too long for a restart; call every second."""
         with self._lock:
-            down_since, waiting = self._down_since, list(self._in_flight)
+            down_since, waiting = self._down_since, list(self.in_flight)
         if down_since is None:
             self.refresh(lambda: None)
             self._silent_pings += 1
@@ -224,14 +218,14 @@ class EngineLink:
             self._attached.set()
         elif isinstance(message, messages.Draining):
             with self._lock:
-                self._in_flight.drain(for_good=not message.successor)
-                stranded = self._in_flight.stranded
+                self.in_flight.drain(for_good=not message.successor)
+                stranded = self.in_flight.stranded
             self._refuse(stranded, _STOPPING)
         elif isinstance(message, messages.Pong):
             self.stats = message.stats
             with self._lock:
                 # The engine's number lacks sessions created since the ping; until they are answered, the own count is better.
-                if not any(request.message.creates_session for request in self._in_flight):
+                if not any(request.message.creates_session for request in self.in_flight):
                     self.num_sessions = message.stats.sessions_open
             self._calls.pinged()
         elif isinstance(message, messages.AdminAnswer):
@@ -239,19 +233,18 @@ class EngineLink:
 
     def _handle_event(self, event: Event) -> None:
         with self._lock:
-            request = self._in_flight.get(event.request_id)
+            request = self.in_flight.get(event.request_id)
             if request is None:
                 return
             is_for_client = request.record(event)
-            is_full = event.status == TooManySessions.status and bool(request.next_engines)
-            is_full &= is_for_client
+            is_full = is_for_client and request.may_move(event)
             not_created = request.message.creates_session and event.status != 200
             if event.ends:
                 self.num_sessions -= not_created
                 if not is_full:
-                    self._in_flight.remove(event.request_id)
+                    self.in_flight.remove(event.request_id)
             elif event.token_ids:
-                self._in_flight.clear(request)
+                self.in_flight.clear(request)
         if not is_for_client:
             return
         command = request.message.command
@@ -276,10 +269,10 @@ class EngineLink:
             self._down_since = self._clock.monotonic()
             self.num_sessions = 0
             self.stats = self.stats.counts
-            rejected = self._in_flight.engine_died()
-            stranded = self._in_flight.stranded
+            rejected = self.in_flight.engine_died()
+            stranded = self.in_flight.stranded
         self._calls.lost()
-        logger.warning("the engine exited with %d requests in flight", len(self._in_flight))
+        logger.warning("the engine exited with %d requests in flight", len(self.in_flight))
         self._refuse(rejected, InternalError("the engine crashed repeatedly on this request"))
         self._refuse(stranded, _STOPPING)
         self.restart()
@@ -288,21 +281,20 @@ class EngineLink:
         self.supervisor.lost()
         for back_off_s in chain(_BACK_OFF_S, repeat(_BACK_OFF_S[-1])):
             self._clock.sleep(back_off_s)
-            if self._closing or self._in_flight.for_good:
+            if self._closing or self.in_flight.for_good:
                 return
             try:
                 self.connect()
-            except (EngineDied, OSError) as error:  # the system may be out of memory
+                break
+            except (EngineDied, OSError) as error:  # the system may be out of memory, or of threads
                 logger.error("cannot start the engine: %s", error)
-            else:
-                logger.info("the engine is back")
-                return
+        logger.info("the engine is back")
 
     def _refuse(self, requests: list[InFlight], error: StatefulError) -> None:
         for request in requests:
             request_id = request.message.request_id
             with self._lock:
-                known = self._in_flight.remove(request_id) is not None
+                known = self.in_flight.remove(request_id) is not None
             if known and not request.answered:
                 body = encode(error.to_body())
                 self._listener.on_event(Event(request_id, EventKind.LAST, body, error.status))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis.stateful import Bundle as Names
 from hypothesis.stateful import RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.support.clock import FakeClock
+from tests.support.worker import eventually
 from ts_stateful.config.schema import EngineConfig
 from ts_stateful.process.messages import Draining, Pong
 from ts_stateful.process.spec import EngineSpec
@@ -209,3 +212,30 @@ def test_an_engine_that_died_leaves_its_counts() -> None:
     link.back()
     link.on_message(None, Pong(Stats(tokens_generated=1)))  # type: ignore[arg-type]
     assert link.stats == Stats(tokens_generated=1)
+
+
+def test_a_link_without_a_thread_is_down_until_it_attaches_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not take a connection that nothing reads for an engine."""
+    link = InFlightBytes().link(0, heartbeat_s=0.0)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def connect() -> socket.socket:
+        """Connect to an engine that ends at once."""
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours
+
+    monkeypatch.setattr(link.supervisor, "connect", connect)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="can't start new thread"):
+            link.connect()
+    assert not link.is_up
+    link.connect()
+    eventually(
+        lambda: not link.up
+    )  # it has read the end of the connection, and asked for another engine
