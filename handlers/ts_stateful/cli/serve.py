@@ -73,6 +73,7 @@ def _problem(options: argparse.Namespace) -> str | None:
     for name, folder in (
         ("--state-dir", options.state_dir),
         ("--log-file", options.log_file and options.log_file.parent),
+        ("--admin-socket", options.admin_socket and options.admin_socket.parent),
     ):
         if folder is not None and (reason := _unwritable(folder)):
             return f"{name}: {folder} cannot be written: {reason}; name another folder"

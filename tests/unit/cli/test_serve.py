@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -55,16 +56,21 @@ def test_an_address_of_another_machine_is_refused(
     assert "65536 is not from 0 to 65,535" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("front", ["asgi", "torchserve"])
-@pytest.mark.parametrize("option", ["--state-dir", "--log-file"])
+@pytest.mark.parametrize(
+    ("front", "option"),
+    [
+        *itertools.product(["asgi", "torchserve"], ["--state-dir", "--log-file"]),
+        ("asgi", "--admin-socket"),
+    ],
+)
 def test_a_folder_that_cannot_be_written_is_wrong_usage(
-    option: str, front: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    front: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is started; the error names the option and the reason."""
     file = tmp_path / "file"
     file.touch()
     below = file / "folder"
-    given = below if option == "--state-dir" else below / "server.log"
+    given = below if option == "--state-dir" else below / "name"
     assert main(["serve", "--front", front, option, str(given), str(file)]) == 2
     assert f"{option}: {below} cannot be written: Not a directory" in capsys.readouterr().err
 
