@@ -33,12 +33,13 @@ __all__ = ["ResponseSockets"]
 _Sessions = list[tuple[ModelFront, str]]
 _PATH = "v1/responses"
 _MAX_OPEN = 64  # frames of one connection without their last event
+_MAX_IDLE = 64  # `stream_id`s without a frame whose response is not stored
 
 
 class ResponseSockets:
     """An endpoint of WebSockets. Frames with the same `stream_id` are answered one after the other.
 
-    A response with `store: false` can be continued until the next one of its connection, and no more after that.
+    A response with `store: false` can be continued until the next one of its `stream_id`, and no more after that.
     """
 
     def __init__(self, models: Models) -> None:
@@ -77,7 +78,7 @@ class _ResponseConnection:
         headers = http_headers(pairs, _PATH, model.names, method="POST")
         self._headers = structs.replace(headers, is_http=False, content_type="")
         self._lanes: dict[str | None, asyncio.Task[None]] = {}  # the last frame of each
-        # The sessions of each lane's responses that are not stored, the last of which can be continued.
+        # By lane, in the order of use, the sessions of responses that are not stored; the last one can be continued.
         self._unstored: dict[str | None, _Sessions] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
@@ -133,7 +134,8 @@ class _ResponseConnection:
             return
         kept: _Sessions = []
         if frame.store is False:
-            kept = self._unstored.setdefault(frame.stream_id, kept)
+            kept = self._unstored.pop(frame.stream_id, kept)
+            self._unstored[frame.stream_id] = kept
         data = {"data": msgspec.json.encode(document), "rpc": PUSHED}
         arrival = Arrival(data, self._headers, self._call)
         has_begun = False
@@ -150,6 +152,10 @@ class _ResponseConnection:
                     await self._send(line, frame.stream_id)
         while len(kept) > 1:
             await self._close(*kept.pop(0))
+        while len(idle := self._unstored.keys() - self._lanes.keys()) > _MAX_IDLE:
+            oldest = next(lane for lane in self._unstored if lane in idle)
+            for model, session_id in self._unstored.pop(oldest):
+                await self._close(model, session_id)
 
     async def _model_of(self, document: dict[str, Any]) -> ModelFront:
         name = document.get("model")
