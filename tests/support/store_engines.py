@@ -15,15 +15,20 @@ __all__ = ["FailingStore", "ask", "code", "expire"]
 
 
 class FailingStore(MemoryStore):
-    """A store that fails on demand."""
+    """A store that fails on demand, or whose answers are lost: that of the next write, and those of the calls after it."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(clock)
         self.fails = False
+        self.num_lost = 0
+        self._is_losing = False
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         self._check()
-        return super().create(key, data, ttl_s)
+        is_new = super().create(key, data, ttl_s)
+        self._is_losing = self.num_lost > 0
+        self._check()
+        return is_new
 
     def get(self, key: str) -> bytes | None:
         self._check()
@@ -38,6 +43,10 @@ class FailingStore(MemoryStore):
         super().delete(prefix)
 
     def _check(self) -> None:
+        if self._is_losing:
+            self.num_lost -= 1
+            self._is_losing = self.num_lost > 0
+            raise StoreUnavailable("the store did not answer", "wait")
         if self.fails:
             raise StoreUnavailable("the store failed", "wait")
 

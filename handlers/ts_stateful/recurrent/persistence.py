@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from lru import LRU
-from msgspec import Struct, structs
+from msgspec import structs
 from torch import Tensor
 
 from ts_stateful.engine.core import EngineCore
@@ -27,7 +27,7 @@ from ts_stateful.recurrent.step_records import (
     StepEntry,
 )
 from ts_stateful.session_log.journal import Done, Journal
-from ts_stateful.session_log.log import Known
+from ts_stateful.session_log.ownership import Doubtful
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.ordered_calls import StoreCalls
 
@@ -110,8 +110,7 @@ class StepPersistence(NoStepPersistence):
         self._journal = Journal(calls, self._records.logs, whole="sequence", part="step")
         self._commit_every = settings.commit_every
         self._pool = pool
-        # Entries that the store may have all the same, and those before them.
-        self._doubtful: LRU[str, tuple[Known, Struct]] = LRU(frontend.max_sessions)
+        self._doubtful: LRU[str, Doubtful] = LRU(frontend.max_sessions)
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], FoundSequence]:
         """See `ModelKind`."""

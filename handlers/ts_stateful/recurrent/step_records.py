@@ -28,7 +28,7 @@ from ts_stateful.session_log.blobs import get_blob, put_blob
 from ts_stateful.session_log.codec import Codec
 from ts_stateful.session_log.journal import LogPosition, Write, Written
 from ts_stateful.session_log.log import Known, Log, SessionLog
-from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
+from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, SessionLogs
 from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 
 __all__ = [
@@ -151,11 +151,11 @@ class SequenceRecords:
         return ClosedEntry(self._clock.unix(), self.writer, reason)
 
     def find(
-        self, session_id: str, doubtful: tuple[Known, Struct] | None, *, in_use: bool = False
+        self, session_id: str, doubtful: Doubtful | None, *, in_use: bool = False
     ) -> FoundSequence:
         """Adopt a sequence that goes on; without entries, there is none. For a thread of the store.
 
-        A `doubtful` entry was taken back and does not count. A sequence that was `in_use` has not been idle.
+        A `doubtful` entry is taken back and does not count. A sequence that was `in_use` has not been idle.
 
         Raises:
             StoreCorrupt: something is missing or damaged.
@@ -163,7 +163,7 @@ class SequenceRecords:
         """
         ownership = self.logs.ownership(session_id)
         if doubtful is not None:
-            ownership.log.take_back(*doubtful)
+            ownership.take_back(doubtful)
 
         make = partial(self._found, ownership.log, in_use)
         return ownership.adopt(make, writer=self.writer, stands_alone=_stands_alone)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from ts_stateful.protocol.errors import SessionExists, SessionMoved, StatefulError
 from ts_stateful.session_log.codec import EntryT
 from ts_stateful.session_log.log import Known, SessionLog
-from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
+from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, Ownership, SessionLogs
 from ts_stateful.store.base import StoreError
 from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 
@@ -51,9 +51,7 @@ class LogPosition:
     # Committed, but not in the store: first the rest of `unwritten`, then the `unmade` writes.
     unwritten: Written = field(default_factory=Written)
     unmade: list[Write] = field(default_factory=list)
-    doubtful: tuple[Known, Struct] | None = (
-        None  # an entry that may have been written, and those before it
-    )
+    doubtful: Doubtful | None = None
     is_lost: bool = False  # nothing more is written: the session goes on elsewhere
     queue: CallQueue = field(default_factory=CallQueue)
 
@@ -136,8 +134,12 @@ class Journal(Generic[EntryT]):
         if write.stand_alone:
             position.unmade.clear()
         position.unmade.append(write)
-        log, known = self._logs.log(session_id), position.known
+        ownership, known = self._logs.ownership(session_id), position.known
+        log = ownership.log
         try:
+            if position.doubtful is not None and not position.unwritten.entries:  # it was undone
+                ownership.take_back(position.doubtful)
+                position.doubtful = None
             while position.unwritten.entries or position.unmade:
                 number, unwritten = position.known.num_entries, position.unwritten
                 if not unwritten.entries:
@@ -148,7 +150,7 @@ class Journal(Generic[EntryT]):
                     position.unwritten = made
                     del position.unmade[0]
                     continue
-                position.doubtful = position.known, unwritten.entries[0]
+                position.doubtful = Doubtful(position.known, unwritten.entries[0], write.ttl_s)
                 after = log.append(position.known, unwritten.entries[0], write.ttl_s)
                 if after is None:
                     position.is_lost = True
@@ -158,7 +160,7 @@ class Journal(Generic[EntryT]):
                 position.unwritten = Written(unwritten.entries[1:])
         except Exception:  # of a store; it is raised again
             if self._calls.policy == "required":
-                self._undo(log, position, known, write)
+                self._undo(ownership, position, known, write)
             raise
         if write.stand_alone:
             with contextlib.suppress(StoreError):  # the next time removes what is left
@@ -166,14 +168,17 @@ class Journal(Generic[EntryT]):
         return True
 
     def _undo(
-        self, log: SessionLog[EntryT], position: LogPosition, known: Known, write: Write
+        self, ownership: Ownership[EntryT], position: LogPosition, known: Known, write: Write
     ) -> None:
         position.unwritten = Written()
         position.unmade.clear()
-        # A session whose opening failed is unknown to everybody: its log is removed.
-        if write.creates_session and position.known.num_entries:
-            with contextlib.suppress(StoreError):
-                log.remove()
+        with contextlib.suppress(StoreError):
+            # A session whose opening failed is unknown to everybody: its log is removed.
+            if write.creates_session and position.known.num_entries:
+                ownership.log.remove()
+            elif position.doubtful is not None:  # now, or before the next write
+                ownership.take_back(position.doubtful)
+                position.doubtful = None
         # If a part was written, the next write finds it, and the session is read from the store again.
         position.known = known
 

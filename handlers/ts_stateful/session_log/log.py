@@ -72,12 +72,6 @@ class SessionLog(Generic[EntryT]):
             return None
         return Known(known.num_entries + 1, _digest(data))
 
-    def take_back(self, known: Known, entry: Struct) -> None:
-        """Remove an entry whose write after the known ones failed, if the store has it all the same."""
-        key = self.key(known.num_entries)
-        if self.store.get(key) == self.codec.encode(entry, known.last):
-            self.store.delete(key)
-
     def has_more(self, known: Known) -> bool:
         """Return True if there is an entry after the known ones, or if these are not there any more."""
         position = self.key(known.num_entries)

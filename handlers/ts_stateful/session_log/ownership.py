@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -18,7 +18,7 @@ from ts_stateful.session_log.codec import Codec, EntryT
 from ts_stateful.session_log.log import Known, Log, SessionLog
 from ts_stateful.store.base import Store
 
-__all__ = ["ClosedEntry", "Ownership", "SessionLogs"]
+__all__ = ["ClosedEntry", "Doubtful", "Ownership", "SessionLogs"]
 
 Made = TypeVar("Made")
 
@@ -31,6 +31,14 @@ class ClosedEntry(Struct, frozen=True, tag="closed", tag_field="kind", omit_defa
     at: float
     writer: str = ""
     reason: Literal["closed", "expired"] = "closed"
+
+
+class Doubtful(NamedTuple):
+    """An entry whose write after the `known` ones failed, so that the store may have it, for `ttl_s` seconds."""
+
+    known: Known
+    entry: Struct
+    ttl_s: float
 
 
 @dataclass(frozen=True)
@@ -62,9 +70,20 @@ class Ownership(Generic[EntryT]):
             made, ttl_s = make(log)
             if ttl_s is None:
                 return made
-            self.log.store.create(self._mark(log.known), writer.encode(), ttl_s)
+            self.log.store.create(self._mark(log.known.num_entries), writer.encode(), ttl_s)
             if not self.log.has_more(log.known):
                 return made
+
+    def take_back(self, doubtful: Doubtful) -> None:
+        """Remove an entry if the store has it, unless an engine has adopted the session with it: its client may know it."""
+        known, entry, ttl_s = doubtful
+        store, key = self.log.store, self.log.key(known.num_entries)
+        data, mark = self.log.codec.encode(entry, known.last), self._mark(known.num_entries + 1)
+        if store.get(key) != data or store.get(mark) is not None:
+            return
+        store.delete(key)
+        if store.get(mark) is not None:  # left since
+            store.create(key, data, ttl_s)
 
     def end(self, closed: ClosedEntry, known: Known, keys: Sequence[str]) -> None:
         """Remove a session that ended. One that expired after the `known` entries stays if another engine uses it.
@@ -101,7 +120,7 @@ class Ownership(Generic[EntryT]):
 
     def _take_last(self, closed: ClosedEntry, known: Known) -> bool:
         """Return True if no other engine has the session, nor can adopt it from now on."""
-        mark, store = self._mark(known), self.log.store
+        mark, store = self._mark(known.num_entries), self.log.store
         if not known.last or store.get(mark) is not None:
             return False
         if self.log.append(known, closed, _REMEMBER_S) is None:
@@ -111,8 +130,8 @@ class Ownership(Generic[EntryT]):
         store.delete(self.log.key(known.num_entries))
         return False
 
-    def _mark(self, known: Known) -> str:
-        return f"{self.adopted}/{known.num_entries:08d}"
+    def _mark(self, num_entries: int) -> str:
+        return f"{self.adopted}/{num_entries:08d}"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from tests.support.harness import Harness, reference_reply
@@ -60,6 +61,48 @@ def test_a_turn_that_cannot_be_written_is_rolled_back(first: Harness, store: Fai
     assert first.ask(Info(session_id="s"))["turns"] == 1
     store.fails = False
     assert first.ask(ask("Two", turn=2))["turn"] == 2
+
+
+@pytest.mark.parametrize("num_lost", [1, 2])
+@pytest.mark.parametrize("turn", [None, 2])
+def test_a_turn_that_was_written_without_an_answer_is_not_counted_twice(
+    first: Harness, second: Harness, store: FailingStore, turn: int | None, num_lost: int
+) -> None:
+    """It was refused, so it is taken back, also if it is sent again without its number, and fails again."""
+    first.open("s")
+    first.ask(ask("One"))
+    store.num_lost = num_lost
+    assert code(first.ask(ask("Two", turn=turn))) == "store_unavailable"
+    store.fails = True
+    assert code(first.ask(ask("Two", turn=turn))) == "store_unavailable"
+    store.fails = False
+    assert first.ask(ask("Two", turn=turn))["turn"] == 2
+    assert len(store.list("sessions/s")) == 3
+    assert second.ask(ask("Three"))["turn"] == 3
+
+
+def test_an_opening_that_was_written_without_an_answer_can_be_repeated(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """Its id is not in use: the client was refused."""
+    store.num_lost = 1
+    assert code(first.open("s")) == "store_unavailable"
+    assert first.open("s")["session_id"] == "s"
+    assert second.ask(ask())["turn"] == 1
+
+
+def test_a_turn_that_another_server_has_shown_is_not_taken_back(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """Its client has sent it again there, and received the reply."""
+    first.open("s")
+    store.num_lost = 2  # so that the turn is not taken back at once
+    assert code(first.ask(ask(turn=1))) == "store_unavailable"
+    assert second.ask(ask(turn=1))["replayed"]
+    assert code(first.ask(ask("And?"))) == "session_moved"
+    assert first.ask(ask("And?"))["turn"] == 2
+    assert code(second.ask(ask("Then?"))) == "session_moved"
+    assert second.ask(ask("Then?"))["turn"] == 3
 
 
 def test_best_effort_goes_on(model: Model, store: FailingStore, second: Harness) -> None:

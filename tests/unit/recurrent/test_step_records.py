@@ -18,6 +18,7 @@ from ts_stateful.recurrent.step_records import (
     SequenceRecords,
     StepEntry,
 )
+from ts_stateful.session_log.ownership import Doubtful
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreCorrupt
 
@@ -106,7 +107,7 @@ def test_what_was_taken_back_is_not_found(logs: SequenceRecords, store: MemorySt
     """The store may have an entry whose write failed."""
     position = logs.new_position()
     append(logs, position, entry(1, start=True), None)
-    doubtful = position.known, entry(2)
+    doubtful = Doubtful(position.known, entry(2), 60.0)
     append(logs, position, entry(2), None)
     assert [one.number for one in find(logs, 3.0, doubtful=doubtful).entries] == [1]
 

@@ -12,7 +12,7 @@ from tests.support.store_engines import FailingStore
 from ts_stateful.protocol.errors import SessionExists, SessionMoved, StoreFailed
 from ts_stateful.session_log.codec import Codec
 from ts_stateful.session_log.journal import LogPosition, Write, Written
-from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
+from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, SessionLogs
 
 
 class Entry(Struct, frozen=True, tag="entry", tag_field="kind"):
@@ -54,7 +54,7 @@ def test_a_write_that_failed_is_undone(logs: SessionLogs[Any], store: FailingSto
     store.fails = True
     assert isinstance(written(journal, position, entries(1)), StoreFailed)
     assert position.is_saved
-    assert position.doubtful == (position.known, Entry(1))
+    assert position.doubtful == Doubtful(position.known, Entry(1), 60.0)
     store.fails = False
     assert written(journal, position, entries(2)) is None
     assert numbers(logs) == [0, 2]

@@ -233,16 +233,3 @@ def test_a_log_of_version_2_goes_on() -> None:
     store.create("sessions/a/00000001", old(turn(1, writer="earlier")))
     with pytest.raises(StoreCorrupt, match="entries of an earlier session"):
         read(store)
-
-
-def test_a_write_that_failed_is_taken_back() -> None:
-    """If the store has it all the same; an entry of another process stays."""
-    store = MemoryStore()
-    known = write_log(store, "a", [OPENED])
-    write_log(store, "a", [turn(1, writer="one")], known)
-    log = session_logs(store).log("a")
-    log.take_back(known, turn(1, writer="other"))
-    assert read(store)[0] == [OPENED, turn(1, writer="one")]
-    log.take_back(known, turn(1, writer="one"))
-    log.take_back(known, turn(1, writer="one"))
-    assert read(store)[0] == [OPENED]

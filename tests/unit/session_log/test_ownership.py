@@ -11,7 +11,7 @@ from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
 from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, session_logs
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
 from ts_stateful.session_log.log import Known, Log
-from ts_stateful.session_log.ownership import ClosedEntry, Ownership
+from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, Ownership
 from ts_stateful.store.backends.memory import MemoryStore
 
 LOG = ENTRIES[:2]
@@ -194,3 +194,42 @@ def test_a_hole_at_the_end_is_no_last_entry(store: InterruptedStore) -> None:
     """Another engine may have gone on there, so nothing is removed."""
     end(store, EXPIRED, Known(known(store).num_entries + 1))
     assert taken(store) == LOG
+
+
+def take_back(store: MemoryStore, entry: TurnEntry, before: Known) -> None:
+    session_logs(store).ownership("s").take_back(Doubtful(before, entry, 60.0))
+
+
+def test_a_write_that_failed_is_taken_back(store: InterruptedStore) -> None:
+    """If the store has it all the same; an entry of another process stays."""
+    before, late = known(store), turn(2, writer="one")
+    write_log(store, "s", [late], before)
+    take_back(store, turn(2, writer="other"), before)
+    assert list(session_logs(store).log("s").read().entries) == [*LOG, late]
+    take_back(store, late, before)
+    take_back(store, late, before)
+    assert taken(store) == LOG
+
+
+@pytest.mark.parametrize("adopts_first", [False, True])
+@pytest.mark.parametrize("when", range(7))
+def test_what_an_engine_has_adopted_is_not_taken_back(
+    store: InterruptedStore, when: int, adopts_first: bool
+) -> None:
+    """At whatever moment it does so, the log is what it has adopted."""
+    before, late = known(store), turn(2, writer="one")
+    write_log(store, "s", [late], before)
+    adopted: list[list[LogEntry]] = []
+
+    def adopt() -> None:
+        adopted.append(taken(store))
+
+    def retract() -> None:
+        take_back(store, late, before)
+
+    one, other = (adopt, retract) if adopts_first else (retract, adopt)
+    store.when, store.meanwhile = when, other
+    one()
+    store.when = -1
+    left = list(session_logs(store).log("s").read().entries)
+    assert all(entries == left for entries in adopted)
