@@ -189,7 +189,8 @@ def test_the_session_header_has_any_case_and_spelling(asgi: Speaker) -> None:
 def test_every_path_reaches_the_model(asgi: Speaker, path: str) -> None:
     """Also those of OpenAI's clients, at the root and after the model's own."""
     base = asgi.server.http_url
-    assert asgi.http.post(base + path, json={"type": "hello"}).json()["profile"] == "asgi"
+    hello = asgi.http.post(base + path, json={"type": "hello"}).json()
+    assert (hello["profile"], hello["model"]) == ("asgi", "chat")
     api = "" if path == "/invocations" else path
     assert asgi.http.get(f"{base}{api}/v1/models").json()["data"][0]["id"] == "chat"
     refused = asgi.http.post(f"{base}/predictions/chat/2.0", json={"type": "hello"})

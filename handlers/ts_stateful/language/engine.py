@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,7 @@ def _load(config: Config, placement: Placement, progress: LoadReport = NO_REPORT
     if placement.ranks is not None:
         join_ranks(placement.ranks, device, config.handler.load_timeout_sec)
     model = load_model(config.handler, Path(placement.model_dir), device, progress)
+    model = replace(model, name=placement.model_name)  # as `/v1/models` has it, not the folder's
     if model.encoder is not None:
         progress.begin("checking images")
     verify_media(model)
