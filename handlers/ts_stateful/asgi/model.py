@@ -55,8 +55,8 @@ class ModelFront:
     ) -> None:
         document = with_environment(source.document, os.environ)
         config = load_config(document)
-        check_model(config, torchserve=False)
         folder = Path(source.folder)
+        check_model(config, folder, torchserve=False)
         authenticator = make_authenticator(config.engine.auth, folder)
         self.name, self.version = source.name, source.version
         self.config = config

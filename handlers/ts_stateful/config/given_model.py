@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ts_stateful.config.schema import ConfigError
 
-__all__ = ["GivenModel", "find_given_model"]
+__all__ = ["GivenModel", "find_given_model", "resolve_model"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 _CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
@@ -49,6 +49,14 @@ def find_given_model(given: str) -> GivenModel:
     raise ConfigError(
         f"{given}: no such file or folder, and neither a hub id like owner/name nor a class like module.py:Class"
     )
+
+
+def resolve_model(name: str, model_dir: Path) -> str:
+    """Return the folder of `handler.model` (in the archive first, then as a path), or else the hub id unchanged."""
+    for folder in (model_dir / name, Path(name).expanduser()):
+        if (folder / "config.json").is_file():
+            return str(folder)
+    return name
 
 
 def _beside(folder: Path) -> Path | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import NamedTuple
 
 from ts_stateful.config.check import check_config
+from ts_stateful.config.check.checkpoint import check_weights
+from ts_stateful.config.given_model import resolve_model
 from ts_stateful.config.schema import Config, ConfigError
 from ts_stateful.frontend.admission import Admission
 from ts_stateful.frontend.audit import AuditLog
@@ -26,11 +29,11 @@ __all__ = ["Ends", "ServedName", "check_model", "make_intake", "max_parts"]
 logger = logging.getLogger(__name__)
 
 
-def check_model(config: Config, *, torchserve: bool) -> None:
-    """Log the warnings about a configuration, for TorchServe's frontend or another one.
+def check_model(config: Config, folder: Path, *, torchserve: bool) -> None:
+    """Log the warnings about a configuration, for TorchServe's frontend or another one. `folder` has the model's files.
 
     Raises:
-        ConfigError: it would hang, leak or lose something; the message has the remedy.
+        ConfigError: it would hang, leak or lose something, or weights are missing; the message has the remedy.
     """
     findings = check_config(config, torchserve=torchserve)
     for finding in findings:
@@ -39,6 +42,11 @@ def check_model(config: Config, *, torchserve: bool) -> None:
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
         raise ConfigError("model-config.yaml: " + "; ".join(errors))
+    model = Path(resolve_model(config.handler.model, folder))
+    # An engine finds it as well, but only after it has imported what reads weights.
+    if config.state is None and model.is_dir():
+        for finding in check_weights(model):
+            raise ConfigError(finding.reason)
 
 
 def max_parts(config: Config) -> int:

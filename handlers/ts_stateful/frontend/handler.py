@@ -58,9 +58,9 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         config = load_config(document)
         profile = config.frontend.profile
         self._check_kind(config)
-        check_model(config, torchserve=True)
-        check_header_names(profile, os.environ)
         model_folder = Path(context.system_properties["model_dir"])
+        check_model(config, model_folder, torchserve=True)
+        check_header_names(profile, os.environ)
         authenticator = make_authenticator(config.engine.auth, model_folder)
         mailbox = AsyncMailbox() if profile is Profile.ASYNC else Inbox()
         dispatcher = self.dispatcher_factory(

@@ -116,7 +116,7 @@ def test_the_command_of_a_node_is_valid(name: str, node: str) -> None:
     config = None if options.config is None else COMPOSE / mounts[str(options.config)]
     source = open_source(str(COMPOSE / mounts[model]), COMPOSE, name=options.name, config=config)
     settings = load_config(source.document)
-    check_model(settings, torchserve=False)
+    check_model(settings, Path(source.folder), torchserve=False)
     assert source.name == "chat"
     assert settings.store is not None
     if config is not None:

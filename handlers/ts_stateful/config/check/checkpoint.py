@@ -13,7 +13,7 @@ from typing import Any
 from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.weights import pickled_weights, weights_cure
 
-__all__ = ["HEARS_TOO", "REFUSED", "check_checkpoint"]
+__all__ = ["HEARS_TOO", "REFUSED", "check_checkpoint", "check_weights"]
 
 # Language models that transformers has, by model_type, and why they are not served.
 REFUSED = {
@@ -71,7 +71,7 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
             "copy the tokenizer's files from the model's repository, or write them there with"
             " `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
         )
-    yield from _check_weights(folder)
+    yield from check_weights(folder)
     if not (has_template or kind in _TEMPLATED or _has_template(folder)):
         yield warning(
             _KEY,
@@ -181,7 +181,8 @@ def _check_class(name: str, served: Collection[str], library: Any) -> Iterator[F
         )
 
 
-def _check_weights(folder: Path) -> Iterator[Finding]:
+def check_weights(folder: Path) -> Iterator[Finding]:
+    """Find what is missing of the weights in a model's folder, by the names of its files alone."""
     if (pickle := pickled_weights(folder)) is not None:
         yield error(
             _KEY,

@@ -17,8 +17,13 @@ class Finding:
     message: str
     cure: str
 
+    @property
+    def reason(self) -> str:
+        """The text without the severity."""
+        return f"{self.key}: {self.message}; {self.cure}"
+
     def __str__(self) -> str:
-        return f"{self.severity}: {self.key}: {self.message}; {self.cure}"
+        return f"{self.severity}: {self.reason}"
 
 
 def error(key: str, message: str, cure: str) -> Finding:

@@ -125,8 +125,8 @@ def _quantization(config: Any) -> str | None:
 def _check(folder: Path, *, has_template: bool) -> None:
     for finding in check_checkpoint(folder, has_template=has_template):
         if finding.severity == "error":
-            raise ConfigError(f"{finding.key}: {finding.message}; {finding.cure}")
-        logger.warning("%s: %s; %s", finding.key, finding.message, finding.cure)
+            raise ConfigError(finding.reason)
+        logger.warning("%s", finding.reason)
 
 
 def _read_weights(name: str, auto: Any, **options: Any) -> PreTrainedModel:

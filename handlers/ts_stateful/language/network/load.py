@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from ts_stateful.config.given_model import resolve_model
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.engine.services import NO_REPORT, LoadReport
 from ts_stateful.language.encoders.encoder import Encoder
@@ -42,7 +43,7 @@ from ts_stateful.language.text.prompt_form import NO_FORM
 from ts_stateful.language.text.reply_parser import find_template
 from ts_stateful.language.text.token_bytes import TokenBytes
 
-__all__ = ["Model", "accelerate", "build_model", "load_model", "resolve_model", "use_adapters"]
+__all__ = ["Model", "accelerate", "build_model", "load_model", "use_adapters"]
 
 logger = logging.getLogger(__name__)
 _MEND = "mend handler.responseTemplate, or response_template in tokenizer_config.json"
@@ -97,14 +98,6 @@ class Model:
     def new_kv(self) -> KVCache:
         """Return the empty KV states of a new session."""
         return self.forward.new_kv()
-
-
-def resolve_model(name: str, model_dir: Path) -> str:
-    """Return the folder of `handler.model` (in the archive first, then as a path), or else the hub id unchanged."""
-    for folder in (model_dir / name, Path(name).expanduser()):
-        if (folder / "config.json").is_file():
-            return str(folder)
-    return name
 
 
 def load_model(
