@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from tests.support.harness import Harness, reference_reply
-from tests.support.pictures import Picture, noise
+from tests.support.pictures import noise
+from tests.support.showing import check, check_lost_turns, check_new_images, show
 from tests.support.store_engines import FailingStore
 from tests.support.tiny.beside import mllama
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.network.load import Model, accelerate
 from ts_stateful.protocol.chat import Chat, Said
-from ts_stateful.protocol.requests import Cancel, Fork, Image, Prompt, Rewind
+from ts_stateful.protocol.requests import Fork, Prompt, Rewind
 from ts_stateful.protocol.response_format import Choice
 
 WIDE, TALL, SMALL, OTHER = noise(1, 60, 18), noise(2, 15, 70), noise(3), noise(4, 40, 40)
@@ -23,29 +22,6 @@ WIDE, TALL, SMALL, OTHER = noise(1, 60, 18), noise(2, 15, 70), noise(3), noise(4
 def model() -> Model:
     """The small model, for all tests."""
     return mllama()
-
-
-def show(harness: Harness, picture: Picture) -> Image:
-    """Return a picture as requests name it."""
-    name = f"shown-{len(harness.media)}"
-    harness.media[name] = picture
-    return Image(url=name)
-
-
-def check(
-    model: Model,
-    harness: Harness,
-    session: str,
-    pictures: Sequence[Picture],
-    question: str = "What color is it?",
-    shown: Sequence[Picture] = (),
-) -> None:
-    """Ask in a session that has `pictures`, with those that are `shown` now; its reply must be stock's."""
-    images = tuple(show(harness, picture) for picture in shown)
-    document = harness.prompt(session, question, images=images, max_new_tokens=12)
-    assert "error" not in document, document
-    harness.media = {str(at): picture for at, picture in enumerate([*pictures, *shown])}
-    reference_reply(model, harness, session, 12)
 
 
 def test_an_image_changes_the_reply(model: Model) -> None:
@@ -61,13 +37,7 @@ def test_an_image_changes_the_reply(model: Model) -> None:
 
 def test_text_then_an_image_then_text_then_another(model: Model) -> None:
     """Stock code lets the first tokens attend to all images, so each new one changes all states."""
-    harness = Harness(model)
-    harness.open("s")
-    check(model, harness, "s", [])
-    check(model, harness, "s", [], "And now?", [WIDE])
-    check(model, harness, "s", [WIDE], "Sure?")
-    check(model, harness, "s", [WIDE], "And this?", [TALL, SMALL])
-    check(model, harness, "s", [WIDE, TALL, SMALL], "Which one is blue?")
+    check_new_images(model, WIDE, [TALL, SMALL])
 
 
 def test_images_in_the_midst_of_texts(model: Model) -> None:
@@ -121,24 +91,7 @@ def test_forks_and_rewinds_to_where_there_were_other_images(model: Model) -> Non
 
 def test_a_turn_with_an_image_that_is_cancelled_or_rolled_back(model: Model) -> None:
     """What it computed is as if it had not been, or stays part of the transcript."""
-    harness = Harness(model)
-    harness.open("s", [WIDE])
-    check(model, harness, "s", [WIDE])
-    images = (show(harness, OTHER),)
-    request = harness.submit(
-        Prompt(session_id="s", prompt="Never mind.", images=images, ignore_eos=True)
-    )
-    harness.steps(9)
-    harness.engine.drop(request)
-    harness.clock.now += 10.1
-    harness.engine.tick()
-    harness.pump()
-    check(model, harness, "s", [WIDE], "Sure?")
-    images = (show(harness, TALL),)
-    harness.submit(Prompt(session_id="s", prompt="Go on.", images=images, ignore_eos=True))
-    harness.steps(20)
-    assert harness.ask(Cancel(session_id="s"))["cancelled"]
-    check(model, harness, "s", [WIDE, TALL], "And?")
+    check_lost_turns(model, WIDE, OTHER, TALL)
 
 
 def test_a_session_goes_on_in_another_engine(model: Model) -> None:

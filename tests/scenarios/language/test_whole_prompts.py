@@ -11,15 +11,22 @@ from torch import Tensor
 
 from tests.support.harness import Harness, reference_reply, stock_reply
 from tests.support.pictures import Picture, noise
+from tests.support.showing import (
+    NEW_TOKENS,
+    check,
+    check_lost_turns,
+    check_new_images,
+    log_of,
+    show,
+)
 from tests.support.tiny.prefix import paligemma, paligemma2
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.network.load import Model, accelerate, build_model
 from ts_stateful.protocol.chat import Chat, RawPrompt, Said
-from ts_stateful.protocol.requests import Cancel, Fork, Image, Info, Prompt, Rewind
+from ts_stateful.protocol.requests import Fork, Image, Info, Prompt, Rewind
 from ts_stateful.store.backends.memory import MemoryStore
 
 SQUARE, WIDE, TALL = noise(1), noise(2, 80, 30), noise(3, 20, 50)
-NEW_TOKENS = 12
 
 
 @pytest.fixture(scope="module", params=[paligemma, paligemma2], ids=lambda make: make.__name__)
@@ -27,35 +34,6 @@ def model(request: pytest.FixtureRequest) -> Model:
     """Both generations, the second with windows that are shorter than a prompt."""
     made: Model = request.param()
     return made
-
-
-def show(harness: Harness, picture: Picture) -> Image:
-    """Return a picture as requests name it."""
-    name = f"shown-{len(harness.media)}"
-    harness.media[name] = picture
-    return Image(url=name)
-
-
-def check(
-    model: Model,
-    harness: Harness,
-    session: str,
-    pictures: Sequence[Picture],
-    question: str = "What color is it?",
-    shown: Sequence[Picture] = (),
-) -> list[int]:
-    """Ask in a session that has `pictures`, with those that are `shown` now; return the reply's ids, which must be stock's."""
-    images = tuple(show(harness, picture) for picture in shown)
-    document = harness.prompt(session, question, images=images, max_new_tokens=NEW_TOKENS)
-    assert "error" not in document, document
-    harness.media = {str(at): picture for at, picture in enumerate([*pictures, *shown])}
-    reference_reply(model, harness, session, NEW_TOKENS)
-    return log_of(harness, session)[document["usage"]["prompt_tokens"] :]
-
-
-def log_of(harness: Harness, session: str) -> list[int]:
-    log: list[int] = harness.engine.table.get(session).state.log
-    return log
 
 
 def num_encoded(model: Model) -> int:
@@ -106,13 +84,7 @@ def test_a_prompt_is_what_the_processor_writes(model: Model) -> None:
 
 def test_text_then_an_image_then_text_then_others(model: Model) -> None:
     """A new image moves BOS, so the transcript is written again."""
-    harness = Harness(model)
-    harness.open("s")
-    check(model, harness, "s", [])
-    check(model, harness, "s", [], "And now?", [WIDE])
-    check(model, harness, "s", [WIDE], "Sure?")
-    check(model, harness, "s", [WIDE], "And these?", [TALL, SQUARE])
-    check(model, harness, "s", [WIDE, TALL, SQUARE], "Which one is blue?")
+    harness = check_new_images(model, WIDE, [TALL, SQUARE])
     ids = log_of(harness, "s")
     assert ids.count(model.tokenizer.bos_token_id) == 1
     (token,) = model.media_tokens
@@ -211,24 +183,7 @@ def test_forks_of_an_idle_session_and_of_a_turn_in_progress(model: Model) -> Non
 
 def test_a_turn_that_is_cancelled_or_rolled_back(model: Model) -> None:
     """What was generated stays part of the transcript, or is as if it had not been."""
-    harness = Harness(model)
-    harness.open("s", [SQUARE])
-    check(model, harness, "s", [SQUARE])
-    images = (show(harness, WIDE),)
-    request = harness.submit(
-        Prompt(session_id="s", prompt="Never mind.", images=images, ignore_eos=True)
-    )
-    harness.steps(9)
-    harness.engine.drop(request)
-    harness.clock.now += 10.1
-    harness.engine.tick()
-    harness.pump()
-    check(model, harness, "s", [SQUARE], "Sure?")
-    images = (show(harness, TALL),)
-    harness.submit(Prompt(session_id="s", prompt="Go on.", images=images, ignore_eos=True))
-    harness.steps(20)
-    assert harness.ask(Cancel(session_id="s"))["cancelled"]
-    check(model, harness, "s", [SQUARE, TALL], "And?")
+    check_lost_turns(model, SQUARE, WIDE, TALL)
 
 
 def test_a_session_goes_on_in_another_engine(model: Model) -> None:
