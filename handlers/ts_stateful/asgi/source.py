@@ -70,7 +70,7 @@ def open_source(
         ConfigError: it is no model, or its configuration cannot be read.
     """
     path = Path(given).expanduser()
-    if path.is_file():
+    if path.is_file() and path.suffix != ".py":
         return _archive(_unpacked(path, folder), name, config)
     if (path / _MANIFEST).is_file():
         return _archive(path.resolve(), name, config)

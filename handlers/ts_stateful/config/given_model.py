@@ -44,6 +44,10 @@ def find_given_model(given: str) -> GivenModel:
         if not file.is_file():
             raise ConfigError(f"no such file: {file}")
         return GivenModel(f"{file.name}:{match['name']}", file=file, config=_beside(file.parent))
+    if path.suffix == ".py":
+        raise ConfigError(f"{given} names no class: write {given}:Class")
+    if path.is_file():
+        raise ConfigError(f"{given} is a file: name a folder, a hub id, or module.py:Class")
     if _HUB_ID.fullmatch(given):
         return GivenModel(given)
     raise ConfigError(

@@ -97,13 +97,15 @@ def test_a_class_is_served_from_its_file(tmp_path: Path) -> None:
         ("missing.mar", "no such file or folder"),
         ("owner/a/b", "no such file or folder"),
         ("{folder}/text", "cannot be unpacked"),
+        ("{folder}/sum.py", "names no class: write .*/sum.py:Class"),
         ("{folder}/other.zip", "not an archive of torch-model-archiver"),
         ("{folder}/empty", "has neither model-config.yaml nor"),
     ],
 )
 def test_what_is_no_model_is_refused(given: str, problem: str, tmp_path: Path) -> None:
     """With what would be one."""
-    (tmp_path / "text").write_text("text")
+    for name in ("text", "sum.py"):
+        (tmp_path / name).write_text("text")
     (tmp_path / "empty").mkdir()
     archive(tmp_path / "other.zip", {"a": "b"})
     with pytest.raises(ConfigError, match=problem):

@@ -96,6 +96,8 @@ def test_a_class_is_packed_with_its_file(
         (["nothing"], "nothing: no such file or folder, and neither a hub id"),
         (["."], ". has no config.json"),
         (["none.py:Sum"], "no such file: none.py"),
+        (["a/sum.py"], "a/sum.py names no class: write a/sum.py:Class"),
+        (["{wrong}"], "wrong.yaml is a file: name a folder"),
         (["{file}:Sum"], "has no states: declare `handler.inputs`"),
         (["a/b", "--files", "none"], "no such folder: none"),
         (["a/b", "--config", "{wrong}"], "handler.modle: there is no such key"),
