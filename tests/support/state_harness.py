@@ -92,6 +92,7 @@ class StateHarness:
         encoding: Encoding = Encoding.JSON,
         is_retry: str | None = None,
         may_wait: bool = True,
+        may_begin: bool = True,
     ) -> str:
         """Hands in a request as a worker does; the id by which its answer is found. A session that nobody knows is opened.
 
@@ -115,6 +116,7 @@ class StateHarness:
                 encoding=encoding,
                 is_retry=is_retry is not None,
                 may_wait=may_wait,
+                may_begin=may_begin,
             )
         )
         self.engine.check_integrity()

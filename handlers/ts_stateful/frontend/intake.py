@@ -203,8 +203,10 @@ class Intake:
         message = pending.namespace.inward(message)
         pending.trace = Trace.of(message)
         self._admission.check(message)
-        if self._refusal is not None and message.creates_session:
-            raise self._refusal
+        if self._refusal is not None:
+            if message.creates_session:
+                raise self._refusal
+            message = structs.replace(message, may_begin=False)
         pending.streams = message.streams
         pending.names_session = not message.ephemeral
         self._dispatcher.submit(structs.replace(message, num_bytes=pending.num_bytes))

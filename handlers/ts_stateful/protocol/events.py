@@ -29,6 +29,7 @@ class Submit(Struct, frozen=True, tag="submit"):
       shapes are `shapes`.
     - `creates_session`: the request opens a session under `command.session_id`, a `fork` under `new_session_id`. Of a `step`:
       the worker has no session of this id.
+    - `may_begin`: a `step` may begin a sequence. False: the server drains, and cannot tell if the id is that of an open one.
     - `may_wait`: the session that it opens may wait for a place. False: there are other engines to ask.
     - `ephemeral`: the session ends with the answer.
     - `pull`: answer once, at once, with `more`; the client fetches the rest with `continue`.
@@ -48,6 +49,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     command: AnyRequest
     attachments: tuple[bytes, ...] = ()
     creates_session: bool = False
+    may_begin: bool = True
     may_wait: bool = True
     ephemeral: bool = False
     pull: bool = False

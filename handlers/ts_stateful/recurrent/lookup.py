@@ -6,6 +6,7 @@ from ts_stateful.config.schema import StateConfig
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.protocol.errors import (
+    EngineUnavailable,
     InvalidRequest,
     OutOfMemory,
     SessionClosed,
@@ -62,6 +63,8 @@ class Sequences:
                 raise SessionNotFound(error.message + _START, field=error.field) from None
         if command.turn not in (None, 1):
             raise gap(command.turn, 1)
+        if not request.message.may_begin:
+            raise EngineUnavailable("the server drains, and begins no sequence", retry_after_s=1.0)
         assert session_id is not None
         self.check_quotas(request)
         return self.begin(session_id, request.missing.get(session_id)), True

@@ -13,6 +13,7 @@ from tests.support.fake_dispatcher import ID, START, ScriptedDispatcher
 from tests.support.fake_torchserve import HTTP
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.pending_response import ClientKind
+from ts_stateful.protocol.errors import EngineUnavailable
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Prompt
@@ -63,6 +64,21 @@ def test_a_pulled_prompt_and_an_opening_one_are_marked() -> None:
     dispatcher.intake(Profile.CONTINUOUS).take("r", {"data": b'{"prompt": "hi"}'}, {})
     assert dispatcher.submitted["r"].pull
     assert dispatcher.submitted["r"].creates_session
+
+
+def test_a_server_that_drains_refuses_openings_and_marks_the_rest() -> None:
+    """Only an engine can tell if a step begins a sequence."""
+    inbox = Inbox()
+    dispatcher = ScriptedDispatcher(inbox)
+    intake = dispatcher.intake(Profile.CONTINUOUS)
+    intake.refuse_sessions(EngineUnavailable("drains"))
+    intake.take("opens", body({"prompt": "hi"}), HTTP)
+    assert inbox.take("opens")[0].status == 503
+    intake.take("goes on", body({"prompt": "hi", "session_id": "s"}), HTTP)
+    assert not dispatcher.submitted["goes on"].may_begin
+    intake.refuse_sessions(None)
+    intake.take("later", body({"prompt": "hi"}), HTTP)
+    assert dispatcher.submitted["later"].may_begin
 
 
 def test_a_description_is_asked_of_the_dispatcher() -> None:

@@ -68,6 +68,18 @@ def test_a_sequence_begins_with_its_first_step_and_ends_with_its_last() -> None:
     assert total(harness.ask(add(5))) == 5
 
 
+def test_a_server_that_drains_begins_no_sequence() -> None:
+    """Neither under a new id, nor with START, nor after an END; the open ones go on."""
+    harness = counter()
+    harness.ask(add(1))
+    harness.ask(add(1, "ended", end=True))
+    for step in (add(1, "new"), add(1, "started", start=True), add(1, "ended")):
+        refused = harness.submit(step, may_begin=False)
+        assert harness.code(refused) == "engine_unavailable"
+    assert total(harness.ask(add(2), may_begin=False)) == 3
+    assert total(harness.ask(add(1, "new"))) == 1
+
+
 def test_a_tier_without_a_limit_has_no_budget_in_the_stats() -> None:
     """It is 0 then, for metrics and `top`."""
     assert counter().engine.stats().host_budget_bytes == 0
