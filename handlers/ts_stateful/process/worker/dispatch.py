@@ -21,6 +21,7 @@ from ts_stateful.process.worker.choices import Choices
 from ts_stateful.process.worker.devices import devices
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.link import EngineLink
+from ts_stateful.process.worker.store_alarm import StoreAlarm
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import SessionExists
 from ts_stateful.protocol.events import Event, EventKind, Submit
@@ -76,7 +77,7 @@ class Dispatcher:
         fork_server: ForkServer | None = None,
     ) -> None:
         self._max_sessions = model.config.frontend.max_sessions
-        self._events, self._publishers = events, publishers
+        self._events, self._publishers = events, (*publishers, StoreAlarm())
         self._by_session: LRU[str, EngineLink] = LRU(_REMEMBERED)
         self._by_affinity: LRU[tuple[str | None, str], EngineLink] = LRU(_REMEMBERED)
         self._choices = Choices()
