@@ -17,6 +17,7 @@ from ts_stateful.engine.kind import ModelKind
 from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import (
+    InternalError,
     SessionClosed,
     SessionError,
     SessionExpired,
@@ -29,12 +30,13 @@ from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.places import UNLIMITED_BYTES
 from ts_stateful.sessions.session import StateT
-from ts_stateful.store.base import Capacity, StoreError
+from ts_stateful.store.base import Capacity, StoreCorrupt, StoreError
 
 __all__ = ["SessionEngine"]
 
 logger = logging.getLogger(__name__)
 
+_DAMAGED = "the session's log is damaged, or not readable here; the engine's log has the reason"
 _EXPIRY_S = 1.0  # between two looks through the table, for sessions that were opened meanwhile
 
 
@@ -224,6 +226,8 @@ class SessionEngine(Generic[StateT]):
                 raise outcome
             if isinstance(outcome, StoreError):
                 logger.error("a session could not be read from the store: %s", outcome)
+                if isinstance(outcome, StoreCorrupt):
+                    raise InternalError(_DAMAGED)
                 raise StoreFailed("the store of sessions does not answer", retry_after_s=1.0)
             if isinstance(outcome, Exception):
                 raise defect(outcome, "reading a session from the store")

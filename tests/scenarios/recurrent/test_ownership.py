@@ -162,7 +162,9 @@ def test_a_damaged_sequence_is_refused(start: Start, store: MortalStore) -> None
     for key in store.list("states-model/a"):
         store.delete(key)
         store.create(key, b"damaged")
-    assert code(start().ask(add(1), creates_session=False)) == "store_unavailable"
+    refused = start().ask(add(1), creates_session=False)
+    assert (code(refused), refused["error"]["retryable"]) == ("internal", False)
+    assert "damaged" in refused["error"]["message"]
 
 
 def test_open_is_kept_with_its_metadata(start: Start) -> None:
