@@ -45,6 +45,13 @@ from ts_stateful.protocol.errors import StatefulError
 __all__ = ["main"]
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+_REMEDIES = {  # by a part of the reason why a server cannot be talked to
+    "CERTIFICATE_VERIFY_FAILED": "trust its certificate, or that of its issuer, with --ca-file",
+    "WRONG_VERSION_NUMBER": "it has no TLS: name it with http:// or grpc://",
+    "Server disconnected without sending": "if it has TLS, name it with https://",
+    "Socket closed": "if it has TLS, name it with grpcs://",
+    "": "start one with `ts-stateful serve`, or name yours with --url",
+}
 _IMPATIENT = RetryPolicy(max_retries=0)  # a server that is down is reported at once
 
 
@@ -119,9 +126,9 @@ def _talk(options: argparse.Namespace) -> int:
                 _prompt(server, options) if options.command == "prompt" else _info(server, options)
             )
     except ServerUnreachable as error:
-        reason = error.message.rpartition(": ")[2]  # gRPC names its addresses first
-        hint = "start one with `ts-stateful serve`, or name yours with --url"
-        return _fail(f"no server at {options.url} ({reason}); {hint}")
+        reason = error.message.removesuffix(": OK").rpartition(": ")[2]  # gRPC adds both ends
+        remedy = next(remedy for part, remedy in _REMEDIES.items() if part in error.message)
+        return _fail(f"no server at {options.url} ({reason}); {remedy}")
 
 
 def _connect(options: argparse.Namespace, policy: RetryPolicy | None = None) -> Server:

@@ -42,6 +42,8 @@ class Address(NamedTuple):
     def tls_context(self, ca_file: str | Path | None) -> ssl.SSLContext:
         """Return a context that trusts the certificates in `ca_file`, or the system's."""
         if self.scheme == "https":
+            if ca_file is not None:
+                Path(ca_file).open("rb").close()  # the error of OpenSSL names no file
             return ssl.create_default_context(cafile=ca_file)
         # Not used, so it trusts no certificate: loading the system's takes longer than a request.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
