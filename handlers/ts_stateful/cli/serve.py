@@ -58,6 +58,9 @@ def _problem(options: argparse.Namespace) -> str | None:
         files += [options.ts_config, options.log_config, *map(Path, options.models)]
         if len(options.models) > 1:
             return "the front torchserve takes one archive"
+        archive = Path(options.models[0])
+        if not (archive.suffix == ".mar" or archive.is_file() or (archive / "MAR-INF").is_dir()):
+            return f"the front torchserve takes an archive: pack {archive} first, by `ts-stateful pack`"
         if (
             options.config
             or options.tls_certificate

@@ -21,6 +21,16 @@ def test_a_missing_archive_is_refused(
     assert "none.mar" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("model", ["owner/name", "model.py:Class", "{folder}"])
+def test_torchserve_serves_no_model_that_is_not_packed(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error has the command that packs it."""
+    given = model.format(folder=tmp_path)
+    assert main(["serve", given, "--front", "torchserve"]) == 2
+    assert f"pack {given} first, by `ts-stateful pack`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
