@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from msgspec import Struct
@@ -10,6 +11,9 @@ from ts_stateful.config.ranges import Count as _Count
 from ts_stateful.config.ranges import Positive as _Positive
 
 __all__ = ["StoreConfig"]
+
+_FORMS = "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix, none"
+_URL = re.compile(r"none$|memory:|file:///+[^/]|rediss?://|s3://[^/]")
 
 
 class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -36,6 +40,10 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     """Write KV states that do not fit into memory to the store, and read them back instead of computing them again."""
     kv_spill_bytes: _Count = 16_000_000_000
     """Bytes of these KV states, for the sessions of one engine."""
+
+    def __post_init__(self) -> None:
+        if self.url is not None and not _URL.match(self.url):  # the store judges the rest
+            raise ValueError(f"`url` has to be one of {_FORMS}")
 
     @property
     def spill_bytes(self) -> int:
