@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A step of few tokens. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host.
+    """The tokens of a step, without blocks. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host.
 
     `keep` are the tokens after which logits are wanted; None: all.
     """
@@ -56,6 +56,30 @@ class Rows(NamedTuple):
     positions: Tensor
     spans: Sequence[Span]
     keep: Sequence[int] | None = None
+
+    def pieces(self, most: int) -> Iterator[Rows]:
+        """Yield pieces of at most `most` tokens, to be computed one after the other."""
+        if len(self.ids) <= most:
+            yield self
+            return
+        keep = range(len(self.ids)) if self.keep is None else self.keep
+        for first in range(0, len(self.ids), most):
+            stop = min(first + most, len(self.ids))
+            yield Rows(
+                self.ids[first:stop],
+                self.positions[..., first:stop],
+                list(self._between(first, stop)),
+                [token - first for token in keep if first <= token < stop],
+            )
+
+    def _between(self, first: int, stop: int) -> Iterator[Span]:
+        """Yield the parts of the spans that are tokens `first` to `stop` of the step."""
+        begin = 0
+        for span in self.spans:
+            lower, upper = max(first - begin, 0), min(stop - begin, span.num_tokens)
+            if lower < upper:
+                yield Span(span.kv, span.start + lower, upper - lower)
+            begin += span.num_tokens
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,7 +28,6 @@ __all__ = ["Forward"]
 
 # Tokens of the sequences by which kernels are verified, side by side, in two passes.
 _KERNEL_COUNTS = (70, 1), (2, 2), (9, 1), (1, 1)
-_FEW_TOKENS = 256  # the shortcut's most
 
 
 class Forward:
@@ -51,7 +51,7 @@ class Forward:
         self._mask = unused_mask(network.device)
         self.adapters = Adapters(network, {})
         self.driver: Driver | None = None  # of the model's other parts, on other devices
-        self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for steps of few tokens
+        self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for some steps, or for all
         self.windows: list[int | None] = []  # of the layers' attention, as the model passed them
         self.for_kernels = False  # if kernels implement the layers' attention
         self.stock_attention = self.text_config._attn_implementation
@@ -94,7 +94,7 @@ class Forward:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
         logits = None
         plain = not (inputs or any(adapters) or any(span.blocks for span in spans))
-        if self._shortcut and plain and len(ids) <= _FEW_TOKENS:
+        if self._shortcut and plain:
             for span in spans:
                 span.kv.reserve(span.stop)
             some = keep if len(keep) < len(ids) else None
@@ -188,7 +188,7 @@ class Forward:
 
     @torch.inference_mode()
     def use_shortcut(self, shortcut: Callable[[Rows], Tensor | None]) -> str:
-        """Compute steps of few tokens by `shortcut` from now on if it agrees with the model; else return the reason.
+        """Compute steps by `shortcut` from now on if it agrees with the model; else return the reason.
 
         It receives rows that have room, and returns the logits to keep, or None where the model must be called.
         """
@@ -207,6 +207,13 @@ class Forward:
         if not reason:
             self._shortcut = shortcut
         return reason
+
+    def time_prompt(self, num_tokens: int) -> float:
+        """Return the seconds of a pass over a prompt."""
+        spans, ids = [Span(self.new_kv(), 0, num_tokens)], [1] * num_tokens
+        began_at = time.perf_counter()
+        self(ids, spans, None, [num_tokens - 1])
+        return time.perf_counter() - began_at
 
     def new_kv(self) -> KVCache:
         """Return the empty KV states of a new session."""

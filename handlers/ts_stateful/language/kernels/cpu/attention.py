@@ -67,10 +67,11 @@ class CpuKernels:
         output = query.new_empty(num_tokens, num_heads, shape.value_dim)
         if not table.num_rows:
             return output
-        splits = num_splits(table, shape.heads)
+        group = num_heads // shape.heads
+        splits = num_splits(table, shape.heads, group)
         partial = torch.empty(table.num_rows * num_heads * splits * (shape.value_dim + 2))
         facts = self._layer
-        facts.heads, facts.group = shape.heads, num_heads // shape.heads
+        facts.heads, facts.group = shape.heads, group
         facts.key_dim, facts.value_dim = shape.key_dim, shape.value_dim
         facts.scale = shape.key_dim**-0.5 if rule.scale is None else rule.scale
         facts.softcap = rule.softcap or 0.0

@@ -1,11 +1,10 @@
-"""All decoder layers in one call on a CPU, for steps of few tokens."""
+"""All decoder layers in one call on a CPU, for a step of few tokens or for a piece of a longer one."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -33,10 +32,6 @@ __all__ = ["FusedLayers", "find_fused"]
 
 logger = logging.getLogger(__name__)
 
-# Every token reads its session's states separately. For a longer chunk of a prompt, after a history of 3,000 tokens,
-# torch's operators are faster, because they read the states once.
-_MOST_IN_PROMPTS: Final = 32
-
 
 def find_fused(
     network: PreTrainedModel, layout: KVLayout, windows: Sequence[int | None]
@@ -57,11 +52,13 @@ def find_fused(
 
 
 class FusedLayers:
-    """The logits of steps of few tokens, from a stock network's own weights, which must stay where they are.
+    """The logits of steps, from a stock network's own weights, which must stay where they are.
 
     A stock decoder layer is some thirty operators, whose overhead exceeds their work when there are few rows. `src/layer.h`
     computes all layers in one call. Embeddings, rotary positions, the last norm and the output layer stay the network's
     modules. `windows` are the layers' attention windows in tokens, None for all. Used by one thread.
+
+    A step of many tokens is computed in pieces if `cuts_steps`.
 
     Raises:
         UnknownDecoderError: the kernels do not support the layers' dimensions.
@@ -89,8 +86,10 @@ class FusedLayers:
         ]
         self._layers = (LayerFacts * len(layers))(*layers)
         self._heads = min(shape.heads for shape in layout.layers)
+        self._group = max(layer.attention.group for layer in layers)
         self._library = declare_functions(library)
         self._most_rows: int = self._library.most_rows()
+        self.cuts_steps = True
         self._step = StepFacts()
         self._scratch = torch.empty(0)
 
@@ -99,23 +98,29 @@ class FusedLayers:
 
         Return None if the stock network must run, because there are too many tokens or it has hooks.
         """
-        count = len(rows.ids)
-        most = self._most_rows if count == len(rows.spans) else _MOST_IN_PROMPTS
-        if count > most or any(self._hooks):
+        is_long = len(rows.ids) > self._most_rows
+        if (is_long and not self.cuts_steps) or any(self._hooks):
             self._library.spread_threads(torch.get_num_threads())
             return None
+        logits = [self._piece(piece) for piece in rows.pieces(self._most_rows)]
+        return torch.cat([some for some in logits if some is not None]) if is_long else logits[0]
+
+    def _piece(self, rows: Rows) -> Tensor | None:
+        """Compute few tokens; return the logits after those to keep, None if there are none."""
         table = Table.of(rows.spans, all_rows=True)
         hidden = self._decoder.embed(rows.ids)
         cos, sin = self._decoder.turns(hidden, rows.positions)
         self._decode(hidden, cos, sin, table)
         hidden = hidden[0]
         if rows.keep is not None and len(rows.keep) < len(hidden):
+            if not rows.keep:
+                return None
             hidden = hidden[torch.tensor(rows.keep)]
         return self._decoder.logits(hidden)
 
     def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:
         """Compute all layers on `hidden` `(1, rows, hidden)`, in place."""
-        splits = num_splits(table, self._heads)
+        splits = num_splits(table, self._heads, self._group)
         step, layers, count = self._step, self._layers, len(self._layers)
         step.table, step.num_tokens = table.buffer.data_ptr(), table.num_tokens
         step.num_rows, step.num_spans = table.num_rows, table.num_spans

@@ -43,6 +43,7 @@ _FLAGS: Final = (
     *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
 )
 _SHARE: Final = 256  # minimum tokens of a split
+_TOGETHER: Final = 16  # queries of rows that are computed together, see `attention.h`
 _FLOAT_BYTES: Final = 4
 
 
@@ -125,9 +126,11 @@ def _processor() -> bytes:
     return "\n".join(line for line in first.splitlines() if line.startswith(fields)).encode()
 
 
-def num_splits(table: Table, heads: int) -> int:
-    """Return the number of parts of each row's tokens, for each key head, that gives all threads work."""
-    wanted = -(-2 * torch.get_num_threads() // (table.num_rows * heads))
+def num_splits(table: Table, heads: int, group: int) -> int:
+    """Return the number of parts of each row's tokens, for each key head of `group` queries, that gives all threads work."""
+    # Rows of one session are computed together.
+    most = max(table.num_spans, table.num_rows * group // _TOGETHER)
+    wanted = -(-2 * torch.get_num_threads() // (min(table.num_rows, most) * heads))
     if wanted <= 1:
         return 1
     longest = int(table.buffer[table.num_tokens : 2 * table.num_tokens].max()) + 1

@@ -13,9 +13,11 @@ from tests.support.tiny import llama
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
 from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
+from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.select import verify_kernels
 from ts_stateful.language.kernels.states import Kernels
-from ts_stateful.language.kv.cache import KVLayout, LayerShape
+from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.language.kv.spans import Span, Table
 from ts_stateful.language.network.load import accelerate
 
 CPU = torch.device("cpu")
@@ -54,6 +56,40 @@ def test_they_agree_with_torch(
         assert not verify_kernels(make, layout, group * shape.heads, CPU)
     finally:
         torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 16, 20])
+def test_tokens_of_one_session_are_rows_together(
+    group: int, window: int | None, threads: int
+) -> None:
+    """Each attends to the keys up to its own, whichever are computed with it, in parts or not."""
+    layout = KVLayout((LayerShape(1, 32, 48),), torch.float32)
+    spans = []
+    for start, count in ((0, 21), (600, 7), (13, 1), (5, 40)):
+        kv = KVCache(layout, CPU)
+        kv.reserve(start + count)
+        for part in kv.states:
+            part.normal_()
+        spans.append(Span(kv, start, count))
+    query = torch.randn(group, sum(span.num_tokens for span in spans), 32)
+    sinks = torch.linspace(-1, 2, group)
+    rule, table = Rule(0.3, 5.0, sinks), Table.of(spans, all_rows=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = make(layout).attend(query, table, 0, rule, window)
+    finally:
+        torch.set_num_threads(before)
+    places = [(span.kv, place) for span in spans for place in range(span.start, span.stop)]
+    for row, (kv, place) in enumerate(places):
+        seen = slice(max(0, place + 1 - (window or place + 1)), place + 1)
+        keys, values = (part[0, seen] for part in (kv.keys[0], kv.values[0]))
+        scores = 5.0 * (query[:, row] @ keys.T * 0.3 / 5.0).tanh()
+        weights = torch.cat([scores, sinks[:, None]], 1).softmax(1)[:, :-1]
+        torch.testing.assert_close(found[row], weights @ values, rtol=1e-4, atol=1e-5)
 
 
 @needs_compiler

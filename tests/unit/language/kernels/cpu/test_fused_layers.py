@@ -245,21 +245,30 @@ def test_no_expert_is_chosen_twice_for_scores_that_are_not_numbers() -> None:
 
 
 @torch.inference_mode()
-def test_more_rows_than_it_is_good_for_are_left_to_the_network() -> None:
-    """A step of very many sessions is no longer bound by reading weights."""
+def test_more_rows_than_it_takes_are_cut_or_left_to_the_network() -> None:
+    """A long step gives the logits and the states of its tokens in any pieces, of sessions side by side."""
     model = llama()
     fused = fused_of(model)
-    (kv,) = sessions(model, 1)
-    kv.reserve(kv.length + 1)
-    spans = [Span(kv, kv.length, 1)] * 65
-    assert fused(Rows([1] * 65, torch.full((1, 65), kv.length), spans)) is None
-    assert fused(Rows([1] * 64, torch.full((1, 64), kv.length), spans[:64])) is not None
-    start = kv.length
-    kv.reserve(start + 33)
-    for count in (32, 33):
-        places = torch.arange(start, start + count)[None]
-        made = fused(Rows([1] * count, places, [Span(kv, start, count)]))
-        assert (made is None) is (count > 32)
+    ours, theirs = sessions(model, 3), sessions(model, 3)
+    counts, keep = (1, 150, 70), [0, 63, 64, 150, 220]
+    made = []
+    for caches in (ours, theirs):
+        for kv, count in zip(caches, counts, strict=True):
+            kv.reserve(kv.length + count)
+        made.append([Span(kv, kv.length, n) for kv, n in zip(caches, counts, strict=True)])
+    ids = [3 + i % 40 for i in range(sum(counts))]
+    positions = model.forward.text_positions(made[0])
+    expected = model.forward(ids, made[1], positions, keep)
+    found = fused(Rows(ids, positions, made[0], keep))
+    assert found is not None
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for mine, their in zip(ours, theirs, strict=True):
+        for part, other in zip(mine.states, their.states, strict=True):
+            stop = their.length
+            torch.testing.assert_close(part[:, :stop], other[:, :stop], rtol=1e-4, atol=1e-4)
+    fused.cuts_steps = False
+    assert fused(Rows(ids[:65], positions[:, :65], made[0][:2], [64])) is None
+    assert fused(Rows(ids[:1], positions[:, :1], made[0][:1], [0])) is not None
 
 
 def test_layers_that_differ_are_rejected() -> None:
