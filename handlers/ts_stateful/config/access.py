@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ts_stateful.config.quotas import QuotasConfig
-from ts_stateful.config.ranges import Positive
+from ts_stateful.config.ranges import LONGEST_S, Positive
 
 __all__ = ["AccessConfig", "HeaderAuth", "JwtAuth"]
 
@@ -47,7 +47,7 @@ class JwtAuth(
     """The HTTP header with the token, `Bearer <token>` or the token alone."""
     leeway_sec: Annotated[float, Meta(ge=0, le=600)] = 30.0
     """Seconds by which the clocks of issuer and server may differ."""
-    jwks_refresh_sec: Annotated[float, Meta(ge=10)] = 300.0
+    jwks_refresh_sec: Annotated[float, Meta(ge=10, le=LONGEST_S)] = 300.0
     """Seconds after which the key set is read again."""
     jwks_timeout_sec: Annotated[float, Meta(gt=0, le=60)] = 5.0
     """Seconds for one reading of the key set."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from msgspec import Struct
 
-from msgspec import Meta, Struct
-
-from ts_stateful.config.ranges import Count
+from ts_stateful.config.ranges import Count, Duration
 
 __all__ = ["ImplicitConfig"]
 
@@ -14,7 +12,7 @@ __all__ = ["ImplicitConfig"]
 class ImplicitConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """`handler.implicitSessions`: conversations of clients that send all messages each time, and no session header."""
 
-    idle_sec: Annotated[float, Meta(ge=0)] = 600.0
+    idle_sec: Duration = 600.0
     """Seconds that one waits for its next request. 0: none is kept."""
     max_bytes: Count | None = None
     """Bytes of their KV states, which leave before any other session's. Unset: a quarter of the device's bytes, else 1 GB."""

@@ -6,8 +6,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-__all__ = ["Count", "Natural", "Positive"]
+__all__ = ["LONGEST_S", "Count", "Duration", "Natural", "Positive"]
 
-Positive = Annotated[float, Meta(gt=0)]
+LONGEST_S = (
+    2_000_000  # 23 days: `poll` takes no more milliseconds than 2^31, and JSON has no infinity
+)
+
+Positive = Annotated[float, Meta(gt=0, le=LONGEST_S)]
+Duration = Annotated[float, Meta(ge=0, le=LONGEST_S)]
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]

@@ -17,6 +17,7 @@ from ts_stateful.config.implicit import ImplicitConfig
 from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.config.media import MediaConfig
 from ts_stateful.config.ranges import Count as _Count
+from ts_stateful.config.ranges import Duration as _Duration
 from ts_stateful.config.ranges import Natural as _Natural
 from ts_stateful.config.ranges import Positive as _Positive
 from ts_stateful.config.store import StoreConfig
@@ -57,13 +58,13 @@ class EngineConfig(AccessConfig, frozen=True, kw_only=True):
     """`cpu`, `cuda` or `cuda:1`. `auto`: every GPU, else the CPU."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server from a browser, as `https://app.example.com`. `*`: all."""
-    threads: _Natural = 0
+    threads: Annotated[int, Meta(ge=0, le=4096)] = 0
     """CPU threads of an engine. 0: torch's choice, but one thread for a model under 10 million weights."""
     engines: Literal["auto"] | _Count = "auto"
     """Engine processes. `auto`: one per device. Several on one GPU need `deviceCacheBytes`."""
     engine_linger_sec: _Positive = 60.0
     """Seconds that an engine without a worker waits for the next one."""
-    drain_sec: Annotated[float, Meta(ge=0)] = 20.0
+    drain_sec: _Duration = 20.0
     """Seconds that turns in progress get when an engine has to end or TorchServe has exited."""
     restart_deadline_sec: _Positive = 60.0
     """Seconds that requests wait for an engine that restarts."""

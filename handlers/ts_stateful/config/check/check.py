@@ -11,6 +11,7 @@ from ts_stateful.config.check.access import check_access
 from ts_stateful.config.check.adapters import check_adapters
 from ts_stateful.config.check.budgets import check_budgets, check_model
 from ts_stateful.config.check.checkpoint import check_checkpoint
+from ts_stateful.config.check.device import check_device
 from ts_stateful.config.check.finding import Finding, error
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.check.names import check_names
@@ -33,7 +34,7 @@ def check_config(
 
     Without `torchserve`, leave out what matters to its frontend alone.
     """
-    findings = list(check_access(config))
+    findings = [*check_access(config), *check_device(config.engine)]
     if torchserve:
         findings += [
             *check_modes(config.frontend),
