@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ExceptionHandler, Receive, Scope, Send
@@ -27,7 +28,7 @@ from ts_stateful.frontend.pending_response import Response
 from ts_stateful.principals.authenticator import Call
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
-from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 
 __all__ = ["OpenAiRoot", "Predictions", "error_response", "refuse_other_paths"]
 
@@ -36,6 +37,12 @@ _Pairs = list[tuple[bytes, bytes]]
 _JSON = b"application/json"
 _API = "v1/"
 _NOT_FOUND = 404
+
+
+class InvalidMethod(InvalidRequest):
+    """The path exists, but does not take the request's method."""
+
+    status = 405
 
 
 class Place(NamedTuple):
@@ -205,7 +212,16 @@ def refuse_other_paths(known: str) -> dict[Any, ExceptionHandler]:
         error = UnknownPath(f"nothing is at {request.url.path[:64]}; this port has {known}")
         return JSONResponse(error.to_body(), error.status)
 
-    return {_NOT_FOUND: refuse}
+    async def refuse_method(request: Request, refusal: Exception) -> JSONResponse:
+        assert isinstance(refusal, HTTPException)
+        assert refusal.headers is not None
+        allowed = refusal.headers["Allow"]
+        error = InvalidMethod(
+            f"{request.url.path[:64]} does not take {request.method[:16]}; it takes {allowed}"
+        )
+        return JSONResponse(error.to_body(), error.status, headers=refusal.headers)
+
+    return {_NOT_FOUND: refuse, InvalidMethod.status: refuse_method}
 
 
 async def _disconnected(receive: Receive) -> None:

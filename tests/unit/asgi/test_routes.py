@@ -45,3 +45,22 @@ def test_a_path_with_nothing_names_what_there_is(app: Starlette, path: str, know
     assert error["code"] == "unknown_url"
     assert f"nothing is at {path};" in error["message"]
     assert known in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("app", "method", "path", "allowed"),
+    [
+        (make_app(MODELS, BodyReader(1000, 1.0)), "PATCH", "/predictions/chat", {"GET", "POST"}),
+        (make_management_app(MODELS), "DELETE", "/readyz", {"GET", "HEAD"}),
+        (make_metrics_app(CollectorRegistry()), "POST", "/metrics", {"GET", "HEAD"}),
+        (make_admin_app(MODELS), "GET", "/drain", {"POST"}),
+    ],
+)
+def test_a_wrong_method_names_those_that_a_path_takes(
+    app: Starlette, method: str, path: str, allowed: set[str]
+) -> None:
+    """As an error of the protocol, and in the header that HTTP has for them."""
+    answer = TestClient(app).request(method, path)
+    assert answer.status_code == answer.json()["error"]["status"] == 405
+    assert allowed <= set(answer.headers["allow"].split(", "))
+    assert f"{path} does not take {method};" in answer.json()["error"]["message"]
