@@ -23,7 +23,7 @@ from ts_stateful.cli.init import init
 from ts_stateful.cli.pack import pack
 from ts_stateful.cli.parser import build_parser
 from ts_stateful.cli.plan import plan
-from ts_stateful.cli.terminal import Terminal
+from ts_stateful.cli.terminal import Terminal, replace_closed_streams
 from ts_stateful.cli.variables import misspelled
 from ts_stateful.client import (
     MAX_BODY_BYTES,
@@ -58,17 +58,15 @@ _IMPATIENT = RetryPolicy(max_retries=0)  # a server that is down is reported at 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Wrong usage and `--help` raise `SystemExit`, as argparse does."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    replace_closed_streams()
     for sentence in misspelled(os.environ):
         Terminal(sys.stderr).line(f"warning: {sentence}")
     options = build_parser().parse_args(arguments)
     try:
         if options.command == "check":
             return _OK if check(options.file, options.model, as_json=options.json) else _FAILED
-        if options.command == "plan":
-            plan(options, arguments)
-            return _OK
-        if options.command == "init":
-            init(options)
+        if options.command in ("plan", "init"):
+            plan(options, arguments) if options.command == "plan" else init(options)
             return _OK
         if options.command == "pack":
             return pack(options)

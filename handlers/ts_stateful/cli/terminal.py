@@ -5,10 +5,13 @@ Text of a server may have control characters. They could move the cursor, retitl
 
 from __future__ import annotations
 
+import os
+import sys
 import unicodedata
+from pathlib import Path
 from typing import Protocol, TextIO
 
-__all__ = ["ShownReply", "Terminal", "harmless"]
+__all__ = ["ShownReply", "Terminal", "harmless", "replace_closed_streams"]
 
 
 class ShownReply(Protocol):
@@ -88,3 +91,15 @@ def harmless(text: str) -> str:
         else character
         for character in text
     )
+
+
+def replace_closed_streams() -> None:
+    """Open the null device as each standard stream that the caller has closed.
+
+    Else a socket or a log file would get its number, and what a process prints would go there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode)  # noqa: SIM115 - until the process ends
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -233,3 +236,25 @@ def test_a_misspelled_variable_is_a_warning(
     main(["check", str(tmp_path / "none.yaml")])
     warned = "warning: TS_STATEFUL_URLL: there is no such variable; did you mean TS_STATEFUL_URL?\n"
     assert capsys.readouterr().err == warned
+
+
+@pytest.mark.parametrize(
+    ("closed", "command", "status", "out", "err"),
+    [
+        ("<&-", "init", 1, "The model: ", "error: the answers have ended"),
+        (">&-", "check missing.yaml", 1, "", ""),
+        ("2>&-", "check missing.yaml", 1, "error: missing.yaml: cannot be read", ""),
+    ],
+)
+def test_a_closed_stream_is_the_null_device(
+    closed: str, command: str, status: int, out: str, err: str, tmp_path: Path
+) -> None:
+    """As of a service that is started without a terminal; there is no trace, also not on a stream that is open."""
+    script = f"{shlex.quote(sys.executable)} -m ts_stateful.cli {command} {closed}"
+    ran = subprocess.run(
+        ["sh", "-c", script], check=False, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.returncode == status
+    for text, start in ((ran.stdout, out), (ran.stderr.lstrip(), err)):
+        assert text.startswith(start)
+        assert bool(text) == bool(start)
