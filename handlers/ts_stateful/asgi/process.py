@@ -39,6 +39,7 @@ from ts_stateful.process.logs import configure_logs
 from ts_stateful.process.names import take_name
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.supervisor import EngineDied
+from ts_stateful.serving.ports import in_url
 
 __all__ = ["FRONT", "main"]
 
@@ -89,13 +90,13 @@ async def _serve(settings: FrontSettings) -> None:
         asyncio.ensure_future(listener.serve(sockets=[socket.socket(fileno=fd)]))
         for listener, fd in listeners
     ]
-    rpc = await _start_rpc(models, settings)
+    rpc = _make_rpc(models, settings)
     try:
+        _open_port(rpc, settings)
+        await rpc.start()
         if not await models.start(stop):
             return
-        # The objects of a big body make collections frequent, which would visit every object each time.
-        gc.collect()
-        gc.freeze()
+        _settle()
         drain_s = max(model.config.engine.drain_sec for model in models)
         sys.stdout.write(f"ready {drain_s}\n")
         sys.stdout.flush()
@@ -106,6 +107,12 @@ async def _serve(settings: FrontSettings) -> None:
         await _stop([listener for listener, _ in listeners], running)
         models.close()
         observation.close()
+
+
+def _settle() -> None:
+    """Leave all objects out of collections: those of a big body make them frequent, and they would visit every object."""
+    gc.collect()
+    gc.freeze()
 
 
 def _model(source: ModelSource, forks: ForkServer) -> ModelFront:
@@ -132,7 +139,7 @@ async def _stop(listeners: list[Listener], running: Sequence[asyncio.Future[None
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _start_rpc(models: Models, settings: FrontSettings) -> Any:
+def _make_rpc(models: Models, settings: FrontSettings) -> Any:
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", settings.max_body_bytes),
@@ -142,13 +149,16 @@ async def _start_rpc(models: Models, settings: FrontSettings) -> Any:
     )
     add_InferenceAPIsServiceServicer_to_server(InferenceService(models), server)  # type: ignore[no-untyped-call]
     add_inference_service(server, models)
-    address = f"{settings.host}:{settings.grpc_port}"
-    if settings.tls is None:
-        server.add_insecure_port(address)
-    else:
-        server.add_secure_port(address, _credentials(settings.tls))
-    await server.start()
     return server
+
+
+def _open_port(rpc: Any, settings: FrontSettings) -> None:
+    """Raises `RuntimeError` if the port has been taken since the supervisor looked."""
+    address = f"{in_url(settings.host)}:{settings.grpc_port}"
+    if settings.tls is None:
+        rpc.add_insecure_port(address)
+    else:
+        rpc.add_secure_port(address, _credentials(settings.tls))
 
 
 def _credentials(tls: Tls) -> Any:

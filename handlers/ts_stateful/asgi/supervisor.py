@@ -29,7 +29,7 @@ from ts_stateful.process.drain import drain, end_engines
 from ts_stateful.process.spec import STATE_FOLDER, keep_logs
 from ts_stateful.serving.admin_socket import AdminSocket
 from ts_stateful.serving.local import ServerFailed, get_json
-from ts_stateful.serving.ports import HOST, Ports
+from ts_stateful.serving.ports import HOST, Ports, in_url
 from ts_stateful.serving.server import LocalServer
 
 __all__ = ["AsgiServer", "AsgiServerSettings"]
@@ -176,7 +176,7 @@ class AsgiServer(LocalServer):
     @property
     def _address(self) -> str:
         host = self._settings.host
-        return HOST if host in ("0.0.0.0", "::", "[::]") else host
+        return HOST if host in ("0.0.0.0", "::") else in_url(host)
 
     def _scheme(self, name: str) -> str:
         return name if self._settings.tls is None else f"{name}s"
@@ -290,7 +290,8 @@ def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Raises `ServerFailed` if the port is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        both = host == "::" and socket.has_dualstack_ipv6()  # as gRPC
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         # socket.gaierror has numbers of its own, which are negative.
         wrong_host = error.errno in (errno.EADDRNOTAVAIL, None) or error.errno < 0

@@ -7,9 +7,14 @@ import dataclasses
 import socket
 from dataclasses import dataclass
 
-__all__ = ["HOST", "Ports"]
+__all__ = ["HOST", "Ports", "in_url"]
 
 HOST = "127.0.0.1"
+
+
+def in_url(host: str) -> str:
+    """Return a name or address as it stands before the port in a URL: IPv6 has brackets there."""
+    return f"[{host}]" if ":" in host else host
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.support.ports import free_ports
 from tests.support.worker import eventually
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.serving.admin_socket import AdminSocket
+from ts_stateful.serving.local import ServerFailed
 
 COUNTER = Path(__file__).parents[3] / "examples" / "counter"
 
@@ -104,3 +106,35 @@ def test_a_front_has_the_longest_drain_of_its_models_to_stop(counter: Path) -> N
     server.stop()
     assert min(server.started.limits) > 300
     assert server.started.returncode is not None
+
+
+class Overtaken(AsgiServer):
+    """A server whose gRPC port another program takes just before the front starts."""
+
+    def _started_front(self, home: Path, admin: AdminSocket) -> subprocess.Popen[str]:
+        self.taker = socket.create_server(("127.0.0.1", self.ports.grpc))
+        return super()._started_front(home, admin)
+
+
+def test_a_front_whose_port_was_taken_exits(counter: Path) -> None:
+    """With the reason, also where a listener that is left open would be an error of Python's."""
+    strict = {"PYTHONWARNINGS": "error::ResourceWarning"}
+    settings = AsgiServerSettings((str(counter),), ports=free_ports(), environ=strict)
+    server = Overtaken(settings)
+    with pytest.raises(ServerFailed, match=f"127.0.0.1:{server.ports.grpc}"):
+        server.start()
+    server.taker.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("::1", "[::1]"), ("::", "127.0.0.1"), ("localhost", "localhost")]
+)
+def test_the_urls_of_a_server_lead_to_it(counter: Path, host: str, name: str) -> None:
+    """An IPv6 address has brackets in them, and all addresses are those of IPv4 too."""
+    settings = AsgiServerSettings((str(counter),), host=host, ports=free_ports())
+    server = Draining(settings)
+    server.start()
+    assert server.http_url == f"http://{name}:{server.ports.http}"
+    assert server.grpc_url == f"grpc://{name}:{server.ports.grpc}"
+    socket.create_connection((name.strip("[]"), server.ports.http), timeout=10).close()
+    server.stop()
