@@ -10,6 +10,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -41,7 +42,7 @@ from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.supervisor import EngineDied
 from ts_stateful.serving.ports import in_url
 
-__all__ = ["FRONT", "main"]
+__all__ = ["FRONT", "main", "raise_file_limit"]
 
 logger = logging.getLogger("ts_stateful.front")
 
@@ -50,6 +51,7 @@ FRONT = "ts-front"
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _GRACE_S = 1.0  # for calls that are answered, to end
+_MOST_FILES = 1 << 20  # of a hard limit that may be infinite
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     take_name(FRONT)
     configure_logs("front")
+    raise_file_limit()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         uvloop.run(_serve(FrontSettings.load(Path(path))))
@@ -65,6 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Path(path).with_suffix(".reason").write_text(str(error), encoding="utf-8")
         return 1
     return 0
+
+
+def raise_file_limit() -> None:
+    """Take as many descriptors as the hard limit allows; the soft one is 1,024 on most systems.
+
+    A connection beyond it is accepted, and closed without an answer or a line in the log.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(settings: FrontSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support.ports import free_ports
 from ts_stateful.asgi.models import Models
-from ts_stateful.asgi.process import _make_rpc, _open_port
+from ts_stateful.asgi.process import _make_rpc, _open_port, raise_file_limit
 from ts_stateful.asgi.settings import FrontSettings
 
 
@@ -28,3 +29,14 @@ def test_grpc_listens_where_http_does(host: str) -> None:
         await rpc.stop(None)
 
     asyncio.run(serve())
+
+
+def test_a_front_takes_all_descriptors_that_it_may_have() -> None:
+    """Each connection needs one, and most systems give 1,024 to a program that does not ask for more."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= soft
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
