@@ -152,8 +152,6 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     read = read_messages(body.messages)
     asked, tools = format_of(body), tools_of(body.tools, body.tool_choice)
     calls = forced_of(body.tool_choice, tools)
-    if calls is not None and asked.format is not None:
-        raise InvalidRequest("a call has its own form; leave one of both out", field=asked.field)
     chat = Chat(
         messages=read.said,
         images=read.images,
@@ -162,7 +160,8 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         max_new_tokens=body.max_completion_tokens or body.max_tokens or _MAX_TOKENS,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
-        response_format=asked.format,
+        # A forced call leaves no text that could have the form.
+        response_format=asked.format if calls is None else None,
         parses=True,
         tools=tools,
         calls=calls,

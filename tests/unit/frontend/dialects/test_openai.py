@@ -146,6 +146,14 @@ def test_tools_and_the_choice_among_them(choice: Any, calls: str | None, paralle
     assert completion(**TOOLS, tool_choice="none").command.tools == ()
 
 
+def test_a_forced_call_has_no_form_of_a_text() -> None:
+    """Agents with tools and a type of their result send both; a turn without a forced call has the form."""
+    form = {"response_format": {"type": "json_object"}}
+    forced = completion(**TOOLS, **form, tool_choice="required").command
+    assert (forced.calls, forced.response_format) == ("", None)
+    assert completion(**TOOLS, **form).command.response_format == JsonObject()
+
+
 def test_calls_and_results_in_a_history() -> None:
     """As the client got them, and with what it made of them."""
     command = messages(
@@ -284,10 +292,6 @@ def test_what_changes_nothing_is_taken() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({**TOOLS, "tool_choice": {"function": {"name": "b"}}}, "tool_choice"),
-        (
-            {**TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "response_format",
-        ),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),

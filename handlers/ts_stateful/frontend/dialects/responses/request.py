@@ -129,7 +129,7 @@ def read_create(
     tools, calls = read_tools(body.tools, body.tool_choice)
     form = read_form(body.text.get("format"))
     session_id, after = _place(body, referred)
-    _check(body, is_new=session_id is None, has_two_forms=calls is not None and form is not None)
+    _check(body, is_new=session_id is None)
     kind: Any = "response" if body.generate else "items"
     note = Note(kind, int(clock.unix()), items.documents, _fields(body, model, form))
     request = Respond(
@@ -142,7 +142,7 @@ def read_create(
         stream=body.stream,
         background=body.background,
         max_new_tokens=body.max_output_tokens or _MAX_TOKENS,
-        response_format=form,
+        response_format=form if calls is None else None,  # a forced call leaves no text
         tools=tools,
         calls=calls,
         parallel=body.parallel_tool_calls,
@@ -181,9 +181,7 @@ def _supported(document: dict[str, Any], fields: FieldFilter) -> dict[str, Any]:
     return wanted
 
 
-def _check(body: _Body, *, is_new: bool, has_two_forms: bool) -> None:
-    if has_two_forms:
-        raise InvalidRequest("a call has its own form; leave one of both out", field="text.format")
+def _check(body: _Body, *, is_new: bool) -> None:
     if not body.input and isinstance(body.input, list) and body.generate and is_new:
         raise InvalidRequest("it is empty; send a text, or a list of items", field="input")
     if body.background and not body.store:

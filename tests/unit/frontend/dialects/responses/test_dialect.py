@@ -116,6 +116,13 @@ def test_a_form_as_in_a_chat() -> None:
     assert form.schema == schema  # type: ignore[union-attr]
 
 
+def test_a_forced_call_has_no_form_of_a_text() -> None:
+    """The response repeats the form all the same."""
+    request = made(tools=[TOOL], tool_choice="required", text={"format": {"type": "json_object"}})
+    assert (request.calls, request.response_format) == ("", None)
+    assert decode_note(request.note).fields["text"] == {"format": {"type": "json_object"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
