@@ -27,6 +27,7 @@ from ts_stateful.frontend.dialects.openai_messages import (
 from ts_stateful.frontend.dialects.openai_tools import (
     ToolChoice,
     ToolDefinitions,
+    allowed_of,
     forced_of,
     tools_of,
 )
@@ -230,6 +231,9 @@ def _supported(
         wanted["stream_options"] = fields.supported(
             options, _StreamOptions, STREAM_OPTIONS, "stream_options."
         )
+    if "tool_choice" in wanted:
+        tools, wanted["tool_choice"] = allowed_of(wanted.get("tools"), wanted["tool_choice"])
+        wanted["tools"] = tools
     if isinstance(wanted.get("messages"), list):
         wanted["messages"] = [
             supported_message(message, fields, f"messages[{index}].")

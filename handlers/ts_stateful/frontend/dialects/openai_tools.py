@@ -14,6 +14,7 @@ __all__ = [
     "CallFields",
     "ToolChoice",
     "ToolDefinitions",
+    "allowed_of",
     "calls_of",
     "forced_of",
     "tools_of",
@@ -65,6 +66,21 @@ class CallFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
+
+
+def allowed_of(tools: object, choice: object) -> tuple[object, object]:
+    """Return tools and choice as a chat has them: for `allowed_tools`, those that it names, and its mode."""
+    asked = choice.get("allowed_tools") if isinstance(choice, dict) else None
+    if not (isinstance(asked, dict) and isinstance(tools, list)):
+        return tools, choice
+    listed = asked.get("tools")
+    names = list(map(_name_of, listed)) if isinstance(listed, list) else []
+    return [tool for tool in tools if _name_of(tool) in names], asked.get("mode")
+
+
+def _name_of(tool: object) -> object:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def tools_of(

@@ -146,6 +146,19 @@ def test_tools_and_the_choice_among_them(choice: Any, calls: str | None, paralle
     assert completion(**TOOLS, tool_choice="none").command.tools == ()
 
 
+def test_tools_may_be_allowed_by_name() -> None:
+    """The others are not shown to the model."""
+    tools = [{"type": "function", "function": {"name": name}} for name in "abc"]
+    named = {"mode": "required", "tools": tools[1:]}
+    choice = {"type": "allowed_tools", "allowed_tools": named}
+    command = completion(tools=tools, tool_choice=choice).command
+    assert [tool.name for tool in command.tools] == ["b", "c"]
+    assert command.calls == ""
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "any", "tools": tools}}
+    _, body = completion(tools=tools, tool_choice=choice).refusal
+    assert body["error"]["param"] == "tool_choice"
+
+
 def test_a_forced_call_has_no_form_of_a_text() -> None:
     """Agents with tools and a type of their result send both; a turn without a forced call has the form."""
     form = {"response_format": {"type": "json_object"}}

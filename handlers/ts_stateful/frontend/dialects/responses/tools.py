@@ -8,6 +8,7 @@ from ts_stateful.frontend.dialects.openai_format import read_format
 from ts_stateful.frontend.dialects.openai_tools import (
     ToolChoice,
     ToolDefinitions,
+    allowed_of,
     forced_of,
     tools_of,
 )
@@ -31,26 +32,25 @@ def read_tools(asked: list[dict[str, Any]], choice: object) -> tuple[tuple[Tool,
                 "this server has no tools of its own; only those of type `function` are supported",
                 field=f"tools[{index}].type",
             )
-    nested: list[dict[str, Any]] = [
-        {"type": "function", "function": _function(tool)} for tool in asked
-    ]
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        listed = choice.get("tools")
-        allowed = (
-            [one.get("name") for one in listed if isinstance(one, dict)]
-            if isinstance(listed, list)
-            else []
-        )
-        nested = [one for one in nested if one["function"].get("name") in allowed]
-        choice = choice.get("mode")
-    elif isinstance(choice, dict):
-        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    nested: object = [{"type": "function", "function": _function(tool)} for tool in asked]
+    nested, choice = allowed_of(nested, _nested_choice(choice))
     try:
         definitions: Any = convert(nested, ToolDefinitions)
         tools = tools_of(definitions, None if isinstance(choice, dict) else _choice(choice))
     except InvalidRequest as error:
         raise InvalidRequest(error.message, field=_unnested(error.field)) from None
     return tools, forced_of(_choice(choice), tools)
+
+
+def _nested_choice(choice: object) -> object:
+    """Return a choice as a chat has it."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") != "allowed_tools":
+        return {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    tools = choice.get("tools")
+    named = [{"function": tool} for tool in tools] if isinstance(tools, list) else []
+    return {"allowed_tools": {"mode": choice.get("mode"), "tools": named}}
 
 
 def _choice(choice: object) -> ToolChoice | None:
