@@ -237,3 +237,16 @@ def test_an_image_under_a_url_is_not_fetched_again() -> None:
     assert fetched == ["@2"]
     chats.say_alone(("user", ["@1", "Who is it?"]))
     assert fetched == ["@2", "@1"]
+
+
+def test_a_reader_whose_replies_are_not_in_the_conversation(model: Model) -> None:
+    """A guard reads each question of another agent's conversation: it copies what it has computed of that itself."""
+    chats = Chats(model)
+    shown = ["@1"] if model.encoder is not None else []
+    told: list[Told] = [("user", [*shown, "What is here?"])]
+    for number in (1, 2, 3):
+        answer = chats.say_alone(("system", "Answer."), *told)
+        guard = chats.say_alone(("system", "Is it a question?"), *told)
+        if number == 3 and model.text._owner.chat_template != REWRITING:
+            assert guard["usage"]["prompt_tokens"] < 2 * cached(guard)
+        told += [reply(answer), ("user", "And?")]

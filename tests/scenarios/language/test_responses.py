@@ -350,3 +350,19 @@ def test_a_client_that_sends_all_items_computes_only_what_is_new(model: Model, s
         chats.harness.close("s1")
     chats.harness.engine.tick()
     chats.harness.engine.check_integrity()
+
+
+def test_clients_that_share_texts_keep_their_instructions(model: Model) -> None:
+    """Two agents read the same items, each under its own instructions: each copies what it has computed itself."""
+    chats = Chats(model)
+    shown = ["@1"] if model.encoder is not None else []
+    told: list[Told] = [("user", [*shown, "What is here?"])]
+    for number in (1, 2, 3):
+        answers = [
+            ask(chats, respond(chats, *told, session=f"{role}{number}", instructions=role))
+            for role in ("Look at the colors.", "Count what there is.")
+        ]
+        if number == 3 and model.text._owner.chat_template != REWRITING:
+            known = [answer["usage"]["prompt_tokens"] - cached(answer) for answer in answers]
+            assert max(known) < cached(answers[0])
+        told += [reply(answers[0]), ("user", "And?")]

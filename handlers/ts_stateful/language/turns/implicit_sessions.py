@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import chain, islice
 
 from ts_stateful.clock import Clock
 from ts_stateful.config.implicit import ImplicitConfig
@@ -21,13 +21,14 @@ from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.kv_lending import lend_kv
-from ts_stateful.protocol.chat import Chat, Respond
+from ts_stateful.protocol.chat import Chat
 from ts_stateful.sessions.session import Message, Residency, Session
 
 __all__ = ["ImplicitSessions"]
 
 _MOST = 1000
 _CANDIDATES = 8  # of sessions with the same text, which differ in their images or in what follows
+_LENDERS = 32  # that are compared by their ids, of those with the longest common text
 _SHARE = 4  # of the device's bytes, a quarter
 _UNBOUNDED = 1_000_000_000  # bytes, where the device has no bound
 
@@ -36,7 +37,10 @@ _Session = Session[Context]
 
 @dataclass(eq=False)
 class _Kept:
-    """A session, the digests of its messages up to the end of each turn, and its bytes; None while a request uses it."""
+    """A session, the digests of its messages up to each reply, and its bytes; None while a request uses it.
+
+    A reply is the client's own, or ends a turn.
+    """
 
     session: _Session
     ends: list[bytes]
@@ -106,24 +110,26 @@ class ImplicitSessions:
     def lend(self, sequence: Sequence) -> int:
         """Give a session without KV states those of the history that its first request repeats; return of how many ids.
 
-        Clients of the Responses API may send all items, and let each response open a session.
+        Clients of the Responses API may send all items, and let each response open a session. A guard of a conversation reads
+        all of it, and leaves no reply in it. Sessions with the same texts may have other instructions or tools before them, so
+        the one with most of the same ids lends.
         """
         context = sequence.context
         if (
-            not isinstance(sequence.command, Respond)
+            not isinstance(sequence.command, Chat)
             or not sequence.creates_session
             or context.kv.length
         ):
             return 0
-        found = self._find(sequence.session, sequence.messages, sequence.images)
-        if found is None:
-            return 0
-        source = found[0].session
-        tokens = self._model.media_tokens
-        length = same_states(source.state, sequence.ids, sequence.all_images, tokens)
-        length = min(length, source.state.kv.length)
-        if source.state.residency is Residency.DEVICE and not source.busy:
-            source.state.lend_kv(context, length)
+        tokens, best, most = self._model.media_tokens, None, 0
+        found = map(reversed, self._with_text(sequence.session, sequence.messages))
+        for kept in islice(_lenders(chain.from_iterable(found)), _LENDERS):
+            state = kept.session.state
+            length = same_states(state, sequence.ids, sequence.all_images, tokens)
+            if min(length, state.kv.length) > most:
+                best, most = state, min(length, state.kv.length)
+        if best is not None:
+            best.lend_kv(context, most)
         return context.kv.length
 
     def noted(self, session: _Session) -> None:
@@ -203,14 +209,16 @@ class ImplicitSessions:
     def _with_text(self, session: _Session, sent: Items[Message]) -> Iterator[list[_Kept]]:
         """Yield those that begin with the same texts as a conversation, the longest beginning first."""
         keys = list(_digests(session, sent[:-1]))
+        # A session of the same id may have come back from the store since.
+        in_table = set(map(id, self._table))
         for said, key in zip(reversed(sent[:-1]), reversed(keys), strict=True):
-            found = [kept for kept in self._by_text.get(key, ()) if self._is_here(kept)]
+            found = [
+                kept
+                for kept in self._by_text.get(key, ())
+                if kept.num_bytes is not None or id(kept.session) in in_table
+            ]
             if said.role == "assistant" and found:
                 yield found
-
-    def _is_here(self, kept: _Kept) -> bool:
-        # A session of the same id may have come back from the store since.
-        return kept.num_bytes is not None or any(one is kept.session for one in self._table)
 
     def _add(self, session: _Session) -> _Kept:
         kept = self._kept[session.session_id] = _Kept(session, _ends(session))
@@ -242,10 +250,20 @@ def _fit(found: tuple[int, _Kept]) -> tuple[int, bool, int]:
     return num_turns, kept.num_bytes is not None, -len(kept.session.turns)
 
 
+def _lenders(several: Iterable[_Kept]) -> Iterator[_Kept]:
+    """Yield those that can lend, each once."""
+    seen: set[_Kept] = set()
+    for kept in several:
+        on_device = kept.session.state.residency is Residency.DEVICE
+        if on_device and not kept.session.busy and kept not in seen:
+            seen.add(kept)
+            yield kept
+
+
 def _ends(session: _Session) -> list[bytes]:
-    keys = list(_digests(session, [said for turn in session.turns for said in turn.delta.messages]))
-    lengths = accumulate(len(turn.delta.messages) for turn in session.turns)
-    return [keys[length - 1] for length in dict.fromkeys(lengths) if length]
+    said = [message for turn in session.turns for message in turn.delta.messages]
+    keys = _digests(session, said)
+    return [key for message, key in zip(said, keys, strict=True) if message.role == "assistant"]
 
 
 def _digests(session: _Session, messages: Iterable[Message]) -> Iterator[bytes]:
