@@ -87,6 +87,13 @@ def test_a_response_is_found_at_its_model(server: LocalServer) -> None:
                 client.responses.retrieve(made.id)
 
 
+def test_all_models_are_listed(server: LocalServer) -> None:
+    """Programs offer their users what is listed; under the path of one model that is this one alone."""
+    for base, names in (("v1", ["chat", "tools", "forms"]), ("predictions/tools/v1", ["tools"])):
+        with OpenAI(base_url=f"{server.http_url}/{base}", api_key="none", max_retries=0) as client:
+            assert [model.id for model in client.models.list()] == names
+
+
 @pytest.mark.parametrize(
     "name",
     ["langchain", "langchain_responses", "pydantic_ai", "instructor", "litellm", "llama_index"],

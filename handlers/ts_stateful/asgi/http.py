@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -30,13 +31,13 @@ from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 
-__all__ = ["OpenAiRoot", "Predictions", "error_response", "refuse_other_paths"]
+__all__ = ["OpenAiRoot", "Predictions", "error_response", "joined_lists", "refuse_other_paths"]
 
 logger = logging.getLogger(__name__)
 _Pairs = list[tuple[bytes, bytes]]
 _JSON = b"application/json"
 _API = "v1/"
-_NOT_FOUND = 404
+_BAD_REQUEST, _NOT_FOUND = 400, 404
 
 
 class InvalidMethod(InvalidRequest):
@@ -155,7 +156,7 @@ class Predictions:
 class OpenAiRoot(Predictions):
     """The same under `/v1`: the body's `model` names the model where there are several.
 
-    A request without a body names what only one of them has: a response, or a conversation.
+    A request without a body names what only one of them has: a response, or a conversation. The list of models has them all.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,7 +175,23 @@ class OpenAiRoot(Predictions):
     def _exchange(self, model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:
         if arrival.data.get("body") or len(self.models) == 1:
             return exchange(model, arrival)
+        if arrival.headers.path.strip("/") == "v1/models":
+            return joined_lists([exchange(each, arrival) for each in self.models])
         return _first_found(list(self.models), arrival)
+
+
+async def joined_lists(
+    answers: Iterable[AsyncGenerator[Response, None]],
+) -> AsyncGenerator[Response, None]:
+    """Yield one list of the entries of several; a model that refuses has none, and if all do, the first refusal is yielded."""
+    firsts = []
+    for responses in answers:
+        async with contextlib.aclosing(responses):
+            firsts.append(await anext(responses))
+    listed = [response for response in firsts if response.status < _BAD_REQUEST]
+    data = [entry for each in listed for entry in msgspec.json.decode(each.body)["data"]]
+    body = encode({"object": "list", "data": data})
+    yield structs.replace(listed[0], body=body) if listed else firsts[0]
 
 
 async def _first_found(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import pytest
 from starlette.types import Message
 
-from ts_stateful.asgi.http import Predictions
+from ts_stateful.asgi.http import Predictions, joined_lists
 from ts_stateful.frontend.pending_response import Response
 
 PATIENCE_S = 20.0
@@ -92,3 +93,25 @@ def test_a_client_that_reads_nothing_counts_as_gone(unread: str) -> None:
         assert (front.num_made, front.is_closed) == (1, True)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("refuses", [(), (1,), (0, 1, 2)])
+def test_the_list_of_models_has_those_that_answer(refuses: tuple[int, ...]) -> None:
+    """A caller may not be allowed to see one of them."""
+
+    async def answer(number: int) -> AsyncGenerator[Response, None]:
+        if number in refuses:
+            yield Response(b"{}", status=401 + number)
+        else:
+            yield Response(b'{"object":"list","data":[{"id":"%d"}]}' % number)
+
+    async def run() -> Response:
+        return await anext(joined_lists([answer(number) for number in range(3)]))
+
+    response = asyncio.run(run())
+    if len(refuses) == 3:
+        assert response == Response(b"{}", status=401)
+        return
+    listed = json.loads(response.body)
+    shown = [str(number) for number in range(3) if number not in refuses]
+    assert (listed["object"], [each["id"] for each in listed["data"]]) == ("list", shown)
