@@ -84,6 +84,14 @@ def test_a_reply_is_what_generate_makes_of_the_same_settings(settings: dict[str,
         assert ids != check_last_turn(harness, "plain", {})
 
 
+def test_of_no_share_of_the_tokens_the_likeliest_is_left() -> None:
+    """At any temperature; the seed does not matter."""
+    harness = Harness(llama())
+    harness.open("s")
+    harness.prompt("s", QUESTIONS[0], max_new_tokens=NEW_TOKENS, temperature=1.5, top_p=0)
+    check_last_turn(harness, "s", {})
+
+
 def test_each_row_of_a_step_has_its_own_settings() -> None:
     """Sessions with all kinds of settings in one step, and one with none."""
     harness = Harness(llama())

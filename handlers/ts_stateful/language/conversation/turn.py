@@ -222,7 +222,7 @@ class Sequence:
         command = self.command
         assert isinstance(command, Prompt)
         return SamplingRow(
-            command.temperature,
+            command.temperature if command.top_p else 0.0,
             command.top_k,
             command.top_p,
             command.min_p,

@@ -325,7 +325,7 @@ def test_what_changes_nothing_is_taken() -> None:
         ({"store": True, "model": 5}, "model"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "1"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 10**9}, "max_completion_tokens"),
         ({"stop": [""]}, "stop[0]"),
