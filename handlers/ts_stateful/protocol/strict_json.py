@@ -13,6 +13,7 @@ from ts_stateful.protocol.unknown import instead
 
 __all__ = ["convert", "parse_json"]
 
+_GZIP = b"\x1f\x8b"  # https://www.rfc-editor.org/rfc/rfc1952
 _QUICK_BYTES = (
     1 << 16
 )  # larger texts are images for the most part, whose strings take both parsers as long
@@ -32,7 +33,8 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
         text = bytes(body).decode("utf-8")
         document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except UnicodeDecodeError:
-        raise InvalidRequest("the body is not UTF-8; encode it so") from None
+        remedy = "it is compressed; send it as it is" if body[:2] == _GZIP else "encode it so"
+        raise InvalidRequest(f"the body is not UTF-8; {remedy}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     except ValueError as error:  # malformed, or an integer of more digits than Python converts

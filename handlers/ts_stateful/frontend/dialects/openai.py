@@ -42,7 +42,7 @@ class OpenAi:
 
     def matches(self, body: RequestBody) -> bool:
         """See `Dialect`; the path decides, or else the body."""
-        if f"{body.headers.path.strip('/')}/".startswith("v1/"):
+        if body.headers.is_openai:
             return True
         document = body.document
         return "messages" in document and not {"type", "prompt"} & document.keys()
@@ -59,7 +59,7 @@ class OpenAi:
             return self._direct(self._model(name))
         if path == _TEXT:
             return self._text(body)
-        if f"{path}/".startswith("v1/") and path != _CHAT:
+        if body.headers.is_openai and path != _CHAT:
             raise UnknownPath(
                 f"unknown path; this server has {_CHAT}, {_TEXT}, {_MODELS}, v1/responses and v1/conversations"
             )

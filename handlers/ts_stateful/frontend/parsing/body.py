@@ -82,6 +82,9 @@ class RequestBody:
             )
         key, others = split(self._data)
         self._limits.check_json(self._data[key])
+        if self.headers.is_http and key == "body" and self.headers.is_openai:
+            # A parameter of the URL, such as `api-version`, is a field: one that is unknown is ignored, and named.
+            return self.query | parse_json(self._data[key]), ()
         if self.headers.is_http:
             return parse_json(self._data[key]), _attachments(others, key)
         check_inputs(others, self._other_inputs)

@@ -187,6 +187,11 @@ class RequestHeaders(Struct, frozen=True):
             header_length=_first(texts, HEADER_LENGTH.lower()),
         )
 
+    @property
+    def is_openai(self) -> bool:
+        """Return True if the path is one of OpenAI's API."""
+        return f"{self.path.strip('/')}/".startswith("v1/")
+
     def session_id(self) -> str | None:
         """Return the id that the client sent.
 

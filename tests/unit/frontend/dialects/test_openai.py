@@ -584,3 +584,15 @@ def test_a_text_has_no_session() -> None:
     """There are no messages to compare."""
     status, body = ask({"prompt": "Once"}, headers={**TEXT, START: "true", ID: "s-1"}).refusal
     assert (status, body["error"]["param"]) == (400, "session_id")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("v1/chat/completions", HI), ("v1/responses", {"model": "chat", "input": "hi"})],
+)
+def test_a_parameter_of_the_url_is_a_field(path: str, body: dict[str, Any]) -> None:
+    """Clients of gateways send `api-version`, which is ignored and named as any field that is unknown; the body wins."""
+    sent = {"body": json.dumps(body).encode(), "api-version": b"2024-10-21", "model": b"other"}
+    exchange = ask(b"", headers={"url_path": path}, data=sent)
+    assert exchange.submitted is not None
+    assert exchange.pending.ignored == ("api-version",)

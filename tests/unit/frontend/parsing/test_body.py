@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -104,6 +105,12 @@ def test_a_parameter_beside_a_body_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest) as refusal:
         read({"body": b'{"prompt": "hi"}', "temperature": b"1"})
     assert refusal.value.field == "temperature"
+
+
+def test_a_compressed_body_is_refused_with_the_cure() -> None:
+    """Not as a text in another encoding."""
+    with pytest.raises(InvalidRequest, match="it is compressed; send it as it is"):
+        read({"body": gzip.compress(b'{"prompt": "hi"}')})
 
 
 def test_unknown_inputs_of_grpc_are_refused_by_name() -> None:
