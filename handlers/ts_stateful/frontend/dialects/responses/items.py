@@ -116,6 +116,11 @@ class _Reader:
             raise InvalidRequest(
                 "send `image_url`; this server has no files", field=f"{field}.file_id"
             )
+        if part.get("image_url") is None:
+            raise InvalidRequest(
+                "send it; an inline image is listed without, but `previous_response_id` keeps what it shows",
+                field=f"{field}.image_url",
+            )
         url = _text(part, "image_url", field)
         self.image_fields[f"images[{len(self.images)}]"] = f"{field}.image_url"
         self.images.append(Image(url=url))

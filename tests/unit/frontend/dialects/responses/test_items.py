@@ -107,3 +107,10 @@ def test_a_wrong_item_is_named(item: dict[str, Any], field: str | None) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read_items([item])
     assert refused.value.field == field
+
+
+def test_an_inline_image_comes_back_without_its_url() -> None:
+    """As a program sends it that lists the items of a conversation; the error has the ways to show it again."""
+    listed = {"type": "input_image", "image_url": None, "detail": "auto"}
+    with pytest.raises(InvalidRequest, match="`previous_response_id` keeps what it shows"):
+        read_items([{"role": "user", "content": [listed]}])
