@@ -366,3 +366,27 @@ def test_clients_that_share_texts_keep_their_instructions(model: Model) -> None:
             known = [answer["usage"]["prompt_tokens"] - cached(answer) for answer in answers]
             assert max(known) < cached(answers[0])
         told += [reply(answers[0]), ("user", "And?")]
+
+
+def test_a_request_that_fails_leaves_no_states_of_its_own_instructions() -> None:
+    """It had a copy of a history under other instructions, and states of its own for the same texts."""
+    chats = Chats(llama())
+
+    def send(name: str, instructions: str, *told: Told) -> dict[str, Any]:
+        request = respond(chats, *told, session=name, instructions=instructions)
+        answer = ask(chats, request, ephemeral=True)
+        chats.check([("system", instructions), *told], name)
+        return answer
+
+    look, count = "Look at the colors of the shapes.", "Count all that there is."
+    told = [COLOR, reply(send("b1", count, COLOR))]
+    send("a1", look, *told, SQUARE)
+    request = respond(chats, *told, SQUARE, session="a2", instructions=look)
+    dropped = chats.harness.submit(request, creates_session=True, ephemeral=True)
+    chats.harness.steps(3)
+    chats.harness.engine.drop(dropped)
+    chats.harness.engine.tick()
+    chats.harness.engine.check_integrity()
+    send("b2", count, *told, SQUARE)
+    send("b3", count, *told, WHY)
+    send("a3", look, *told, WHY)

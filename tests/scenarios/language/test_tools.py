@@ -179,3 +179,44 @@ def test_without_tools_there_is_the_text() -> None:
         structs.replace(chat(tools=(), ignore_eos=True), parses=False), creates_session=True
     )
     assert parsed["text"] == plain["text"] != ""
+
+
+def test_requests_without_the_tools_do_not_undo_those_with_them() -> None:
+    """As a title after each answer of an agent: each copies what its like has computed, and what fails leaves nothing."""
+    model = calling()
+    harness = Harness(model)
+    numbers = iter(range(100))
+
+    def send(*messages: Said, steps: int | None = None, **fields: Any) -> dict[str, Any]:
+        name = f"s{next(numbers)}"
+        request = structs.replace(chat(*messages, **fields), session_id=name)
+        if steps is None:
+            answer: dict[str, Any] = harness.ask(request, creates_session=True, ephemeral=True)
+            return answer
+        dropped = harness.submit(request, creates_session=True, ephemeral=True)
+        harness.steps(steps)
+        harness.engine.drop(dropped)
+        harness.engine.tick()
+        harness.engine.check_integrity()
+        return {}
+
+    def new(answer: dict[str, Any]) -> int:
+        usage = answer["usage"]
+        return int(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+
+    title = Said("user", ("Write a title.",))
+    told = [QUESTION]
+    for number in range(4):
+        agent = send(*told)
+        (call,) = agent["tool_calls"]
+        told += result(call)
+        spoken = send(*told)
+        assert spoken["text"] == ANSWER
+        told.append(Said("assistant", (ANSWER,)))
+        send(*told, title, tools=(), steps=3)
+        named = send(*told, title, tools=())
+        alone = Harness(model).ask(chat(*told, title, tools=()), creates_session=True)
+        assert named["text"] == alone["text"]
+        if number == 3:
+            assert max(map(new, (agent, spoken, named))) < named["usage"]["prompt_tokens"] / 2
+        told.append(QUESTION)

@@ -21,14 +21,14 @@ from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.kv_lending import lend_kv
-from ts_stateful.protocol.chat import Chat
-from ts_stateful.sessions.session import Message, Residency, Session
+from ts_stateful.protocol.chat import Chat, Respond
+from ts_stateful.sessions.session import Message, Residency, Session, Turn
 
 __all__ = ["ImplicitSessions"]
 
 _MOST = 1000
 _CANDIDATES = 8  # of sessions with the same text, which differ in their images or in what follows
-_LENDERS = 32  # that are compared by their ids, of those with the longest common text
+_LENDERS = 64  # that are compared by their ids, of those with the longest common text
 _SHARE = 4  # of the device's bytes, a quarter
 _UNBOUNDED = 1_000_000_000  # bytes, where the device has no bound
 
@@ -39,12 +39,13 @@ _Session = Session[Context]
 class _Kept:
     """A session, the digests of its messages up to each reply, and its bytes; None while a request uses it.
 
-    A reply is the client's own, or ends a turn.
+    A reply is the client's own, or ends a turn. `head` is what the prompt of the last turn had before the messages.
     """
 
     session: _Session
     ends: list[bytes]
     num_bytes: int | None = None
+    head: object = None
 
 
 class ImplicitSessions:
@@ -52,7 +53,7 @@ class ImplicitSessions:
 
     An idle one is only here. A request that continues one gives its own session, in the table, the same history; until it ends,
     others can copy from that. A session is continued in place if the request has all of its turns, or all but the last. Else it
-    stays, and the request gets a copy of the turns that it has.
+    stays, and the request gets a copy of the turns that it has; so it does if its tools or instructions differ.
     """
 
     def __init__(self, core: EngineCore[Context], model: Model) -> None:
@@ -95,7 +96,8 @@ class ImplicitSessions:
             return
         kept, num_turns = found
         source, turns = kept.session, kept.session.turns[:num_turns]
-        if kept.num_bytes is not None and num_turns >= len(source.turns) - 1:
+        is_same = kept.num_bytes is not None and kept.head == _head(sequence)
+        if is_same and num_turns >= len(source.turns) - 1:
             self._remove(kept)
             session.state, session.turns = source.state, source.turns
         else:
@@ -108,29 +110,36 @@ class ImplicitSessions:
         self.num_continued += 1
 
     def lend(self, sequence: Sequence) -> int:
-        """Give a session without KV states those of the history that its first request repeats; return of how many ids.
+        """Give a session whose first request repeats a history most of the KV states for it; return of how many ids.
 
         Clients of the Responses API may send all items, and let each response open a session. A guard of a conversation reads
         all of it, and leaves no reply in it. Sessions with the same texts may have other instructions or tools before them, so
         the one with most of the same ids lends.
         """
-        context = sequence.context
-        if (
-            not isinstance(sequence.command, Chat)
-            or not sequence.creates_session
-            or context.kv.length
-        ):
+        if not (isinstance(sequence.command, Chat) and sequence.creates_session):
             return 0
-        tokens, best, most = self._model.media_tokens, None, 0
-        found = map(reversed, self._with_text(sequence.session, sequence.messages))
-        for kept in islice(_lenders(chain.from_iterable(found)), _LENDERS):
+        context, own = sequence.context, sequence.context.kv
+        tokens, best = self._model.media_tokens, None
+        valid = self.valid(sequence)
+        if own.length and valid == len(context.log):  # as always but for other tools
+            return 0
+        most = valid = min(valid, own.length)
+        said = [*_said(sequence.session.turns[: sequence.number - 1]), *sequence.messages]
+        found = chain.from_iterable(map(reversed, self._with_text(sequence.session, said)))
+        for kept in dict.fromkeys(islice(filter(_lends, found), _LENDERS)):
             state = kept.session.state
             length = same_states(state, sequence.ids, sequence.all_images, tokens)
             if min(length, state.kv.length) > most:
                 best, most = state, min(length, state.kv.length)
         if best is not None:
+            context.cut(valid)
             best.lend_kv(context, most)
-        return context.kv.length
+        return 0 if context.kv is own else context.kv.length
+
+    def valid(self, sequence: Sequence) -> int:
+        """Return for how many ids of a turn the states of its session are."""
+        images, tokens = sequence.all_images, self._model.media_tokens
+        return same_states(sequence.context, sequence.ids, images, tokens)
 
     def noted(self, session: _Session) -> None:
         """Let others copy from an open session after a turn of it; it stays in the table."""
@@ -151,7 +160,7 @@ class ImplicitSessions:
             return
         session.last_used = self._clock.monotonic()
         kept = self._idle[session.session_id] = self._add(session)
-        kept.num_bytes = num_bytes
+        kept.num_bytes, kept.head = num_bytes, _head(sequence)
         self.evict(max(0, self.num_bytes - self._budget))
         if len(self._idle) > _MOST:
             self._drop(self._oldest)
@@ -183,6 +192,7 @@ class ImplicitSessions:
             assert not (is_idle and session_id in self._table)
             if is_idle:
                 assert kept.num_bytes == session.state.device_bytes
+                assert session.state.kv.length <= len(session.state.log)
                 session.state.check_integrity(session.turns)
         assert self._idle.keys() <= self._kept.keys()
         indexed = {id(kept) for found in self._by_text.values() for kept in found}
@@ -250,18 +260,22 @@ def _fit(found: tuple[int, _Kept]) -> tuple[int, bool, int]:
     return num_turns, kept.num_bytes is not None, -len(kept.session.turns)
 
 
-def _lenders(several: Iterable[_Kept]) -> Iterator[_Kept]:
-    """Yield those that can lend, each once."""
-    seen: set[_Kept] = set()
-    for kept in several:
-        on_device = kept.session.state.residency is Residency.DEVICE
-        if on_device and not kept.session.busy and kept not in seen:
-            seen.add(kept)
-            yield kept
+def _head(sequence: Sequence) -> object:
+    command = sequence.command
+    instructions = command.instructions if isinstance(command, Respond) else ""
+    return (command.tools, instructions) if isinstance(command, Chat) else None
+
+
+def _lends(kept: _Kept) -> bool:
+    return kept.session.state.residency is Residency.DEVICE and not kept.session.busy
+
+
+def _said(turns: Iterable[Turn]) -> list[Message]:
+    return [message for turn in turns for message in turn.delta.messages]
 
 
 def _ends(session: _Session) -> list[bytes]:
-    said = [message for turn in session.turns for message in turn.delta.messages]
+    said = _said(session.turns)
     keys = _digests(session, said)
     return [key for message, key in zip(said, keys, strict=True) if message.role == "assistant"]
 

@@ -75,7 +75,8 @@ class Turns:
         """Roll the turn back: the session stands where its last committed turn left it."""
         session, context = sequence.session, sequence.context
         if sequence.status in (Status.RUNNING, Status.COMMITTING):
-            context.kv.truncate(sequence.keep)
+            # Lent states may be of ids that are not in the log.
+            context.kv.truncate(min(sequence.keep, self.implicit.valid(sequence)))
             context.failed = (sequence.number, error)
             self._core.table.touch(session)
         self.scheduler.remove(sequence)

@@ -63,7 +63,7 @@ class Preparation:
         known = max(extension.keep, *lent)
         if sequence.past is not None:
             tokens = self._model.media_tokens
-            known = same_states(context, sequence.ids, sequence.all_images, tokens)
+            known = max(lent[0], same_states(context, sequence.ids, sequence.all_images, tokens))
         self._drop_others(sequence)
         # The last id is always computed: its logits choose the first token.
         keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
