@@ -29,9 +29,16 @@ from ts_stateful.frontend.pending_response import Response
 from ts_stateful.principals.authenticator import Call
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
-from ts_stateful.protocol.errors import InvalidRequest, StatefulError
+from ts_stateful.protocol.errors import StatefulError
 
-__all__ = ["OpenAiRoot", "Predictions", "error_response", "joined_lists", "refuse_other_paths"]
+__all__ = [
+    "OpenAiRoot",
+    "Predictions",
+    "WrongMethod",
+    "error_response",
+    "joined_lists",
+    "refuse_other_paths",
+]
 
 logger = logging.getLogger(__name__)
 _Pairs = list[tuple[bytes, bytes]]
@@ -40,10 +47,10 @@ _API = "v1/"
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 
 
-class InvalidMethod(InvalidRequest):
+class WrongMethod(StatefulError):
     """The path exists, but does not take the request's method."""
 
-    status = 405
+    code, status = "method_not_allowed", 405
 
 
 class Place(NamedTuple):
@@ -233,12 +240,12 @@ def refuse_other_paths(known: str) -> dict[Any, ExceptionHandler]:
         assert isinstance(refusal, HTTPException)
         assert refusal.headers is not None
         allowed = refusal.headers["Allow"]
-        error = InvalidMethod(
+        error = WrongMethod(
             f"{request.url.path[:64]} does not take {request.method[:16]}; it takes {allowed}"
         )
         return JSONResponse(error.to_body(), error.status, headers=refusal.headers)
 
-    return {_NOT_FOUND: refuse, InvalidMethod.status: refuse_method}
+    return {_NOT_FOUND: refuse, WrongMethod.status: refuse_method}
 
 
 async def _disconnected(receive: Receive) -> None:

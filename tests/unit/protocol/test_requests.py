@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ts_stateful.asgi.http import WrongMethod
 from ts_stateful.frontend.dialects.served_model import UnknownPath
 from ts_stateful.frontend.open_inference.requests import read_request
 from ts_stateful.frontend.parsing.limits import BodyLimits
@@ -161,7 +162,7 @@ def test_every_request_and_field_is_documented_with_its_default(protocol: str) -
 
 def test_every_error_is_documented_with_its_status(protocol: str) -> None:
     """The same codes as in `errors`, and those of dialects."""
-    assert UnknownPath in error_classes().values()
+    assert {UnknownPath, WrongMethod} <= set(error_classes().values())
     documented = {code: int(row[1]) for row in _rows(protocol, "code") for code in _names(row[0])}
     assert documented == {code: cls.status for code, cls in error_classes().items()}
 
