@@ -23,7 +23,11 @@ from tests.support.tiny.small import SMALL, mute
 from tests.support.tiny.tokens import CHATML, chatml
 from ts_stateful.language.network.load import Model
 
-MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+MROPE = {
+    "rope_type": "default",
+    "mrope_section": [2, 3, 3],
+    "rope_theta": 1e4,
+}  # configurations add to it: give them a copy
 _MERGING = {
     "depth": 2,
     "num_heads": 2,
@@ -92,7 +96,7 @@ def _merging(
     torch.manual_seed(seed)
     merging = network(
         config(
-            text_config={**SMALL, "rope_parameters": MROPE, **text},
+            text_config={**SMALL, "rope_parameters": {**MROPE}, **text},
             vision_config=vision,
             vision_start_token_id=3,
             vision_end_token_id=4,

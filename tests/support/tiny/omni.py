@@ -98,7 +98,7 @@ def _checkpoint(
 def _qwen2_5_omni() -> Checkpoint:
     vision = {**MERGED_TOWER, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
     config = Qwen2_5OmniThinkerConfig(
-        text_config={**SMALL, "rope_parameters": MROPE},
+        text_config={**SMALL, "rope_parameters": {**MROPE}},
         vision_config=vision,
         audio_config={**_HEARING, "n_window": 20},
         audio_token_index=4,
@@ -124,7 +124,7 @@ def _qwen3_omni() -> Checkpoint:
         "head_dim": 16,
     }
     config = Qwen3OmniMoeThinkerConfig(
-        text_config={**SMALL, **experts, "rope_parameters": MROPE},
+        text_config={**SMALL, **experts, "rope_parameters": {**MROPE}},
         vision_config=vision,
         audio_config={**_HEARING, "downsample_hidden_size": 8},
         audio_token_id=4,
