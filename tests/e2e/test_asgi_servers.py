@@ -146,6 +146,7 @@ def test_sessions_continue_at_the_next_server(tmp_path: Path) -> None:
 def test_a_model_that_does_not_load_is_reported(tmp_path: Path) -> None:
     """By its own words, in a line; its logs stay, and nothing is left running."""
     (tmp_path / "config.json").write_text('{"model_type": "none"}')
+    (tmp_path / "model.safetensors").touch()
     made = server(tmp_path, name="asgi-broken")
     with pytest.raises(ServerFailed, match="none") as failed:
         made.start()

@@ -52,7 +52,8 @@ _REMEDIES = {  # by a part of the reason why a server cannot be talked to
     "Socket closed": "if it has TLS, name it with grpcs://",
     "": "start one with `ts-stateful serve`, or name yours with --url",
 }
-_IMPATIENT = RetryPolicy(max_retries=0)  # a server that is down is reported at once
+# A server that is down is reported at once. One retry, as TorchServe may reset the connection that asks for its profile.
+_IMPATIENT = RetryPolicy(max_retries=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

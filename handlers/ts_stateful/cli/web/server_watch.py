@@ -16,7 +16,7 @@ _TIMEOUT_S = 5.0
 
 
 class ServerWatch:
-    """Knows if the server answers. `server` must not retry.
+    """Knows if the server answers. `server` must not wait for one that is down.
 
     `hello` is its last answer, None before the first one. `problem` is the reason if it does not answer now.
     """
