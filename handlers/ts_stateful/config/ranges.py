@@ -8,9 +8,8 @@ from msgspec import Meta
 
 __all__ = ["LONGEST_S", "Count", "Duration", "Natural", "Positive"]
 
-LONGEST_S = (
-    2_000_000  # 23 days: `poll` takes no more milliseconds than 2^31, and JSON has no infinity
-)
+# 23 days: `poll` takes no more milliseconds than 2^31, and JSON has no infinity.
+LONGEST_S = 2_000_000
 
 Positive = Annotated[float, Meta(gt=0, le=LONGEST_S)]
 Duration = Annotated[float, Meta(ge=0, le=LONGEST_S)]

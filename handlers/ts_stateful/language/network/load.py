@@ -19,7 +19,7 @@ from ts_stateful.language.encoders.find import find_encoder
 from ts_stateful.language.encoders.prefix import PrefixVision
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
-from ts_stateful.language.kernels.cpu.fused_layers import find_fused
+from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
 from ts_stateful.language.kernels.cpu.library import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack
 from ts_stateful.language.kernels.gpu.cuda_graphs import CudaCapturer
@@ -185,7 +185,12 @@ def _fuse(model: Model) -> None:
     reason = forward.use_shortcut(fused)
     if reason:
         logger.warning("torch's operators compute the decoder layers: %s", reason)
-        return
+    else:
+        fused.cuts_steps = _are_pieces_faster(forward, fused)
+
+
+def _are_pieces_faster(forward: Forward, fused: FusedLayers) -> bool:
+    """Return True if the fused layers compute a prompt in pieces in less time than stock code does at once."""
     pairs = []
     for _ in range(_TIMES):
         fused.cuts_steps = True
@@ -193,11 +198,11 @@ def _fuse(model: Model) -> None:
         fused.cuts_steps = False
         pairs.append((in_pieces, forward.time_prompt(_TIMED_TOKENS)))
     own, stock = (1000 * min(times) for times in zip(*pairs, strict=True))
-    fused.cuts_steps = own < stock
     logger.info(
-        "one call computes the decoder layers of %s: of a prompt of %d tokens in %.1f ms, stock code in %.1f ms",
-        *("all steps" if fused.cuts_steps else "short steps", _TIMED_TOKENS, own, stock),
+        "one call computes the decoder layers of %s steps: of a prompt of %d tokens in %.1f ms, stock code in %.1f ms",
+        *("all" if own < stock else "short", _TIMED_TOKENS, own, stock),
     )
+    return bool(own < stock)
 
 
 def _use_kernels(model: Model, settings: HandlerConfig) -> bool:

@@ -8,9 +8,11 @@ from inspect import signature
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-__all__ = ["encode_marked"]
+__all__ = ["MARK", "encode_marked"]
 
-_MARKS = re.compile("[{}{}]".format(*chat_template_utils.mark_control_tokens("", re.compile("$"))))
+MARK, _END = chat_template_utils.mark_control_tokens("", re.compile("$"))
+"""The character before a control token that a text spells out, and the one after it."""
+
 # Release 5.20, the last one for Python 3.10, does not find the markers by itself.
 _ASKS_FOR_MARKERS = "markers_re" in signature(chat_template_utils.encode_marked_chat).parameters
 
@@ -21,7 +23,8 @@ def encode_marked(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     Raises:
         ValueError: a control token in it cannot be encoded as text.
     """
-    if _MARKS.search(text) is None:  # as transformers would, without encoding a line feed first
+    if MARK not in text and _END not in text:
+        # As transformers would, without encoding a line feed first.
         return list(tokenizer.encode(text, add_special_tokens=False))
     markers = ()
     if _ASKS_FOR_MARKERS:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import mark_control_tokens
+
+from ts_stateful.language.text.marked_chat import MARK
 
 __all__ = ["Placeholder", "Placeholders"]
 
@@ -30,10 +31,9 @@ class Placeholders:
     ) -> None:
         self._tokenizer = tokenizer
         self._by_id = {tokenizer.convert_tokens_to_ids(each.token): each for each in placeholders}
-        # Only one that a text spells out has a mark before it.
-        (mark,) = mark_control_tokens("x", re.compile("x"))[:1]
         names = [re.escape(each.token) for each in placeholders]
-        self._pattern = re.compile("|".join(f"{name}(?<!{mark}{name})" for name in names))
+        # Only one that a text spells out has a mark before it.
+        self._pattern = re.compile("|".join(f"{name}(?<!{MARK}{name})" for name in names))
 
     def __bool__(self) -> bool:
         """Return True if there are any."""
