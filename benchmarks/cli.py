@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began_at = time.monotonic()
     failed: list[str] = []
     programs = {LLAMA: options.llama_server, VLLM: options.vllm_server}
-    with Rig(plan, folder, options.threads, progress, programs) as rig:
+    with Rig(plan, folder, options.threads, progress, programs, options.dtype) as rig:
         for name in names:
             # A stage that fails loses its own numbers, not those of the other stages.
             try:
@@ -114,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             about["llama_server"] = rig.llama_server.about
         if "vllm" in names and "vllm" not in failed:
             about["vllm_server"] = rig.vllm_server.about
+    about["text_dtype"] = options.dtype
     about["minutes"] = round((time.monotonic() - began_at) / 60, 1)
     report.write_results(folder / "results.json", about, plan, rig.samples)
     caption = f"{about['cpu']}, {about['cores']} cores, {about['date'][:10]}"
@@ -151,6 +152,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=len(os.sched_getaffinity(0)),
         help="threads of the engine, the floor, the baseline and other servers (default: the usable cores)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the text model's weights in the stages llama and vllm, for all systems (default: float32)",
     )
     parser.add_argument(
         "--llama-server",

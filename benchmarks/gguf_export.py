@@ -1,4 +1,4 @@
-"""The text model as a GGUF file in float32, for llama.cpp.
+"""The text model as a GGUF file in its own dtype, for llama.cpp.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import gguf
-import numpy
-from safetensors.numpy import load_file
+import torch
+from gguf.quants import quantize
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.gguf_names import permuted, target_of
@@ -24,7 +25,9 @@ def export(checkpoint: Path, path: Path) -> Path:
     weights = load_file(checkpoint / "model.safetensors")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("benchmark")
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    is_half = config.dtype is torch.bfloat16
+    file_type = gguf.LlamaFileType.MOSTLY_BF16 if is_half else gguf.LlamaFileType.ALL_F32
+    writer.add_file_type(file_type)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -41,7 +44,11 @@ def export(checkpoint: Path, path: Path) -> Path:
         target = target_of(name)
         kind = target.split(".")[-2]
         tensor = permuted(weight, heads[kind]) if kind in heads else weight
-        writer.add_tensor(target, numpy.ascontiguousarray(tensor, numpy.float32))
+        # llama.cpp adds and multiplies vectors in float32 alone.
+        matrix = is_half and weight.dim() > 1
+        stored = gguf.GGMLQuantizationType.BF16 if matrix else gguf.GGMLQuantizationType.F32
+        data = quantize(tensor.float().contiguous().numpy(), stored)
+        writer.add_tensor(target, data, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

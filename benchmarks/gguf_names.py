@@ -6,9 +6,7 @@ pairs.
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
+from torch import Tensor
 
 __all__ = ["permuted", "target_of"]
 
@@ -39,7 +37,7 @@ def target_of(name: str) -> str:
     return f"blk.{number}.{_LAYER[part]}.weight"
 
 
-def permuted(weight: NDArray[Any], num_heads: int) -> NDArray[Any]:
+def permuted(weight: Tensor, num_heads: int) -> Tensor:
     """Return rows `(heads, 2, half)` as `(heads, half, 2)`: a head's halves become neighboring pairs."""
     rows, columns = weight.shape
     split = weight.reshape(num_heads, 2, rows // num_heads // 2, columns)

@@ -119,8 +119,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """Write two checkpoints into `folder` and return their folders: the LLaVA, and its text part. Takes seconds."""
+def build(folder: Path, text_dtype: str = "float32") -> tuple[Path, Path]:
+    """Write two checkpoints into `folder` and return their folders: the LLaVA, and its text part. Takes seconds.
+
+    The text part is rounded to `text_dtype`.
+    """
     torch.manual_seed(0)
     disable_progress_bar()
     tokenizer = build_tokenizer()
@@ -140,6 +143,7 @@ def build(folder: Path) -> tuple[Path, Path]:
         llava.lm_head.weight[:NUM_SPECIAL] = 0
         text.model.load_state_dict(llava.model.language_model.state_dict())
         text.lm_head.load_state_dict(llava.lm_head.state_dict())
+    text.to(getattr(torch, text_dtype))
     made = []
     for name, network, owner in (("llava", llava, processor), ("text", text, tokenizer)):
         network.generation_config = GenerationConfig(

@@ -81,6 +81,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     beside_widths: tuple[int, ...] = (1, 8, 16, 32)
     beside_prompts: tuple[int, ...] = (1600,)
     beside_rounds: int = 4
+    same_prompts: int = 16
     beside_s: float = 160.0
 
     at_least: int = 2

@@ -64,8 +64,8 @@ _LOOKS: Final[dict[str, dict[str, Any]]] = {
     STREAMS: {"color": "#009d9a", "marker": "s", "label": "through TorchServe (gRPC, sequence profile)"},
     ASGI_STREAMS: {"color": "#0f62fe", "marker": "s", "label": "without TorchServe (gRPC)"},
     PUBLISHED: {"color": "#da1e28", "marker": "^", "label": "published pattern through TorchServe"},
-    LLAMA: {"color": "#f1620e", "marker": "D", "label": "llama.cpp, f32"},
-    VLLM: {"color": "#8a3ffc", "marker": "D", "label": "vLLM, f32"},
+    LLAMA: {"color": "#f1620e", "marker": "D", "label": "llama.cpp"},
+    VLLM: {"color": "#8a3ffc", "marker": "D", "label": "vLLM"},
 }  # fmt: skip
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": 10,

@@ -145,7 +145,8 @@ def _machine_line(machine: dict[str, Any]) -> str:
     other = f" Other processes took {busy:.0%} of these cores at first." if busy > 0.1 else ""
     return (
         f"{machine['date']}, {machine['cpu']}, {machine['cores']} of {machine['cores_of_machine']}"
-        f" cores, {machine['threads']} threads, {machine['memory_gib']} GiB; commit"
+        f" cores, {machine['threads']} threads, {machine['memory_gib']} GiB; text model in"
+        f" {machine['text_dtype']}; commit"
         f" {machine['commit']}; {versions}; Python {machine['python']}; {machine['java']}.{other}\n"
     )
 

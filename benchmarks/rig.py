@@ -79,6 +79,7 @@ class Rig:
         threads: int,
         progress: Progress,
         others: Mapping[str, Path],
+        text_dtype: str = "float32",
     ) -> None:
         self.plan = plan
         self.folder = folder
@@ -87,6 +88,7 @@ class Rig:
         self.inputs = Inputs()
         self.samples = Samples()
         self._others = others
+        self.text_dtype = text_dtype
         self._stack = contextlib.ExitStack()
         self._servers: dict[str, LocalServer] = {}
 
@@ -95,7 +97,7 @@ class Rig:
         """The folders of the LLaVA and of its text part."""
         self.progress.say("      building the model")
         (self.folder / "text.gguf").unlink(missing_ok=True)  # of another model
-        return build(self.folder / "model")
+        return build(self.folder / "model", self.text_dtype)
 
     @cached_property
     def floor(self) -> OwnProcess:
@@ -171,7 +173,9 @@ class Rig:
         """vLLM's server for the text part, with default options."""
         self.progress.say("      starting vLLM")
         log = self.folder / "vllm.log"
-        server = VllmServer(self._others[VLLM], self.models[1], log, threads=self.threads)
+        server = VllmServer(
+            self._others[VLLM], self.models[1], log, threads=self.threads, dtype=self.text_dtype
+        )
         return self._stack.enter_context(server)
 
     def server_of(self, system: str) -> LocalServer:
@@ -205,17 +209,15 @@ class Rig:
 
     def _make(self, name: str) -> LocalServer:
         llava, text = self.models
+        is_text = name in (_TEXT, _TEXT_ASGI)
+        model, dtype = (text, self.text_dtype) if is_text else (llava, "auto")
         if name == _RECOMPUTE:
             return recompute_server(llava, threads=self.threads, folder=self.folder)
         if name in (_CHAT_ASGI, _TEXT_ASGI):
-            model = llava if name == _CHAT_ASGI else text
-            return asgi_server(name, model, threads=self.threads, folder=self.folder)
+            return asgi_server(name, model, dtype=dtype, threads=self.threads, folder=self.folder)
+        profile = "async" if name == _CHAT_ASYNC else "continuous"
         return stateful_server(
-            name,
-            "async" if name == _CHAT_ASYNC else "continuous",
-            text if name == _TEXT else llava,
-            threads=self.threads,
-            folder=self.folder,
+            name, profile, model, dtype=dtype, threads=self.threads, folder=self.folder
         )
 
     def __enter__(self) -> Rig:

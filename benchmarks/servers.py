@@ -29,11 +29,11 @@ _MAX_SESSIONS = 1024
 
 
 def stateful_server(
-    name: str, profile: str, model: Path, *, threads: int, folder: Path
+    name: str, profile: str, model: Path, *, dtype: str = "auto", threads: int, folder: Path
 ) -> TorchServe:
     """Return this package's server for a checkpoint, with the repository's configuration otherwise; not started yet."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "model-config.yaml").read_text())
-    document["handler"] |= {"model": str(model), "threads": threads}
+    document["handler"] |= {"model": str(model), "dtype": dtype, "threads": threads}
     document["maxNumSequence"] = _MAX_SESSIONS
     config = _written(document, folder / f"{name}.yaml")
     command = [str(ROOT / "archive.sh"), "--name", name, "--profile", profile]
@@ -42,9 +42,11 @@ def stateful_server(
     return _server(name, folder)
 
 
-def asgi_server(name: str, model: Path, *, threads: int, folder: Path) -> AsgiServer:
+def asgi_server(
+    name: str, model: Path, *, dtype: str = "auto", threads: int, folder: Path
+) -> AsgiServer:
     """Return the same server without TorchServe; not started yet."""
-    stateful_server(name, "continuous", model, threads=threads, folder=folder)
+    stateful_server(name, "continuous", model, dtype=dtype, threads=threads, folder=folder)
     return _asgi_server(name, folder)
 
 

@@ -19,10 +19,10 @@ _CACHE_GB = 4  # for KV states, of its own memory
 class VllmServer(OtherServer):
     """A context manager; `port` answers within it."""
 
-    def __init__(self, binary: Path, model: Path, log: Path, *, threads: int) -> None:
+    def __init__(self, binary: Path, model: Path, log: Path, *, threads: int, dtype: str) -> None:
         port = Ports().filled().http
         command = [str(binary), "serve", str(model), "--host", HOST, "--port", str(port)]
-        command += ["--dtype", "float32", "--max-model-len", str(CONTEXT)]
+        command += ["--dtype", dtype, "--max-model-len", str(CONTEXT)]
         command += ["--served-model-name", "text"]
         environ = {
             **os.environ,

@@ -6,9 +6,9 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy
 import PIL.Image
 import pytest
+import torch
 
 from benchmarks.clients.conversation import Conversation, Turn
 from benchmarks.gguf_names import permuted, target_of
@@ -102,7 +102,7 @@ def test_a_reply_of_another_length_is_no_measurement() -> None:
 
 def test_rotated_halves_become_neighboring_pairs() -> None:
     """In every head by itself."""
-    rows = numpy.arange(8, dtype=numpy.float32).reshape(8, 1)  # two heads of four rows
+    rows = torch.arange(8).reshape(8, 1)  # two heads of four rows
     assert permuted(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 

@@ -8,7 +8,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kernels.cpu.library import LANES, AttentionFacts, StepFacts, num_splits
+from ts_stateful.language.kernels.cpu.library import (
+    LANES,
+    AttentionFacts,
+    StepFacts,
+    functions_for,
+    num_splits,
+)
 from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.kv.spans import Table
@@ -16,7 +22,7 @@ from ts_stateful.language.kv.spans import Table
 __all__ = ["CpuKernels"]
 
 _WIDEST: Final = 1024  # dimensions at most
-_DTYPES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
 class CpuKernels:
@@ -28,16 +34,8 @@ class CpuKernels:
 
     def __init__(self, layout: KVLayout, library: ctypes.CDLL) -> None:
         self._layers = layout.layers
-        name = _DTYPES[layout.dtype]
-        self._write = getattr(library, f"write_{name}")
-        self._attend = getattr(library, f"attend_{name}")
-        word, address = ctypes.c_int64, ctypes.c_void_p
-        self._write.argtypes = [address, address, word, word, word, word, ctypes.c_int]
-        self._attend.argtypes = [
-            *(address, address, address, word, word),
-            *(address, word, address, address),
-        ]
-        self._write.restype = self._attend.restype = None
+        functions = functions_for(library, layout.dtype)
+        self._write, self._attend = functions.write, functions.attend
         self._step = StepFacts()
         self._layer = AttentionFacts()
 

@@ -1,4 +1,4 @@
-"""Linear layers on plain float32 weights: compiled for steps of few rows, by the faster of torch's libraries for many."""
+"""Linear layers on plain weights: compiled for steps of few rows, by the faster of torch's libraries for many."""
 
 from __future__ import annotations
 
@@ -11,45 +11,48 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as multiply
 
-from ts_stateful.language.kernels.cpu.library import LANES, LinearFacts, declare_functions
+from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for, vector_width
 from ts_stateful.language.kernels.cpu.packed_linear import has_operators
 from ts_stateful.language.kernels.cpu.replace_linears import replace_linears
 
-__all__ = ["CompiledLinear", "compile_linears"]
+__all__ = ["CompiledLinear", "Multiply", "compile_linears"]
 
 logger = logging.getLogger(__name__)
 
-_TOLERANCE = 1e-4  # of the largest output
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # of the largest output
 _MOST_ROWS = 32  # with more, torch is as fast or faster
 _VERIFIED_ROWS = (1, 2, 7, 32, 33)
 _TIMED = (256, 512, 1408)  # rows, inputs and outputs
 _TIMES = 7
+_BLOCK = 1 << 20  # weights that are converted at a time, so that they stay in a cache
+
+Multiply = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]  # of inputs, weights and biases
 
 
 class CompiledLinear(nn.Linear):
-    """A float32 `nn.Linear` on the same parameters, which must stay where they are.
+    """An `nn.Linear` on the same parameters, which must stay where they are.
 
     Few rows are read at the speed of the memory; torch reaches it only with packed weights (`packed_linear`). Those take the
-    plain form away and do not pay for a single row. torch computes steps of many rows, with oneDNN if `onednn`, else with the
-    library of its build, usually MKL.
+    plain form away and do not pay for a single row. torch computes steps of many rows, by `many`.
     """
 
-    def __init__(self, linear: nn.Linear, library: ctypes.CDLL, *, onednn: bool = False) -> None:
+    def __init__(self, linear: nn.Linear, library: ctypes.CDLL, many: Multiply = multiply) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
         self.train(linear.training)
         self._facts = LinearFacts.of(linear)
-        self._onednn = onednn
-        self._library = declare_functions(library)
+        self._many = many
+        self._functions = functions_for(library, linear.weight.dtype)
 
     @staticmethod
     def serves(linear: nn.Linear) -> bool:
         """Return True if the kernel can read a layer's parameters."""
         parameters = [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
-        return linear.in_features % LANES == 0 and all(
-            p.dtype is torch.float32 and p.device.type == "cpu" and p.is_contiguous()
-            for p in parameters
+        dtype = linear.weight.dtype
+        fits = dtype in _TOLERANCE and linear.in_features % vector_width(dtype) == 0
+        return fits and all(
+            p.dtype is dtype and p.device.type == "cpu" and p.is_contiguous() for p in parameters
         )
 
     def forward(self, input: Tensor) -> Tensor:
@@ -58,12 +61,11 @@ class CompiledLinear(nn.Linear):
         if not num_rows or torch.is_grad_enabled():
             return multiply(input, self.weight, self.bias)
         if num_rows > _MOST_ROWS:
-            many = _by_onednn if self._onednn else multiply
-            return many(input, self.weight, self.bias)
+            return self._many(input, self.weight, self.bias)
         input = input.contiguous()
         scratch = torch.empty_like(input)
         output = input.new_empty(*input.shape[:-1], self.out_features)
-        self._library.multiply_linear(
+        self._functions.multiply_linear(
             ctypes.byref(self._facts),
             input.data_ptr(),
             num_rows,
@@ -77,12 +79,15 @@ class CompiledLinear(nn.Linear):
 def compile_linears(network: nn.Module, library: ctypes.CDLL) -> int:
     """Replace linear layers in place where the compiled ones agree with torch; return their number."""
     verified: dict[tuple[int, int, bool], bool] = {}
-    onednn = _is_onednn_faster()
+    ways: dict[torch.dtype, Multiply] = {}
 
     def make(linear: nn.Linear) -> CompiledLinear | None:
         if not CompiledLinear.serves(linear):
             return None
-        made = CompiledLinear(linear, library, onednn=onednn)
+        dtype = linear.weight.dtype
+        if dtype not in ways:
+            ways[dtype] = _fastest(dtype)
+        made = CompiledLinear(linear, library, ways[dtype])
         shape = (linear.in_features, linear.out_features, linear.bias is not None)
         if shape not in verified:
             verified[shape] = _agrees(made, linear)
@@ -96,37 +101,46 @@ def _by_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return output
 
 
+def _in_float32(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    wide, outputs = input.float(), max(1, _BLOCK // weight.shape[1])
+    output = torch.cat([multiply(wide, some.float()) for some in weight.split(outputs)], -1)
+    if bias is not None:
+        output += bias
+    return output.to(input.dtype)
+
+
 @torch.inference_mode()
-def _is_onednn_faster() -> bool:
-    """Return True if oneDNN multiplies many rows faster than the library that torch calls; this depends on the processor."""
-    if not has_operators():
-        return False
+def _fastest(dtype: torch.dtype) -> Multiply:
+    """Return the way of multiplying many rows that takes the least time; this depends on the processor."""
+    ways: dict[str, Multiply] = {"torch's usual library": multiply}
+    if has_operators():
+        ways["oneDNN"] = _by_onednn
+    if dtype is not torch.float32:
+        ways["float32"] = _in_float32
     rows, inputs, outputs = _TIMED
-    input, weight = torch.ones(rows, inputs), torch.ones(outputs, inputs)
+    input, weight = torch.ones(rows, inputs, dtype=dtype), torch.ones(outputs, inputs, dtype=dtype)
 
-    def seconds(function: Callable[[Tensor, Tensor, None], Tensor]) -> float:
+    def milliseconds(way: Multiply) -> float:
         began_at = time.perf_counter()
-        function(input, weight, None)
-        return time.perf_counter() - began_at
+        way(input, weight, None)
+        return 1000 * (time.perf_counter() - began_at)
 
-    pairs = [(seconds(_by_onednn), seconds(multiply)) for _ in range(_TIMES)]
-    own, usual = (1000 * min(times) for times in zip(*pairs, strict=True))
-    is_faster = bool(own < usual)
-    logger.info(
-        "%s multiplies many rows: %d x %d x %d took oneDNN %.2f ms, torch's usual library %.2f ms",
-        *("oneDNN" if is_faster else "torch's usual library", *_TIMED, own, usual),
-    )
-    return is_faster
+    rounds = [[milliseconds(way) for way in ways.values()] for _ in range(_TIMES)]
+    least = dict(zip(ways, map(min, zip(*rounds, strict=True)), strict=True))
+    best = min(least, key=least.__getitem__)
+    times = ", ".join(f"{name} {time:.2f} ms" for name, time in least.items())
+    logger.info("%s multiplies many rows of %s: %d x %d x %d took %s", best, dtype, *_TIMED, times)
+    return ways[best]
 
 
 @torch.inference_mode()
 def _agrees(made: CompiledLinear, linear: nn.Linear) -> bool:
-    generator = torch.Generator().manual_seed(0)
+    generator, dtype = torch.Generator().manual_seed(0), linear.weight.dtype
     for num_rows in _VERIFIED_ROWS:
-        inputs = torch.randn(num_rows, linear.in_features, generator=generator)
+        inputs = torch.randn(num_rows, linear.in_features, generator=generator).to(dtype)
         expected, found = linear(inputs), made(inputs)
         apart, largest = float((found - expected).abs().max()), float(expected.abs().max())
-        if not apart <= _TOLERANCE * largest:
+        if not apart <= _TOLERANCE[dtype] * largest:
             logger.warning(
                 "%s stays torch's: compiled outputs differ by %.2g of %.2g", linear, apart, largest
             )

@@ -139,7 +139,8 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         kinds = {type(parameter) for parameter in module._parameters.values()}
         _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
     for parameter in model.layers.parameters():
-        _demand(_is_plain(parameter), model, "has weights that are not plain float32")
+        plain = parameter.dtype is network.dtype and _is_plain(parameter)
+        _demand(plain, model, f"has weights that are not plain {network.dtype}")
     _demand(type(head) in (nn.Linear, CompiledLinear), head)
     _demand(len(model.layers) == config.num_hidden_layers, model.layers)
     return Decoder(
@@ -164,7 +165,6 @@ def _is_stock(module: nn.Module) -> bool:
 def _is_plain(weight: Tensor) -> bool:
     return (
         weight.device.type == "cpu"
-        and weight.dtype is torch.float32
         and weight.layout is torch.strided
         and weight.is_contiguous()
         and not weight.is_mkldnn

@@ -20,7 +20,7 @@ from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts
 from ts_stateful.language.kernels.cpu.library import (
     StepFacts,
     cache_folder,
-    declare_functions,
+    functions_for,
     is_worthwhile,
     load_library,
     num_splits,
@@ -56,7 +56,8 @@ class FusedLayers:
 
     A stock decoder layer is some thirty operators, whose overhead exceeds their work when there are few rows. `src/layer.h`
     computes all layers in one call. Embeddings, rotary positions, the last norm and the output layer stay the network's
-    modules. `windows` are the layers' attention windows in tokens, None for all. Used by one thread.
+    modules. What layers add to is float32, also in a bfloat16 network. `windows` are the layers' attention windows in tokens,
+    None for all. Used by one thread.
 
     A step of many tokens is computed in pieces if `cuts_steps`.
 
@@ -71,7 +72,7 @@ class FusedLayers:
         windows: Sequence[int | None],
         library: ctypes.CDLL,
     ) -> None:
-        if layout.dtype is not torch.float32 or not CpuKernels.serves(layout):
+        if not CpuKernels.serves(layout):
             raise UnknownDecoderError(
                 f"states of {layout.dtype} or their dimensions are not supported"
             )
@@ -87,8 +88,7 @@ class FusedLayers:
         self._layers = (LayerFacts * len(layers))(*layers)
         self._heads = min(shape.heads for shape in layout.layers)
         self._group = max(layer.attention.group for layer in layers)
-        self._library = declare_functions(library)
-        self._most_rows: int = self._library.most_rows()
+        self._functions = functions_for(library, layout.dtype)
         self.cuts_steps = True
         self._step = StepFacts()
         self._scratch = torch.empty(0)
@@ -98,20 +98,21 @@ class FusedLayers:
 
         Return None if the stock network must run, because there are too many tokens or it has hooks.
         """
-        is_long = len(rows.ids) > self._most_rows
+        is_long = len(rows.ids) > self._functions.most_rows
         if (is_long and not self.cuts_steps) or any(self._hooks):
-            self._library.spread_threads(torch.get_num_threads())
+            self._functions.spread_threads(torch.get_num_threads())
             return None
-        logits = [self._piece(piece) for piece in rows.pieces(self._most_rows)]
+        logits = [self._piece(piece) for piece in rows.pieces(self._functions.most_rows)]
         return torch.cat([some for some in logits if some is not None]) if is_long else logits[0]
 
     def _piece(self, rows: Rows) -> Tensor | None:
         """Compute few tokens; return the logits after those to keep, None if there are none."""
         table = Table.of(rows.spans, all_rows=True)
-        hidden = self._decoder.embed(rows.ids)
-        cos, sin = self._decoder.turns(hidden, rows.positions)
-        self._decode(hidden, cos, sin, table)
-        hidden = hidden[0]
+        embedded = self._decoder.embed(rows.ids)
+        cos, sin = self._decoder.turns(embedded, rows.positions)
+        hidden = embedded.float()
+        self._decode(hidden, cos.float(), sin.float(), table)
+        hidden = hidden[0].to(embedded.dtype)
         if rows.keep is not None and len(rows.keep) < len(hidden):
             if not rows.keep:
                 return None
@@ -119,12 +120,12 @@ class FusedLayers:
         return self._decoder.logits(hidden)
 
     def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:
-        """Compute all layers on `hidden` `(1, rows, hidden)`, in place."""
+        """Compute all layers on `hidden` `(1, rows, hidden)`, in place; all are float32."""
         splits = num_splits(table, self._heads, self._group)
         step, layers, count = self._step, self._layers, len(self._layers)
         step.table, step.num_tokens = table.buffer.data_ptr(), table.num_tokens
         step.num_rows, step.num_spans = table.num_rows, table.num_spans
-        self._library.decode_layers(
+        self._functions.decode_layers(
             ctypes.byref(step),
             layers,
             count,
@@ -132,7 +133,7 @@ class FusedLayers:
             sin.data_ptr(),
             splits,
             torch.get_num_threads(),
-            self._room(self._library.decode_scratch(layers, count, table.num_rows, splits)),
+            self._room(self._functions.decode_scratch(layers, count, table.num_rows, splits)),
             hidden.data_ptr(),
         )
 

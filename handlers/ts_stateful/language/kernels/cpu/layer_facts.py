@@ -5,11 +5,17 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final
 
+import torch
 from torch import nn
 from transformers.activations import GELUTanh, SiLUActivation
 
 from ts_stateful.language.kernels.cpu.decoder_layout import Decoder, UnknownDecoderError
-from ts_stateful.language.kernels.cpu.library import LANES, AttentionFacts, LinearFacts
+from ts_stateful.language.kernels.cpu.library import (
+    LANES,
+    AttentionFacts,
+    LinearFacts,
+    vector_width,
+)
 from ts_stateful.language.kv.cache import LayerShape
 
 __all__ = ["LayerFacts"]
@@ -38,7 +44,7 @@ class _NormFacts(ctypes.Structure):
 
 
 class _ExpertFacts(ctypes.Structure):
-    """`Experts`: the layers of the first one, and the floats between one and the next. Without a router there is one."""
+    """`Experts`: the layers of the first one, and the weights between one and the next. Without a router there is one."""
 
     _fields_ = [
         *((name, LinearFacts) for name in ("router", "gate", "up", "down")),
@@ -46,8 +52,8 @@ class _ExpertFacts(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, mlp: Any) -> _ExpertFacts:
-        """Describe a stock feed-forward part.
+    def of(cls, mlp: Any, dtype: torch.dtype) -> _ExpertFacts:
+        """Describe a stock feed-forward part, whose parameters have this dtype.
 
         Raises:
             UnknownDecoderError: its activation is unknown.
@@ -58,23 +64,24 @@ class _ExpertFacts(ctypes.Structure):
             raise UnknownDecoderError(f"{type(function).__name__} is not known")
         activation = _ACTIVATIONS[type(function)]
         if experts is not mlp:
-            return cls._chosen(mlp.gate, experts, activation)
+            return cls._chosen(mlp.gate, experts, activation, dtype)
         if hasattr(mlp, "gate_up_proj"):
             both = LinearFacts.of(mlp.gate_up_proj)
-            gate, up = both.part(0, both.out // 2), both.part(both.out // 2, both.out // 2)
+            gate, up = _halves(both, dtype)
         else:
             gate, up = LinearFacts.of(mlp.gate_proj), LinearFacts.of(mlp.up_proj)
         down = LinearFacts.of(mlp.down_proj)
         return cls(LinearFacts(), gate, up, down, chosen=1, activation=activation)
 
     @classmethod
-    def _chosen(cls, router: Any, experts: Any, activation: int) -> _ExpertFacts:
+    def _chosen(
+        cls, router: Any, experts: Any, activation: int, dtype: torch.dtype
+    ) -> _ExpertFacts:
         num, both, width = experts.gate_up_proj.shape
         first = LinearFacts(experts.gate_up_proj.data_ptr(), None, width, both)
         return cls(
             LinearFacts(router.weight.data_ptr(), None, width, num),
-            first.part(0, both // 2),
-            first.part(both // 2, both // 2),
+            *_halves(first, dtype),
             LinearFacts(experts.down_proj.data_ptr(), None, both // 2, width),
             both * width,
             both // 2 * width,
@@ -108,11 +115,11 @@ class LayerFacts(ctypes.Structure):
         Raises:
             UnknownDecoderError: the kernels do not support its dimensions or its activation.
         """
-        attention = layer.self_attn
+        attention, dtype = layer.self_attn, decoder.embeddings.weight.dtype
         dim = attention.head_dim
         facts = cls(
-            *_projections(attention),
-            experts=_ExpertFacts.of(layer.mlp),
+            *_projections(attention, dtype),
+            experts=_ExpertFacts.of(layer.mlp, dtype),
             window=window or 0,
             turned=turned if getattr(attention, "use_rope", True) else 0,
             positions=_positions(decoder, attention),
@@ -127,17 +134,23 @@ class LayerFacts(ctypes.Structure):
         )
         if (shape.heads, shape.key_dim, shape.value_dim) != (facts.k.out // dim, dim, dim):
             raise UnknownDecoderError(f"states of {shape} are not supported")
-        facts._check_sizes()
+        facts._check_sizes(vector_width(dtype))
         return facts
 
-    def _check_sizes(self) -> None:
+    def _check_sizes(self, width: int) -> None:
         layers = (self.q, self.o, self.experts.gate, self.experts.down)
-        sizes = [size for layer in layers for size in (layer.in_, layer.out)]
-        if any(size % LANES for size in sizes) or self.turned % 2:
-            raise UnknownDecoderError(f"layers of {sizes} are not supported")
+        inputs, outputs = [layer.in_ for layer in layers], [layer.out for layer in layers]
+        uneven = any(size % width for size in inputs) or any(size % LANES for size in outputs)
+        if uneven or self.turned % 2:
+            raise UnknownDecoderError(f"layers of {inputs} to {outputs} are not supported")
 
 
-def _projections(attention: Any) -> list[LinearFacts]:
+def _halves(both: LinearFacts, dtype: torch.dtype) -> tuple[LinearFacts, LinearFacts]:
+    half = both.out // 2
+    return both.part(0, half, dtype), both.part(half, half, dtype)
+
+
+def _projections(attention: Any, dtype: torch.dtype) -> list[LinearFacts]:
     out = LinearFacts.of(attention.o_proj)
     if not hasattr(attention, "qkv_proj"):
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -145,7 +158,7 @@ def _projections(attention: Any) -> list[LinearFacts]:
     packed = LinearFacts.of(attention.qkv_proj)
     num = (packed.out - out.in_) // 2  # of keys, and of values
     parts = ((0, out.in_), (out.in_, num), (out.in_ + num, num))
-    return [*(packed.part(*part) for part in parts), out]
+    return [*(packed.part(begin, some, dtype) for begin, some in parts), out]
 
 
 def _norms(layer: Any) -> dict[str, Any]:

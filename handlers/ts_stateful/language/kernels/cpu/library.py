@@ -12,8 +12,9 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -24,13 +25,15 @@ from ts_stateful.language.kv.spans import Table
 __all__ = [
     "LANES",
     "AttentionFacts",
+    "Functions",
     "LinearFacts",
     "StepFacts",
     "cache_folder",
-    "declare_functions",
+    "functions_for",
     "is_worthwhile",
     "load_library",
     "num_splits",
+    "vector_width",
 ]
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ _FLAGS: Final = (
 )
 _SHARE: Final = 256  # minimum tokens of a split
 _TOGETHER: Final = 16  # queries of rows that are computed together, see `attention.h`
-_FLOAT_BYTES: Final = 4
+_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of dtypes in the library
 
 
 class StepFacts(ctypes.Structure):
@@ -67,7 +70,7 @@ class AttentionFacts(ctypes.Structure):
 
 
 class LinearFacts(ctypes.Structure):
-    """`Linear`: the addresses of a layer's float32 parameters, and its numbers of inputs and outputs."""
+    """`Linear`: the addresses of a layer's parameters, and its numbers of inputs and outputs."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
@@ -80,11 +83,23 @@ class LinearFacts(ctypes.Structure):
         bias = None if linear.bias is None else linear.bias.data_ptr()
         return cls(linear.weight.data_ptr(), bias, linear.in_features, linear.out_features)
 
-    def part(self, begin: int, num: int) -> LinearFacts:
-        """Return the layer of `num` of the outputs, from output `begin` on."""
-        bias = None if self.bias is None else self.bias + _FLOAT_BYTES * begin
-        weight = self.weight + _FLOAT_BYTES * begin * self.in_
+    def part(self, begin: int, num: int, dtype: torch.dtype) -> LinearFacts:
+        """Return the layer of `num` of the outputs, from output `begin` on; `dtype` is that of its parameters."""
+        bias = None if self.bias is None else self.bias + dtype.itemsize * begin
+        weight = self.weight + dtype.itemsize * begin * self.in_
         return LinearFacts(weight, bias, self.in_, num)
+
+
+class Functions(NamedTuple):
+    """The library's functions for one dtype, declared; `most_rows` of a step go through layers in one call."""
+
+    write: Callable[..., None]
+    attend: Callable[..., None]
+    decode_scratch: Callable[..., int]
+    decode_layers: Callable[..., None]
+    multiply_linear: Callable[..., None]
+    spread_threads: Callable[[int], None]
+    most_rows: int
 
 
 def cache_folder() -> Path:
@@ -111,9 +126,14 @@ def load_library(cache: Path) -> ctypes.CDLL | None:
 
 
 def is_worthwhile(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True where compiled layers were measured to be faster: float32 on a CPU with AVX-512."""
+    """Return True where compiled layers were measured to be faster: on a CPU with AVX-512."""
     capability = torch.backends.cpu.get_cpu_capability()
-    return device.type == "cpu" and dtype is torch.float32 and capability == "AVX512"
+    return device.type == "cpu" and dtype in _NAMES and capability == "AVX512"
+
+
+def vector_width(dtype: torch.dtype) -> int:
+    """Return the numbers in a vector; the inputs of a layer are a multiple of it."""
+    return 4 * LANES // dtype.itemsize
 
 
 def _processor() -> bytes:
@@ -137,17 +157,31 @@ def num_splits(table: Table, heads: int, group: int) -> int:
     return max(1, min(wanted, longest // _SHARE))
 
 
-def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare arguments and results of the library's functions for layers, and return it."""
+def functions_for(library: ctypes.CDLL, dtype: torch.dtype) -> Functions:
+    """Return the library's functions for weights and states of a dtype: float32 or bfloat16."""
     word, address = ctypes.c_int64, ctypes.c_void_p
-    library.most_rows.restype = library.decode_scratch.restype = word
-    library.decode_scratch.argtypes = [address, word, word, word]
-    library.decode_layers.argtypes = [
-        *(address, address, word, address, address),
-        *(word, word, address, address),
-    ]
-    library.multiply_linear.argtypes = [address, address, word, word, address, address]
-    library.spread_threads.argtypes = [word]
-    library.decode_layers.restype = library.multiply_linear.restype = None
-    library.spread_threads.restype = None
-    return library
+
+    def declared(name: str, result: type[ctypes.c_int64] | None, *arguments: Any) -> Any:
+        function = getattr(library, f"{name}_{_NAMES[dtype]}")
+        function.restype, function.argtypes = result, arguments
+        return function
+
+    library.most_rows.restype = word
+    library.spread_threads.restype, library.spread_threads.argtypes = None, [word]
+    return Functions(
+        write=declared("write", None, *(address, address), *(word,) * 4, ctypes.c_int),
+        attend=declared(
+            "attend", None, *(address,) * 3, word, word, address, word, address, address
+        ),
+        decode_scratch=declared("decode_scratch", word, address, word, word, word),
+        decode_layers=declared(
+            "decode_layers",
+            None,
+            *(address, address, word, address, address, word, word, address, address),
+        ),
+        multiply_linear=declared(
+            "multiply_linear", None, *(address, address, word, word, address, address)
+        ),
+        most_rows=library.most_rows(),
+        spread_threads=library.spread_threads,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import shutil
 from typing import Any
 
@@ -11,7 +12,14 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear, compile_linears
+from ts_stateful.language.kernels.cpu import compiled_linear
+from ts_stateful.language.kernels.cpu.compiled_linear import (
+    CompiledLinear,
+    Multiply,
+    _by_onednn,
+    _in_float32,
+    compile_linears,
+)
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
 
@@ -34,16 +42,18 @@ def library() -> Any:
     return found
 
 
-@pytest.mark.parametrize("onednn", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 6, 11, 24, 25, 31, 32, 33, 100])
-def test_outputs_are_those_of_torch(rows: int, bias: bool, threads: int, onednn: bool) -> None:
+def test_outputs_are_those_of_torch(
+    rows: int, bias: bool, threads: int, dtype: torch.dtype
+) -> None:
     """Any number of rows, in any number of dimensions, outputs that fill no block."""
     torch.manual_seed(rows)
-    linear = nn.Linear(208, 333, bias=bias)
-    own = CompiledLinear(linear, library(), onednn=onednn)
-    inputs = torch.randn(rows, 1, 416)[..., ::2]
+    linear = nn.Linear(224, 333, bias=bias).to(dtype)
+    own = CompiledLinear(linear, library())
+    inputs = torch.randn(rows, 1, 448).to(dtype)[..., ::2]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -51,8 +61,41 @@ def test_outputs_are_those_of_torch(rows: int, bias: bool, threads: int, onednn:
             expected, found = linear(inputs), own(inputs)
     finally:
         torch.set_num_threads(before)
-    assert found.shape == expected.shape
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (found.shape, found.dtype) == (expected.shape, dtype)
+    rounding = 1e-5 if dtype is torch.float32 else 2**-7
+    torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("way", [_by_onednn, _in_float32])
+def test_many_rows_are_multiplied_in_any_way(
+    way: Multiply, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest one is chosen by time, so each must be right, also for weights that are converted in several blocks."""
+    monkeypatch.setattr(compiled_linear, "_BLOCK", 224 * 50)
+    torch.manual_seed(1)
+    linear = nn.Linear(224, 333, bias=bias).to(dtype)
+    inputs = torch.randn(70, 224).to(dtype)
+    with torch.inference_mode():
+        expected, found = linear(inputs), CompiledLinear(linear, library(), way)(inputs)
+    assert (found.shape, found.dtype) == (expected.shape, dtype)
+    rounding = 1e-5 if dtype is torch.float32 else 2**-7
+    torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_log_has_the_times_of_all_ways(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of bfloat16, float32 is one of them."""
+    caplog.set_level(logging.INFO)
+    compile_linears(nn.ModuleList([nn.Linear(512, 512).to(dtype)]), library())
+    line = caplog.messages[0]
+    assert f"multiplies many rows of {dtype}" in line
+    assert "torch's usual library" in line
+    assert "oneDNN" in line
+    assert (", float32 " in line) == (dtype is torch.bfloat16)
 
 
 def test_gradients_are_torchs() -> None:
@@ -86,8 +129,9 @@ def test_a_network_keeps_its_parameters(tied: bool) -> None:
 
 
 def test_what_cannot_be_read_stays() -> None:
-    """Other dtypes, and inputs that do not fill a vector."""
-    network = nn.ModuleList([nn.Linear(512, 512).bfloat16(), nn.Linear(1000, 512)])
+    """Other dtypes, and inputs that do not fill a vector, of which bfloat16 needs twice as many."""
+    others = (nn.Linear(512, 512).half(), nn.Linear(1000, 512), nn.Linear(1008, 512).bfloat16())
+    network = nn.ModuleList(others)
     assert compile_linears(network, library()) == 0
     assert all(type(module) is nn.Linear for module in network)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 from collections.abc import Iterator
@@ -9,17 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
-from tests.support.tiny import MODELS, MORE_MODELS, llama
+from tests.support.tiny import MODELS, MORE_MODELS, llama, save
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
 from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Rows, Span
-from ts_stateful.language.network.load import Model, accelerate
+from ts_stateful.language.network.forward import Forward
+from ts_stateful.language.network.load import Model, accelerate, load_model
+from ts_stateful.language.network.model_support import verified_forward
 from ts_stateful.protocol.requests import Prompt
 
 BUILDERS = {**MODELS, **MORE_MODELS}
@@ -57,11 +61,10 @@ def build(name: str) -> Model:
     return model
 
 
-def fused_of(model: Model) -> FusedLayers:
+def fused_of(forward: Forward) -> FusedLayers:
     library = load_library(cache_folder())
     assert library is not None
-    forward = model.forward
-    return FusedLayers(find_decoder(model.network), forward.layout, forward.windows, library)
+    return FusedLayers(find_decoder(forward.network), forward.layout, forward.windows, library)
 
 
 @pytest.fixture(params=[1, 3])
@@ -97,7 +100,7 @@ def rows_of(model: Model, caches: list[KVCache], token: int) -> Rows:
 def test_logits_and_states_are_those_of_the_stock_layers(name: str, threads: int) -> None:
     """For any number of sessions of different lengths, step after step."""
     model = build(name)
-    fused = fused_of(model)
+    fused = fused_of(model.forward)
     for count in (1, 2, 3, 5, 7, 16, 33) if threads == 1 else (1, 7):
         stock = sessions(model, count)
         own = [kv.copy(kv.length) for kv in stock]
@@ -120,7 +123,7 @@ def test_logits_and_states_are_those_of_the_stock_layers(name: str, threads: int
 def test_short_prompts_are_those_of_the_stock_layers(name: str, threads: int) -> None:
     """Several tokens of some sessions beside single ones of others; only wanted logits are computed."""
     model = build(name)
-    fused = fused_of(model)
+    fused = fused_of(model.forward)
     stock = sessions(model, 4)
     own = [kv.copy(kv.length) for kv in stock]
     keep = [6, 7, 12]
@@ -148,6 +151,39 @@ def test_short_prompts_are_those_of_the_stock_layers(name: str, threads: int) ->
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("name", sorted({*TEXT, *SEEING} - {"qwen3_moe"}))  # 48 inputs
+def test_bfloat16_is_as_near_to_float32_as_stock_code(name: str, threads: int) -> None:
+    """Weights, states and what is multiplied are rounded; stock code also rounds what it adds up."""
+    model = build(name)
+    network = model.network.bfloat16()
+    network.set_attn_implementation(model.forward.stock_attention)  # as it is loaded
+    exact, stock = (
+        verified_forward(other, name, quantised=False)
+        for other in (copy.deepcopy(network).float(), network)
+    )
+    fused = fused_of(stock)
+    caches = [[forward.new_kv() for _ in range(4)] for forward in (exact, stock, stock)]
+    found: list[list[Tensor]] = [[], [], []]
+    for counts in ((50, 3, 1, 9), (7, 1, 5, 1), (1, 1, 1, 1), (1, 9, 1, 4)):
+        ids = [5 + 3 * index % 200 for index in range(sum(counts))]
+        for way, (some, logits) in enumerate(zip(caches, found, strict=True)):
+            spans = [Span(kv, kv.length, n) for kv, n in zip(some, counts, strict=True)]
+            if way < 2:
+                forward = (exact, stock)[way]
+                logits.append(forward(ids, spans, None, list(range(len(ids)))).float())
+                continue
+            for span in spans:
+                span.kv.reserve(span.stop)
+            computed = fused(Rows(ids, stock.text_positions(spans), spans))
+            assert computed is not None
+            logits.append(computed.float())
+            for span in spans:
+                span.kv.length = span.stop
+    right, theirs, ours = (torch.cat(logits) for logits in found)
+    assert (ours - right).norm() < 1.1 * (theirs - right).norm() < 0.1 * right.norm()
+
+
+@torch.inference_mode()
 def test_a_long_history_is_shared_out_among_threads(threads: int) -> None:
     """One session alone, whose tokens are read in several parts."""
     model = llama()
@@ -157,7 +193,7 @@ def test_a_long_history_is_shared_out_among_threads(threads: int) -> None:
     for part in kv.states:
         part[:, :900].normal_(generator=generator)
     kv.length = 900
-    found = fused_of(model)(rows_of(model, [kv.copy(900)], 5))
+    found = fused_of(model.forward)(rows_of(model, [kv.copy(900)], 5))
     expected = model.forward([5], [Span(kv, 900, 1)], None, [0])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -192,6 +228,24 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
 
 
 @needs_avx512
+def test_a_checkpoint_in_bfloat16_is_computed_in_it(tmp_path: Path) -> None:
+    """Rounding may decide a token, so its replies are not those of stock code; a turn's states serve the next one."""
+    model = llama()
+    model.network.bfloat16()
+    folder = save(model, tmp_path)
+    settings = HandlerConfig(model=str(folder), dtype="bfloat16")
+    loaded = load_model(settings, folder, torch.device("cpu"))
+    assert loaded.network.dtype is loaded.forward.layout.dtype is torch.bfloat16
+    assert isinstance(loaded.forward._shortcut, FusedLayers)
+    harness = Harness(loaded)
+    harness.open("s")
+    for is_second in (False, True):
+        usage = harness.prompt("s", "What is it?", max_new_tokens=12)["usage"]
+        assert usage["completion_tokens"]
+        assert (usage["prompt_tokens_details"]["cached_tokens"] > 10) == is_second
+
+
+@needs_avx512
 @pytest.mark.parametrize("name", SEEING)
 def test_replies_about_images_are_those_of_stock_code(name: str) -> None:
     """Images are encoded and read by the stock network, what follows is not."""
@@ -209,7 +263,7 @@ def test_replies_about_images_are_those_of_stock_code(name: str) -> None:
 def test_hooks_are_called() -> None:
     """While a module has a hook, the stock network runs."""
     model = llama()
-    fused = fused_of(model)
+    fused = fused_of(model.forward)
     (kv,) = sessions(model, 1)
     rows = rows_of(model, [kv], 7)
     assert fused(rows) is not None
@@ -233,7 +287,7 @@ def test_hooks_are_called() -> None:
 def test_no_expert_is_chosen_twice_for_scores_that_are_not_numbers() -> None:
     """A model whose numbers overflow gives no numbers, and writes nowhere else."""
     model = BUILDERS["mixtral"]()
-    fused = fused_of(model)
+    fused = fused_of(model.forward)
     for layer in model.network.model.layers:
         layer.mlp.gate.weight.data.fill_(torch.nan)
     (kv,) = sessions(llama(), 1)
@@ -248,7 +302,7 @@ def test_no_expert_is_chosen_twice_for_scores_that_are_not_numbers() -> None:
 def test_more_rows_than_it_takes_are_cut_or_left_to_the_network() -> None:
     """A long step gives the logits and the states of its tokens in any pieces, of sessions side by side."""
     model = llama()
-    fused = fused_of(model)
+    fused = fused_of(model.forward)
     ours, theirs = sessions(model, 3), sessions(model, 3)
     counts, keep = (1, 150, 70), [0, 63, 64, 150, 220]
     made = []

@@ -14,7 +14,7 @@ import torch
 from ts_stateful.language.kernels.cpu.library import (
     LinearFacts,
     cache_folder,
-    declare_functions,
+    functions_for,
     load_library,
 )
 
@@ -24,8 +24,9 @@ pytestmark = pytest.mark.skipif(
 # Threads of a process of their own, because they stay bound. Prints the processors of the caller and of its helpers.
 SPREAD = """
 import os
-from ts_stateful.language.kernels.cpu.library import cache_folder, declare_functions, load_library
-library = declare_functions(load_library(cache_folder()))
+import torch
+from ts_stateful.language.kernels.cpu.library import cache_folder, functions_for, load_library
+library = functions_for(load_library(cache_folder()), torch.float32)
 before = set(os.listdir("/proc/self/task"))
 all_cpus = os.sched_getaffinity(0)
 library.spread_threads(len(all_cpus))
@@ -42,23 +43,25 @@ assert os.sched_getaffinity(0) == all_cpus
 """
 
 
-@pytest.mark.parametrize("rows", [1, 3, 5, 24, 25, 39, 40, 41, 63, 64])
-def test_linear_layers_take_as_many_rows_as_a_step(rows: int) -> None:
-    """More than 24 rows are taken 16 at a time; the last outputs fill no block."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 24, 25, 39, 40, 41, 63, 64])
+def test_linear_layers_take_as_many_rows_as_a_step(rows: int, dtype: torch.dtype) -> None:
+    """More than 24 rows are taken 16 at a time; the last outputs fill no block. Sums are float32."""
     built = load_library(cache_folder())
     assert built is not None
-    library = declare_functions(built)
     torch.manual_seed(rows)
-    linear = torch.nn.Linear(208, 333)
+    linear = torch.nn.Linear(224, 333).to(dtype)
     facts = LinearFacts.of(linear)
-    inputs, found = torch.randn(rows, 208), torch.empty(rows, 333)
+    inputs, found = torch.randn(rows, 224).to(dtype), torch.empty(rows, 333, dtype=dtype)
     scratch = torch.empty_like(inputs)
-    library.multiply_linear(
+    functions_for(built, dtype).multiply_linear(
         ctypes.byref(facts),
         *(inputs.data_ptr(), rows, 2, scratch.data_ptr(), found.data_ptr()),
     )
     with torch.inference_mode():
-        torch.testing.assert_close(found, linear(inputs), rtol=1e-5, atol=1e-5)
+        expected = linear.float()(inputs.float())
+    rounding = 1e-5 if dtype is torch.float32 else 2**-8
+    torch.testing.assert_close(found.float(), expected, rtol=rounding, atol=1e-5)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")

@@ -161,9 +161,9 @@ template <class T> void write_states(const Step& step, const T* states, int64_t 
 // Compute this thread's share of the attention of all rows; inside a parallel region.
 //
 // Rows of a session at neighboring positions see the same keys but for a few, and are computed together.
-template <class T>
-void attend_share(const Step& step, const Layer& layer, const T* query, int64_t head_stride, int64_t token_stride,
-                 const float* sinks, int64_t num_splits, float* partial, T* output) {
+template <class T, class X>
+void attend_share(const Step& step, const Layer& layer, const X* query, int64_t head_stride, int64_t token_stride,
+                  const float* sinks, int64_t num_splits, float* partial, T* output) {
   const int64_t group = layer.group, num_heads = layer.heads * group, slot_size = layer.value_dim + 2;
   const int64_t num_parts = step.num_rows * layer.heads * num_splits;
   const int64_t most_rows = std::max<int64_t>(1, TOGETHER / group), most_heads = std::min<int64_t>(TOGETHER, group);

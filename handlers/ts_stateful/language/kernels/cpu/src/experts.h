@@ -8,9 +8,9 @@ namespace {
 
 enum Activation : int64_t { SILU, GELU_TANH };
 
-// Weights are those of the first expert; `stride` and `down_stride` are the floats from one expert's to the next one's.
-struct Experts {
-  Linear router, gate, up, down;  // router.weight null: one expert for all rows
+// Weights are those of the first expert; `stride` and `down_stride` are the weights from one expert's to the next one's.
+template <class T> struct Experts {
+  Linear<T> router, gate, up, down;  // router.weight null: one expert for all rows
   int64_t stride, down_stride, chosen, rescaled, activation;
   int64_t num() const { return router.weight ? router.out : 1; }
 };
@@ -30,10 +30,12 @@ struct AllRows {
 };
 
 // Scratch space for routes, in floats.
-inline int64_t routes_size(const Experts& e, int64_t rows) { return rows * e.num() + 2 * e.num() + 2 + 4 * rows * e.chosen; }
+template <class T> int64_t routes_size(const Experts<T>& e, int64_t rows) {
+  return rows * e.num() + 2 * e.num() + 2 + 4 * rows * e.chosen;
+}
 
 // Choose experts by scores (rows, experts), which become probabilities; on one thread.
-Routes choose(const Experts& e, int rows, float* scores, int* room) {
+template <class T> Routes choose(const Experts<T>& e, int rows, float* scores, int* room) {
   const int num = int(e.num()), chosen = int(e.chosen), slots = rows * chosen;
   int *expert = room, *begin = expert + num, *row = begin + num + 1, *best = row + slots;
   float *weight = reinterpret_cast<float*>(best + slots), *share = weight + slots;
@@ -65,8 +67,8 @@ Routes choose(const Experts& e, int rows, float* scores, int* room) {
   return {groups, expert, begin, row, weight};
 }
 
-inline Linear of_expert(Linear linear, int64_t floats) {
-  linear.weight += floats;
+template <class T> Linear<T> of_expert(Linear<T> linear, int64_t weights) {
+  linear.weight += weights;
   return linear;
 }
 
@@ -87,7 +89,8 @@ void activate(int64_t activation, const float* gates, int num, float* ups) {
 }
 
 // Add to hidden (rows, out) the norm of the weighted outputs of each row's experts, times `factor`. `sum` has room for as much.
-void add_outputs(const Linear& linear, int64_t stride, const Routes& routes, const float* x, const Norm& norm, float factor,
+template <class T>
+void add_outputs(const Linear<T>& linear, int64_t stride, const Routes& routes, const T* x, const Norm<T>& norm, float factor,
                  int rows, float* sum, float* hidden) {
   const int64_t width = linear.out;
   float* target = norm.weight ? sum : hidden;
@@ -115,7 +118,7 @@ void add_outputs(const Linear& linear, int64_t stride, const Routes& routes, con
 }
 
 // Compute the gated products of each row's experts from packed inputs, packed for add_outputs.
-void gate(const Experts& e, const Routes& routes, const float* inputs, float* inner) {
+template <class T> void gate(const Experts<T>& e, const Routes& routes, const T* inputs, T* inner) {
   const int64_t in = e.gate.in, width = e.gate.out, blocks = width / WIDE;
   alignas(64) float gates[MOST * WIDE], ups[MOST * WIDE];
 #pragma omp for schedule(static)
@@ -125,8 +128,7 @@ void gate(const Experts& e, const Routes& routes, const float* inputs, float* in
     outputs(of_expert(e.gate, stride), n, inputs + begin * in, count, gates);
     outputs(of_expert(e.up, stride), n, inputs + begin * in, count, ups);
     activate(e.activation, gates, count * WIDE, ups);
-    for (int m = 0; m < count; m++)
-      store(packed(inner + begin * width, count, m, width) + n * place_of(count, m).group, load(ups + m * WIDE));
+    for (int m = 0; m < count; m++) store(packed(inner + begin * width, count, m, width, n), load(ups + m * WIDE));
   }
 }
 

@@ -9,10 +9,11 @@
 
 namespace {
 
-struct Decoder {
-  Linear q, k, v, o;
-  Norm norm, q_norm, k_norm, attended_norm, ffn_norm, fed_norm;  // of queries and keys: of each head, or of all together
-  Experts experts;
+// Weights and states are of type T. What a layer adds to is float32.
+template <class T> struct Decoder {
+  Linear<T> q, k, v, o;
+  Norm<T> norm, q_norm, k_norm, attended_norm, ffn_norm, fed_norm;  // of queries and keys: of each head, or of all together
+  Experts<T> experts;
   Layer attention;
   int64_t window, turned, positions;  // 0: none; rotated dimensions of each head, 0: none; table of positions
   float residual;                     // factor of what is added to hidden
@@ -28,10 +29,10 @@ inline void turn(float* x, const float* cos, const float* sin, int64_t dim) {
   }
 }
 
-// A layer's scratch space, as offsets in floats.
+// A layer's scratch space, as offsets in floats. Numbers of type T take as much room.
 struct Scratch {
   int64_t qkv, mixed, inner, sum, partial, routes, end;
-  Scratch(const Decoder& d, int64_t rows, int64_t num_splits) {
+  template <class T> Scratch(const Decoder<T>& d, int64_t rows, int64_t num_splits) {
     qkv = rows * std::max(d.experts.chosen * d.q.in, d.q.out);  // after the packed inputs
     mixed = qkv + rows * (d.q.out + d.k.out + d.v.out);
     inner = mixed + rows * d.q.out;
@@ -43,10 +44,11 @@ struct Scratch {
 };
 
 // Compute queries, keys and values (rows, heads, dim); store keys and values in their sessions. cos, sin: (rows, turned)
-void project(const Step& step, const Decoder& d, const float* cos, const float* sin, const float* inputs, float* qkv) {
+template <class T>
+void project(const Step& step, const Decoder<T>& d, const float* cos, const float* sin, const T* inputs, float* qkv) {
   const int rows = int(step.num_rows);
   const int64_t dim = d.attention.key_dim, num_q = d.q.out / dim, num_kv = d.attention.heads, num = num_q + 2 * num_kv;
-  const Linear* parts[] = {&d.q, &d.k, &d.v};
+  const Linear<T>* parts[] = {&d.q, &d.k, &d.v};
   alignas(64) float result[MOST * WIDE];
 #pragma omp for schedule(static)
   for (int64_t n = 0; n < num * dim; n += WIDE) {
@@ -72,16 +74,17 @@ void project(const Step& step, const Decoder& d, const float* cos, const float* 
     if (d.turned && !is_v) turn(x, cos + m * d.turned, sin + m * d.turned, d.turned);
     if (is_q) continue;
     const int64_t token = step.token(m), span = step.span(token), kv = head - num_q - (is_v ? num_kv : 0);
-    float* states = step.states<float>(span, is_v) + (kv * step.capacity(span) + step.position(token)) * dim;
-    std::memcpy(states, x, dim * sizeof(float));
+    T* states = step.states<T>(span, is_v) + (kv * step.capacity(span) + step.position(token)) * dim;
+    for (int64_t d = 0; d < dim; d += LANES) store(states + d, load(x + d));
   }
 }
 
 // Compute the feed-forward part on hidden (rows, hidden), in place. `shared` is seen by all threads.
-void feed(const Decoder& d, const Scratch& at, int rows, AllRows& everyone, Routes* shared, float* scratch, float* hidden) {
-  const Experts& e = d.experts;
+template <class T>
+void feed(const Decoder<T>& d, const Scratch& at, int rows, AllRows& everyone, Routes* shared, float* scratch, float* hidden) {
+  const Experts<T>& e = d.experts;
   const int64_t in = e.gate.in;
-  float* inputs = scratch;
+  T *inputs = reinterpret_cast<T*>(scratch), *inner = reinterpret_cast<T*>(scratch + at.inner);
   Routes routes = everyone.routes();
   if (e.router.weight) {
     alignas(64) float result[MOST * WIDE];
@@ -91,7 +94,7 @@ void feed(const Decoder& d, const Scratch& at, int rows, AllRows& everyone, Rout
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < e.router.out; n += WIDE) {
       const int num = outputs(e.router, n, inputs, rows, result);
-      for (int m = 0; m < rows; m++) std::copy_n(result + m * WIDE, num, scores + m * e.router.out + n);
+      for (int m = 0; m < rows; m++) store_some(scores + m * e.router.out + n, result + m * WIDE, num);
     }
 #pragma omp single
     *shared = choose(e, rows, scores, reinterpret_cast<int*>(scores + rows * e.router.out));
@@ -103,24 +106,26 @@ void feed(const Decoder& d, const Scratch& at, int rows, AllRows& everyone, Rout
     const int begin = routes.begin[group];
     pack(hidden + routes.row[slot] * in, d.ffn_norm, routes.begin[group + 1] - begin, slot - begin, in, inputs + begin * in);
   }
-  gate(e, routes, inputs, scratch + at.inner);
-  add_outputs(e.down, e.down_stride, routes, scratch + at.inner, d.fed_norm, d.residual, rows, scratch + at.sum, hidden);
+  gate(e, routes, inputs, inner);
+  add_outputs(e.down, e.down_stride, routes, inner, d.fed_norm, d.residual, rows, scratch + at.sum, hidden);
 }
 
 // Compute one layer on hidden (rows, hidden), in place; inside a parallel region. cos, sin: (tables, rows, turned)
-void decode(const Step& step, const Decoder& d, const float* cos, const float* sin, int64_t num_splits, Routes* shared,
+template <class T>
+void decode(const Step& step, const Decoder<T>& d, const float* cos, const float* sin, int64_t num_splits, Routes* shared,
             float* scratch, float* hidden) {
   const int rows = int(step.num_rows);
   const int64_t dim = d.attention.key_dim, width = d.q.out + d.k.out + d.v.out, table = d.positions * rows * d.turned;
   const Scratch at(d, rows, num_splits);
-  float *inputs = scratch, *qkv = scratch + at.qkv, *mixed = scratch + at.mixed;
+  T *inputs = reinterpret_cast<T*>(scratch), *mixed = reinterpret_cast<T*>(scratch + at.mixed);
+  float* qkv = scratch + at.qkv;
   AllRows everyone(rows);
 #pragma omp for schedule(static)
   for (int m = 0; m < rows; m++) pack(hidden + m * d.q.in, d.norm, rows, m, d.q.in, inputs);
   project(step, d, cos + table, sin + table, inputs, qkv);
-  attend_share<float>(step, d.attention, qkv, dim, width, nullptr, num_splits, scratch + at.partial, mixed);
+  attend_share<T>(step, d.attention, qkv, dim, width, nullptr, num_splits, scratch + at.partial, mixed);
 #pragma omp for schedule(static)
-  for (int m = 0; m < rows; m++) pack(mixed + m * d.o.in, Norm{}, rows, m, d.o.in, inputs);
+  for (int m = 0; m < rows; m++) pack(mixed + m * d.o.in, rows, m, d.o.in, inputs);
   add_outputs(d.o, 0, everyone.routes(), inputs, d.attended_norm, d.residual, rows, scratch + at.sum, hidden);
   feed(d, at, rows, everyone, shared, scratch, hidden);
 }

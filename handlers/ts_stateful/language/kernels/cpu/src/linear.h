@@ -2,7 +2,7 @@
 //
 // A linear layer of few rows is bound by reading its weights. They are read in place, once for all rows: an output after the
 // other for up to three rows, four outputs at a time for more. The inputs are read for every output, so they are packed into
-// reading order.
+// reading order, as numbers of the weights' type T. Sums are float32.
 
 #pragma once
 
@@ -12,68 +12,67 @@ namespace {
 
 constexpr int MOST = 64;   // rows
 constexpr int WIDE = 16;   // outputs of a linear layer that a thread computes at once
-constexpr int FAR = 2048;  // weights between one that is read and one that is prefetched, where they are read in turn
+constexpr int FAR = 128;   // vectors between one that is read and one that is prefetched, where they are read in turn
 constexpr int MANY = 24;   // rows whose inputs stay in the fastest cache while a layer's weights are read; more are taken
 constexpr int SOME = 16;   // so many at a time
 
-struct Linear { const float *weight, *bias; int64_t in, out; };  // (out, in), (out,) or null
-struct Norm { const float* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none
+template <class T> struct Linear { const T *weight, *bias; int64_t in, out; };  // (out, in), (out,) or null
+template <class T> struct Norm { const T* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none
 
-// Rows are packed in groups of 4, then 2, then 1; a group of M as (in / LANES, M, LANES).
+// Rows are packed in groups of 4, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH).
 struct Place { int begin, group; };
 inline Place place_of(int rows, int m) {
   const int fours = rows / 4 * 4, twos = rows / 2 * 2;
   if (m < fours) return {m / 4 * 4, 4};
   return m < twos ? Place{fours, 2} : Place{twos, 1};
 }
-inline float* packed(float* target, int rows, int m, int64_t in) {  // row m's first LANES; the next are `group` vectors further
+template <class T> inline T* packed(T* target, int rows, int m, int64_t in, int64_t d) {  // where number d of row m is
   const Place place = place_of(rows, m);
-  return target + place.begin * in + (m - place.begin) * LANES;
+  return target + place.begin * in + (m - place.begin + d / WIDTH<T> * place.group) * WIDTH<T> + d % WIDTH<T>;
 }
 
-inline V norm_scale(const Norm& norm, const float* x) {
+template <class T> inline V norm_scale(const Norm<T>& norm, const float* x) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t d = 0; d < norm.dim; d++) sum += x[d] * x[d];
   return all(1 / std::sqrt(sum / float(norm.dim) + norm.epsilon));
 }
-inline V normed(const Norm& norm, const float* x, int64_t d, V scale) {
+template <class T> inline V normed(const Norm<T>& norm, const float* x, int64_t d, V scale) {
   return mul(add(load(norm.weight + d), all(norm.offset)), mul(load(x + d), scale));
 }
 
-void normalize(const Norm& norm, float* x) {
+template <class T> void normalize(const Norm<T>& norm, float* x) {
   const V scale = norm_scale(norm, x);
   for (int64_t d = 0; d < norm.dim; d += LANES) store(x + d, normed(norm, x, d, scale));
 }
 
-void pack(const float* x, const Norm& norm, int rows, int m, int64_t in, float* target) {
-  const int group = place_of(rows, m).group;
-  target = packed(target, rows, m, in);
-  if (norm.weight) {
-    const V scale = norm_scale(norm, x);
-    for (int64_t d = 0; d < in; d += LANES) store(target + d * group, normed(norm, x, d, scale));
-  } else {
-    for (int64_t d = 0; d < in; d += LANES) store(target + d * group, load(x + d));
-  }
+// Pack row m, its norm if there is one.
+template <class T> void pack(const float* x, const Norm<T>& norm, int rows, int m, int64_t in, T* target) {
+  const V scale = norm.weight ? norm_scale(norm, x) : zero();
+  for (int64_t d = 0; d < in; d += LANES)
+    store(packed(target, rows, m, in, d), norm.weight ? normed(norm, x, d, scale) : load(x + d));
+}
+template <class T> void pack(const T* x, int rows, int m, int64_t in, T* target) {
+  for (int64_t d = 0; d < in; d += WIDTH<T>) std::memcpy(packed(target, rows, m, in, d), x + d, WIDTH<T> * sizeof(T));
 }
 
 // Products of WIDE rows of weights and a group of M inputs; result[m][n]. One row after the other: so the memory is read fastest.
-template <int M> void multiply_in_turn(const float* __restrict w, const float* __restrict x, int64_t in, float* result) {
-  constexpr int CHAINS = M == 1 ? 4 : 2;
+template <int M, class T> void multiply_in_turn(const T* __restrict w, const T* __restrict x, int64_t in, float* result) {
+  constexpr int CHAINS = M == 1 ? 4 : 2, STEP = WIDTH<T>;
   V products[M][WIDE];
   for (int n = 0; n < WIDE; n++, w += in) {
     V sum[CHAINS][M];
     for (int c = 0; c < CHAINS; c++) for (int m = 0; m < M; m++) sum[c][m] = zero();
     int64_t k = 0;
-    for (; k + CHAINS * LANES <= in; k += CHAINS * LANES)
+    for (; k + CHAINS * STEP <= in; k += CHAINS * STEP)
       for (int c = 0; c < CHAINS; c++) {
-        const int64_t at = k + c * LANES;
-        const V weights = held(load(w + at));
-        __builtin_prefetch(w + at + FAR);
-        for (int m = 0; m < M; m++) sum[c][m] = fma(weights, load(x + at * M + m * LANES), sum[c][m]);
+        const int64_t at = k + c * STEP;
+        const auto weights = held(whole(w + at));
+        __builtin_prefetch(w + at + FAR * STEP);
+        for (int m = 0; m < M; m++) sum[c][m] = dot(weights, whole(x + at * M + m * STEP), sum[c][m]);
       }
-    for (; k < in; k += LANES)
-      for (int m = 0; m < M; m++) sum[0][m] = fma(load(w + k), load(x + k * M + m * LANES), sum[0][m]);
+    for (; k < in; k += STEP)
+      for (int m = 0; m < M; m++) sum[0][m] = dot(whole(w + k), whole(x + k * M + m * STEP), sum[0][m]);
     for (int m = 0; m < M; m++) {
       for (int c = 1; c < CHAINS; c++) sum[0][m] = add(sum[0][m], sum[c][m]);
       products[m][n] = sum[0][m];
@@ -83,17 +82,17 @@ template <int M> void multiply_in_turn(const float* __restrict w, const float* _
 }
 
 // Products of N rows of weights and a group of M inputs; result[m][n]. Prefetch P rows of weights from `ahead` on.
-template <int N, int M, int P>
-inline void multiply(const float* __restrict w, const float* __restrict x, int64_t in, const float* ahead, float* result) {
+template <int N, int M, int P, class T>
+inline void multiply(const T* __restrict w, const T* __restrict x, int64_t in, const T* ahead, float* result) {
   V sum[LANES];
   for (int i = 0; i < LANES; i++) sum[i] = zero();
-  for (int64_t k = 0; k < in; k += LANES, x += M * LANES) {
-    V weights[N];
-    for (int n = 0; n < N; n++) weights[n] = held(load(w + n * in + k));
+  for (int64_t k = 0; k < in; k += WIDTH<T>, x += M * WIDTH<T>) {
+    decltype(whole(w)) weights[N];
+    for (int n = 0; n < N; n++) weights[n] = held(whole(w + n * in + k));
     for (int m = 0; m < M; m++) {
       for (int p = m; p < P; p += M) __builtin_prefetch(ahead + p * in + k);
-      const V input = held(load(x + m * LANES));
-      for (int n = 0; n < N; n++) sum[m * N + n] = fma(weights[n], input, sum[m * N + n]);
+      const auto input = held(whole(x + m * WIDTH<T>));
+      for (int n = 0; n < N; n++) sum[m * N + n] = dot(weights[n], input, sum[m * N + n]);
     }
   }
   alignas(64) float lanes[LANES];
@@ -101,8 +100,8 @@ inline void multiply(const float* __restrict w, const float* __restrict x, int64
   for (int m = 0; m < M; m++) for (int n = 0; n < N; n++) result[m * WIDE + n] = lanes[m * N + n];
 }
 
-template <int N, int M>
-void multiply_group(const float* w, const float* x, int64_t in, const float* ahead, int num_ahead, float* result) {
+template <int N, int M, class T>
+void multiply_group(const T* w, const T* x, int64_t in, const T* ahead, int num_ahead, float* result) {
   if (num_ahead == 0) multiply<N, M, 0>(w, x, in, ahead, result);
   else if (num_ahead == 1) multiply<N, M, 1>(w, x, in, ahead, result);
   else if (num_ahead == 2) multiply<N, M, 2>(w, x, in, ahead, result);
@@ -110,11 +109,11 @@ void multiply_group(const float* w, const float* x, int64_t in, const float* ahe
 }
 
 // Each group of inputs prefetches its share of the next N rows of weights: all at once would wait for the memory.
-template <int N> void multiply_rows(const float* w, const float* x, int rows, int64_t in, bool is_first, float* result) {
+template <int N, class T> void multiply_rows(const T* w, const T* x, int rows, int64_t in, bool is_first, float* result) {
   const int groups = rows / 4 + rows % 4 / 2 + rows % 2;
   for (int m = 0, g = 0; m < rows; g++) {
     const int group = place_of(rows, m).group, first = g * N / groups, num = is_first ? (g + 1) * N / groups - first : 0;
-    const float *inputs = x + m * in, *ahead = w + (N + first) * in;
+    const T *inputs = x + m * in, *ahead = w + (N + first) * in;
     if (group == 4) multiply_group<N, 4>(w, inputs, in, ahead, num, result + m * WIDE);
     else if (group == 2) multiply_group<N, 2>(w, inputs, in, ahead, num, result + m * WIDE);
     else multiply_group<N, 1>(w, inputs, in, ahead, num, result + m * WIDE);
@@ -123,17 +122,17 @@ template <int N> void multiply_rows(const float* w, const float* x, int rows, in
 }
 
 // Store output n + i of row m in result[m][i], i < WIDE, from packed inputs; return how many of the WIDE exist.
-int outputs(const Linear& linear, int64_t n, const float* x, int rows, float* result) {
+template <class T> int outputs(const Linear<T>& linear, int64_t n, const T* x, int rows, float* result) {
   const int64_t in = linear.in;
   const int num = int(std::min<int64_t>(WIDE, linear.out - n)), fours = num / 4 * 4;
-  const float* w = linear.weight + n * in;
+  const T* w = linear.weight + n * in;
   if (rows <= 3 && num == WIDE) {
     if (rows >= 2) multiply_in_turn<2>(w, x, in, result);
     if (rows % 2) multiply_in_turn<1>(w, x + (rows - 1) * in, in, result + (rows - 1) * WIDE);
   } else {
     const int most = rows <= MANY ? rows : SOME;
     for (int m = 0; m < rows; m += most) {
-      const float* inputs = x + m * in;
+      const T* inputs = x + m * in;
       const int some = std::min(most, rows - m);
       float* target = result + m * WIDE;
       int i = 0;
@@ -142,7 +141,7 @@ int outputs(const Linear& linear, int64_t n, const float* x, int rows, float* re
     }
   }
   if (linear.bias)
-    for (int m = 0; m < rows; m++) for (int i = 0; i < num; i++) result[m * WIDE + i] += linear.bias[n + i];
+    for (int m = 0; m < rows; m++) for (int i = 0; i < num; i++) result[m * WIDE + i] += number(linear.bias[n + i]);
   return num;
 }
 

@@ -1,4 +1,4 @@
-// Vectors of float32 in registers, and operations on them: AVX-512 intrinsics, elsewhere loops that the compiler vectorizes.
+// Vectors in registers, and operations on them: AVX-512 intrinsics, elsewhere loops that the compiler vectorizes.
 
 #pragma once
 
@@ -15,10 +15,20 @@ namespace {
 constexpr int LANES = 16;  // of a vector; dimensions are multiples of it
 
 struct bfloat16 { uint16_t bits; };
+template <class T> constexpr int WIDTH = LANES * 4 / int(sizeof(T));  // numbers in the bytes of a vector
 
-// A vector of LANES numbers.
+inline float number(float x) { return x; }
+inline float number(bfloat16 x) {
+  const uint32_t bits = uint32_t(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// A vector of LANES numbers, and one of twice as many bfloat16.
 #ifdef __AVX512F__
 using V = __m512;
+using Pairs = __m512i;
 inline V zero() { return _mm512_setzero_ps(); }
 inline V all(float x) { return _mm512_set1_ps(x); }
 inline V load(const float* p) { return _mm512_loadu_ps(p); }
@@ -26,12 +36,25 @@ inline V load(const bfloat16* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
+inline V whole(const float* p) { return load(p); }
+inline Pairs whole(const bfloat16* p) { return _mm512_loadu_si512(p); }
 inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
 inline V add(V x, V y) { return _mm512_add_ps(x, y); }
 inline V mul(V x, V y) { return _mm512_mul_ps(x, y); }
 inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
+// z and the products of x and y; of two neighbors in each lane.
+inline V dot(V x, V y, V z) { return fma(x, y, z); }
+inline V dot(Pairs x, Pairs y, V z) {
+#ifdef __AVX512BF16__
+  return _mm512_dpbf16_ps(z, (__m512bh)x, (__m512bh)y);
+#else
+  const auto first = [](Pairs p) { return _mm512_castsi512_ps(_mm512_slli_epi32(p, 16)); };
+  const auto second = [](Pairs p) { return _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32(-65536))); };
+  return fma(second(x), second(y), fma(first(x), first(y), z));
+#endif
+}
 // Keep x in a register. Else GCC reads it from memory for each use, and then loads take longer than the arithmetic.
-inline V held(V x) {
+template <class X> inline X held(X x) {
   __asm__("" : "+v"(x));
   return x;
 }
@@ -48,20 +71,21 @@ inline V sums(const V* x) {
 }
 #else
 struct V { float lane[LANES]; };
+struct Pairs { V first, second; };
 #define EACH _Pragma("omp simd") for (int i = 0; i < LANES; i++)
 inline V all(float x) { V r; EACH r.lane[i] = x; return r; }
 inline V zero() { return all(0); }
 inline V load(const float* p) { V r; std::memcpy(&r, p, sizeof r); return r; }
-inline V load(const bfloat16* p) {
-  V r;
-  for (int i = 0; i < LANES; i++) { const uint32_t bits = uint32_t(p[i].bits) << 16; std::memcpy(&r.lane[i], &bits, 4); }
-  return r;
-}
+inline V load(const bfloat16* p) { V r; EACH r.lane[i] = number(p[i]); return r; }
+inline V whole(const float* p) { return load(p); }
+inline Pairs whole(const bfloat16* p) { return {load(p), load(p + LANES)}; }
 inline void store(float* p, V x) { std::memcpy(p, &x, sizeof x); }
 inline V add(V x, V y) { V r; EACH r.lane[i] = x.lane[i] + y.lane[i]; return r; }
 inline V mul(V x, V y) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i]; return r; }
 inline V fma(V x, V y, V z) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i] + z.lane[i]; return r; }
-inline V held(V x) { return x; }
+inline V dot(V x, V y, V z) { return fma(x, y, z); }
+inline V dot(Pairs x, Pairs y, V z) { return fma(x.second, y.second, fma(x.first, y.first, z)); }
+template <class X> inline X held(X x) { return x; }
 inline V sums(const V* x) {
   V r = zero();
   for (int j = 0; j < LANES; j++) for (int i = 0; i < LANES; i++) r.lane[i] += x[i].lane[j];
@@ -69,14 +93,27 @@ inline V sums(const V* x) {
 }
 #endif
 
+// Rounds to the nearest, ties to even.
 inline void store(bfloat16* p, V x) {
+#ifdef __AVX512BF16__
+  const __m256bh rounded = _mm512_cvtneps_pbh(x);
+  std::memcpy(p, &rounded, sizeof rounded);
+#else
   float lanes[LANES];
   store(lanes, x);
   for (int i = 0; i < LANES; i++) {
     uint32_t bits;
     std::memcpy(&bits, &lanes[i], 4);
-    p[i].bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to the nearest, ties to even
+    p[i].bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
   }
+#endif
+}
+
+// Store `num` of the LANES numbers that x has room for.
+template <class T> void store_some(T* p, const float* x, int num) {
+  T all[LANES];
+  store(all, load(x));
+  std::copy_n(all, num, p);
 }
 
 // e to the x for x <= 0, to 1e-7 (Cephes' polynomial); loops over it become vectors.
