@@ -75,7 +75,8 @@ class TokenHistory:
     def match(self, most: int) -> Match:
         """Return up to `most` ids that followed where the last ids occurred before: most of them, and at last."""
         ids = self._ids[: self._size]
-        ends = np.flatnonzero(ids[_CERTAIN - 1 : -1] == ids[-1:]) + _CERTAIN - 1
+        (ends,) = (ids[_CERTAIN - 1 : -1] == ids[-1:]).nonzero()
+        ends += _CERTAIN - 1
         length = 1
         while len(ends) and length < _CERTAIN:
             longer = ends[ids[ends - length] == ids[-1 - length]]

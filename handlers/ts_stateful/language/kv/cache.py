@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ts_stateful.language.kv.memory import Memory
@@ -111,7 +113,7 @@ class Snapshot:
 class KVCache:
     """Keys and values of one session, of which the first `length` tokens are valid.
 
-    `keys[i]` and `values[i]` are `(heads, capacity, dim)`. They stay at `addresses[i]` until the cache grows or moves, so a
+    `keys[i]` and `values[i]` are `(heads, capacity, dim)`. They stay at `addresses` until the cache grows or moves, so a
     batched step reads and writes many sessions in place. Before a forward pass call `reserve`. Write after `length`, and set
     `length` when the pass succeeded. Sliding-window layers keep all tokens too, so a session can be cut back to any length.
     With recurrent layers it goes back to a length for which `recurrent` has states, the next shorter one. `indexes[i]` are the
@@ -125,7 +127,7 @@ class KVCache:
     keys: list[Tensor]
     values: list[Tensor]
     indexes: list[Tensor]
-    addresses: Tensor  # (layers, 2), int64, on the host
+    addresses: NDArray[np.int64]  # of the first layer's keys, its values, the next one's keys, ...
     _memory: Memory
     _written: int  # the highest token since memory was last released
     _arrival: torch.cuda.Event | None  # when all copies from a GPU have reached the host
@@ -254,9 +256,8 @@ class KVCache:
             self._snapshot.release()  # or it would keep the old memory
         self.device, self.capacity = device, capacity
         self.keys, self.values, self.indexes = keys, values, indexes
-        self.addresses = torch.tensor(
-            [part.data_ptr() for pair in zip(keys, values, strict=True) for part in pair]
-        ).view(-1, 2)
+        pairs = zip(keys, values, strict=True)
+        self.addresses = np.array([part.data_ptr() for pair in pairs for part in pair], np.int64)
         self._memory, self._written, self._arrival = memory, self.length, arrival
 
     def _cut_snapshot(self, length: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,9 +118,9 @@ class Table:
             *rows,
             *(span.kv.capacity for span in spans),
         ]
-        addresses = torch.stack([span.kv.addresses for span in spans], dim=-1)
-        buffer = torch.cat([torch.tensor(numbers), addresses.flatten()])
-        return cls(buffer, sum(counts), len(rows), len(spans))
+        addresses = np.array([span.kv.addresses for span in spans]).T.ravel()
+        buffer = np.concatenate([np.array(numbers, np.int64), addresses])
+        return cls(torch.from_numpy(buffer), sum(counts), len(rows), len(spans))
 
     @property
     def positions(self) -> Tensor:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
+from ts_stateful.language.kernels.cpu.rotary import Rotary
 
 __all__ = ["Decoder", "UnknownDecoderError", "find_decoder"]
 
@@ -81,17 +82,15 @@ class UnknownDecoderError(ValueError):
 class Decoder:
     """The parts of a recognized network, as it has them, and the numbers between them.
 
-    `modules` take part in a step: if one of them has a hook, the stock network must run. `kinds` are the kinds of layers that
-    differ in their positions, and `[None]` where all have the same.
+    `modules` take part in a step: if one of them has a hook, the stock network must run.
     """
 
     embeddings: nn.Embedding
-    rotary: Any
+    rotary: Rotary
     layers: list[Any]
     norm: nn.Module
     head: nn.Linear
     modules: list[nn.Module]
-    kinds: list[str | None]
     norm_offset: float
     embedding_factor: float
     logit_divisor: float
@@ -102,16 +101,9 @@ class Decoder:
         embedded: Tensor = self.embeddings(torch.tensor([ids]))
         return embedded * self.embedding_factor if self.embedding_factor != 1 else embedded
 
-    def turns(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of each kind of layer, `(kinds, tokens, rotated dimensions)` each."""
-        found = [self.rotary(hidden, positions, *filter(None, (kind,))) for kind in self.kinds]
-        if len(found) == 1:
-            return found[0][0].contiguous(), found[0][1].contiguous()
-        return torch.cat([cos for cos, _ in found]), torch.cat([sin for _, sin in found])
-
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits `(tokens, vocabulary)` after the last layer's outputs `(tokens, hidden)`."""
-        logits: Tensor = self.head(self.norm(hidden))
+        """Return the logits `(tokens, vocabulary)` after the last norm's outputs `(tokens, hidden)`."""
+        logits: Tensor = self.head(hidden)
         if self.logit_divisor != 1:
             logits = logits / self.logit_divisor
         if self.logit_cap is not None:
@@ -138,19 +130,18 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         _demand(not module.training, module, "is in training")
         kinds = {type(parameter) for parameter in module._parameters.values()}
         _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
-    for parameter in model.layers.parameters():
+    for parameter in (*model.layers.parameters(), *model.norm.parameters()):
         plain = parameter.dtype is network.dtype and _is_plain(parameter)
         _demand(plain, model, f"has weights that are not plain {network.dtype}")
     _demand(type(head) in (nn.Linear, CompiledLinear), head)
     _demand(len(model.layers) == config.num_hidden_layers, model.layers)
     return Decoder(
         embeddings=model.embed_tokens,
-        rotary=model.rotary_emb,
+        rotary=Rotary(model.rotary_emb),
         layers=list(model.layers),
         norm=model.norm,
         head=head,
         modules=modules,
-        kinds=list(getattr(model.rotary_emb, "layer_types", [None])),
         norm_offset=_DECODERS[type(model).__name__],
         embedding_factor=getattr(model, "embedding_multiplier", 1.0),
         logit_divisor=getattr(config, "logits_scaling", 1.0),

@@ -16,7 +16,7 @@ from ts_stateful.language.kernels.cpu.decoder_layout import (
     UnknownDecoderError,
     find_decoder,
 )
-from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts
+from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts, NormFacts
 from ts_stateful.language.kernels.cpu.library import (
     StepFacts,
     cache_folder,
@@ -55,7 +55,7 @@ class FusedLayers:
     """The logits of steps, from a stock network's own weights, which must stay where they are.
 
     A stock decoder layer is some thirty operators, whose overhead exceeds their work when there are few rows. `src/layer.h`
-    computes all layers in one call. Embeddings, rotary positions, the last norm and the output layer stay the network's
+    computes all layers and the last norm in one call. Embeddings, rotary positions and the output layer stay the network's
     modules. What layers add to is float32, also in a bfloat16 network. `windows` are the layers' attention windows in tokens,
     None for all. Used by one thread.
 
@@ -80,12 +80,13 @@ class FusedLayers:
         self._hooks = [
             hooks for m in decoder.modules for hooks in (m._forward_hooks, m._forward_pre_hooks)
         ]
-        turned = decoder.turns(torch.zeros(1, 1), torch.zeros(1, 1))[0].shape[-1]
+        turned = decoder.rotary(torch.zeros(1, 1), torch.tensor([[0]]))[0].shape[-1]
         layers = [
             LayerFacts.of(decoder, *each, turned)
             for each in zip(decoder.layers, layout.layers, windows, strict=True)
         ]
         self._layers = (LayerFacts * len(layers))(*layers)
+        self._norm = NormFacts.of(decoder.norm, decoder.norm_offset)
         self._heads = min(shape.heads for shape in layout.layers)
         self._group = max(layer.attention.group for layer in layers)
         self._functions = functions_for(library, layout.dtype)
@@ -109,7 +110,7 @@ class FusedLayers:
         """Compute few tokens; return the logits after those to keep, None if there are none."""
         table = Table.of(rows.spans, all_rows=True)
         embedded = self._decoder.embed(rows.ids)
-        cos, sin = self._decoder.turns(embedded, rows.positions)
+        cos, sin = self._decoder.rotary(embedded, rows.positions)
         hidden = embedded.float()
         self._decode(hidden, cos.float(), sin.float(), table)
         hidden = hidden[0].to(embedded.dtype)
@@ -120,7 +121,7 @@ class FusedLayers:
         return self._decoder.logits(hidden)
 
     def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:
-        """Compute all layers on `hidden` `(1, rows, hidden)`, in place; all are float32."""
+        """Compute all layers and the last norm on `hidden` `(1, rows, hidden)`, in place; all are float32."""
         splits = num_splits(table, self._heads, self._group)
         step, layers, count = self._step, self._layers, len(self._layers)
         step.table, step.num_tokens = table.buffer.data_ptr(), table.num_tokens
@@ -131,6 +132,7 @@ class FusedLayers:
             count,
             cos.data_ptr(),
             sin.data_ptr(),
+            ctypes.byref(self._norm),
             splits,
             torch.get_num_threads(),
             self._room(self._functions.decode_scratch(layers, count, table.num_rows, splits)),

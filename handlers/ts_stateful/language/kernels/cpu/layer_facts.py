@@ -18,13 +18,13 @@ from ts_stateful.language.kernels.cpu.library import (
 )
 from ts_stateful.language.kv.cache import LayerShape
 
-__all__ = ["LayerFacts"]
+__all__ = ["LayerFacts", "NormFacts"]
 
 _WORD: Final = ctypes.c_int64
 _ACTIVATIONS: Final = {nn.SiLU: 0, SiLUActivation: 0, GELUTanh: 1}
 
 
-class _NormFacts(ctypes.Structure):
+class NormFacts(ctypes.Structure):
     """`Norm`: of root mean squares, times its weights and an offset of them; without weights there is none."""
 
     _fields_ = [
@@ -35,7 +35,7 @@ class _NormFacts(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, norm: Any, offset: float) -> _NormFacts:
+    def of(cls, norm: Any, offset: float) -> NormFacts:
         """Describe a stock norm; None is none."""
         if norm is None:
             return cls()
@@ -96,8 +96,8 @@ class LayerFacts(ctypes.Structure):
 
     _fields_ = [
         *((name, LinearFacts) for name in "qkvo"),
-        *((name, _NormFacts) for name in ("norm", "q_norm", "k_norm")),
-        *((name, _NormFacts) for name in ("attended_norm", "ffn_norm", "fed_norm")),
+        *((name, NormFacts) for name in ("norm", "q_norm", "k_norm")),
+        *((name, NormFacts) for name in ("attended_norm", "ffn_norm", "fed_norm")),
         ("experts", _ExpertFacts),
         ("attention", AttentionFacts),
         *((name, _WORD) for name in ("window", "turned", "positions")),
@@ -116,17 +116,17 @@ class LayerFacts(ctypes.Structure):
             UnknownDecoderError: the kernels do not support its dimensions or its activation.
         """
         attention, dtype = layer.self_attn, decoder.embeddings.weight.dtype
-        dim = attention.head_dim
+        dim, kinds = attention.head_dim, decoder.rotary.kinds
         facts = cls(
             *_projections(attention, dtype),
             experts=_ExpertFacts.of(layer.mlp, dtype),
             window=window or 0,
             turned=turned if getattr(attention, "use_rope", True) else 0,
-            positions=_positions(decoder, attention),
+            positions=kinds.index(attention.layer_type) if kinds[0] else 0,
             residual=getattr(layer, "residual_multiplier", 1.0),
         )
         for name, norm in _norms(layer).items():
-            setattr(facts, name, _NormFacts.of(norm, decoder.norm_offset))
+            setattr(facts, name, NormFacts.of(norm, decoder.norm_offset))
         cap = getattr(attention, "attn_logit_softcapping", None) or 0.0
         group = facts.q.out // facts.k.out
         facts.attention = AttentionFacts(
@@ -172,7 +172,3 @@ def _norms(layer: Any) -> dict[str, Any]:
         }
     norms = {place: getattr(layer, name, None) for place, name in names.items()}
     return norms | {name: getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")}
-
-
-def _positions(decoder: Decoder, attention: Any) -> int:
-    return 0 if len(decoder.kinds) == 1 else decoder.kinds.index(attention.layer_type)

@@ -177,7 +177,7 @@ def functions_for(library: ctypes.CDLL, dtype: torch.dtype) -> Functions:
         decode_layers=declared(
             "decode_layers",
             None,
-            *(address, address, word, address, address, word, word, address, address),
+            *(address, address, word, address, address, address, word, word, address, address),
         ),
         multiply_linear=declared(
             "multiply_linear", None, *(address, address, word, word, address, address)

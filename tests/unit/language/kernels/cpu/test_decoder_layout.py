@@ -65,12 +65,17 @@ def _half(network: Any) -> None:
     network.model.layers[0].mlp.to(torch.bfloat16)
 
 
+def _half_at_last(network: Any) -> None:
+    network.model.norm.to(torch.bfloat16)
+
+
 def _training(network: Any) -> None:
     network.model.layers[0].train()
 
 
 @pytest.mark.parametrize(
-    "change", [_activation, _linear, _norm, _layer, _dropped, _forward, _half, _training]
+    "change",
+    [_activation, _linear, _norm, _layer, _dropped, _forward, _half, _half_at_last, _training],
 )
 def test_a_network_that_was_changed_is_not(change: Callable[[Any], None]) -> None:
     """Any changed part prevents recognition."""

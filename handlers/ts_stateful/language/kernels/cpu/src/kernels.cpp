@@ -18,9 +18,9 @@
     return decode_scratch(layers, num_layers, rows, splits);                                                                \
   }                                                                                                                         \
   extern "C" void decode_layers_##NAME(const Step* step, const Decoder<T>* layers, int64_t num_layers, const float* cos,    \
-                                       const float* sin, int64_t splits, int64_t num_threads, float* scratch,               \
-                                       float* hidden) {                                                                     \
-    decode_layers(*step, layers, num_layers, cos, sin, splits, int(num_threads), scratch, hidden);                          \
+                                       const float* sin, const Norm<T>* norm, int64_t splits, int64_t num_threads,          \
+                                       float* scratch, float* hidden) {                                                     \
+    decode_layers(*step, layers, num_layers, cos, sin, *norm, splits, int(num_threads), scratch, hidden);                   \
   }                                                                                                                         \
   extern "C" void multiply_linear_##NAME(const Linear<T>* linear, const T* x, int64_t rows, int64_t num_threads,            \
                                          T* scratch, T* y) {                                                                \
@@ -36,17 +36,22 @@ template <class T> int64_t decode_scratch(const Decoder<T>* layers, int64_t num_
   return most;
 }
 
-// Compute all decoder layers on hidden (rows, hidden), in place. cos, sin: (tables, rows, turned). Every token of the step is a row.
+// Compute all decoder layers and the last norm on hidden (rows, hidden), in place. cos, sin: (tables, rows, turned). Every token
+// of the step is a row.
 template <class T>
 void decode_layers(const Step& step, const Decoder<T>* layers, int64_t num_layers, const float* cos, const float* sin,
-                   int64_t num_splits, int num_threads, float* scratch, float* hidden) {
+                   const Norm<T>& norm, int64_t num_splits, int num_threads, float* scratch, float* hidden) {
   Routes shared{};
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
-  for (int64_t i = 0; i < num_layers; i++) {
-    Step own = step;
-    own.layer = i, own.window = layers[i].window;
-    decode(own, layers[i], cos, sin, num_splits, &shared, scratch, hidden);
+  {
+    for (int64_t i = 0; i < num_layers; i++) {
+      Step own = step;
+      own.layer = i, own.window = layers[i].window;
+      decode(own, layers[i], cos, sin, num_splits, &shared, scratch, hidden);
+    }
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < step.num_rows; m++) normalize(norm, hidden + m * norm.dim);
   }
 }
 

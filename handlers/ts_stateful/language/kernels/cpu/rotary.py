@@ -1,0 +1,42 @@
+"""Cosines and sines by which a network turns queries and keys, as its own module computes them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rotary"]
+
+# Kinds of frequencies that are the same in every step. Those of others depend on a step's last position.
+_CONSTANT: Final = frozenset({"default", "linear", "llama3", "yarn"})
+_GRAIN: Final = 1024  # positions
+
+
+class Rotary:
+    """The turns of a network's positions. A position's are computed once, and looked up from then on, where that is exact.
+
+    `kinds` are the kinds of layers that differ in their positions, and `[None]` where all have the same.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.kinds: list[str | None] = list(getattr(module, "layer_types", [None]))
+        self._module = module
+        types: Any = getattr(module, "rope_type", "")
+        self._is_constant = _CONSTANT.issuperset(types.values() if self.kinds[0] else [types])
+        self._known = torch.empty(1, 0), torch.empty(1, 0)  # (kinds, positions, rotated dimensions)
+
+    def __call__(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of each kind of layer, `(kinds, tokens, rotated dimensions)` each."""
+        if not self._is_constant or len(positions) > 1:  # M-RoPE has positions of three axes
+            return self._compute(hidden, positions)
+        last = int(positions.max())
+        if last >= self._known[0].shape[1]:
+            self._known = self._compute(hidden, torch.arange(last + last // 8 + _GRAIN)[None])
+        cos, sin = self._known
+        return cos.index_select(1, positions[0]), sin.index_select(1, positions[0])
+
+    def _compute(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        found = [self._module(hidden, positions, *filter(None, (kind,))) for kind in self.kinds]
+        return torch.cat([cos for cos, _ in found]), torch.cat([sin for _, sin in found])
