@@ -18,6 +18,7 @@ from ts_stateful.client.transports.sse import EventParser
 __all__ = ["HttpConnection", "turn_of"]
 
 _TIMEOUT_S = 120.0
+_IDLE_S = 4.0  # a server may close a connection that was not used for longer
 _DONE = b"[DONE]"  # OpenAI's end of a stream
 _JSON = {"Content-Type": "application/json"}
 
@@ -34,23 +35,28 @@ class HttpConnection:
 
     def __init__(self, host: str, port: int) -> None:
         self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        self._used_at = time.monotonic()
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[float, bytes]:
         """Return the seconds until one answer, and its body."""
+        self._wake()
         begin = time.perf_counter()
         response = self._send(path, body, headers)
         answer = response.read()
+        self._used_at = time.monotonic()
         return time.perf_counter() - begin, answer
 
     def stream(
         self, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[float, list[Event]]:
         """Return the time of sending the request, and the events of its answer."""
+        self._wake()
         sent_at = time.perf_counter()
         response = self._send(path, body, headers)
         chunks = []
         while chunk := response.read1(65536):
             chunks.append((time.perf_counter(), chunk))
+        self._used_at = time.monotonic()
         parser = EventParser()
         return sent_at, [
             Event(at, msgspec.json.decode(data))
@@ -74,6 +80,11 @@ class HttpConnection:
         if response.status != 200:
             raise RuntimeError(f"status {response.status}: {response.read()[:500]!r}")
         return response
+
+    def _wake(self) -> None:
+        """Reconnect before the clock starts if the server may have closed the connection."""
+        if time.monotonic() > self._used_at + _IDLE_S:
+            self.renew()
 
 
 def turn_of(sent_at: float, events: list[Event], field: str) -> Turn:
