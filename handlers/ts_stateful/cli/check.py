@@ -12,6 +12,7 @@ from ts_stateful.cli.models import find_model
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.check import Finding, check_file, read_document, summary
 from ts_stateful.config.edit import completed
+from ts_stateful.config.given_model import find_given_model
 from ts_stateful.config.schema import load_config
 
 __all__ = ["check"]
@@ -22,15 +23,23 @@ def check(path: Path, model_name: str | None, *, as_json: bool = False) -> bool:
 
     Raises:
         ModelUnknown: the sizes of `model_name` cannot be found.
+        ConfigError: it is a class, of no file or without states.
     """
     terminal = Terminal(sys.stdout)
-    model = find_model(model_name) if model_name is not None else None
+    model = program = None
+    if model_name is not None and Path(model_name).suffix.startswith(".py"):
+        program = find_given_model(model_name)
+    elif model_name is not None:
+        model = find_model(model_name)
     findings = check_file(path, model, None if model_name is None else Path(model_name))
     works = all(finding.severity != "error" for finding in findings)
     given = read_document(path)
     given = {} if isinstance(given, Finding) or given is None else given
     document = completed(given) if works else {}
-    holds = list(summary(load_config(document), model)) if works else []
+    config = load_config(document)
+    if program is not None and works:
+        program.require_states(config)
+    holds = summary(config, model) if works else []
     added = {key: value for key, value in document.items() if key not in given}
     if as_json:
         found: dict[str, Any] = {"ok": works, "findings": [asdict(each) for each in findings]}

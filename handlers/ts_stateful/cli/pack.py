@@ -47,11 +47,8 @@ def _contents(options: argparse.Namespace) -> tuple[Contents, list[Finding]]:
         raise ConfigError(f"no such folder: {options.files}")
     document = _document(options, model)
     config = load_config(document)
-    if model is not None and model.file is not None and config.state is None:
-        raise ConfigError(
-            f"{options.model} has no states: declare `handler.inputs`, `handler.outputs` and `handler.states` in a"
-            " configuration (--config), see docs/state.md"
-        )
+    if model is not None:
+        model.require_states(config)
     findings = check_config(config)
     if model is not None and model.folder is not None and config.state is None:
         has_template = config.handler.chat_template is not None

@@ -183,7 +183,9 @@ def _add_offline(add: Callable[[str, str, str], argparse.ArgumentParser]) -> Non
     init.add_options(add("init", "ask five questions, and write a configuration", init.EPILOG))
     check = add("check", "check a configuration and print its capacity", _CHECK_EPILOG)
     check.add_argument("file", type=Path, help="a model-config.yaml")
-    check.add_argument("--model", help="the language model: a folder, a config.json, or a hub id")
+    check.add_argument(
+        "--model", help="the model: a folder, a config.json, a hub id, or module.py:Class"
+    )
     check.add_argument("--json", action="store_true", help="print one JSON document")
     plan.add_options(add("plan", "print a configuration for a number of sessions", plan.EPILOG))
 

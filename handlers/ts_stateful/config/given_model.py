@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ts_stateful.config.schema import ConfigError
+from ts_stateful.config.schema import Config, ConfigError
 
 __all__ = ["GivenModel", "find_given_model", "resolve_model"]
 
@@ -26,6 +26,14 @@ class GivenModel:
     folder: Path | None = None
     file: Path | None = None
     config: Path | None = None
+
+    def require_states(self, config: Config) -> None:
+        """Raise ConfigError if a class is given and its configuration declares no states."""
+        if self.file is not None and config.state is None:
+            raise ConfigError(
+                f"{self.setting} has no states: declare `handler.inputs`, `handler.outputs` and `handler.states` in its"
+                " configuration, see docs/state.md"
+            )
 
 
 def find_given_model(given: str) -> GivenModel:

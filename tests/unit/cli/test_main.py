@@ -182,6 +182,16 @@ def test_check_finds_what_is_wrong(
     assert "256 sessions" in found["holds"][0]
 
 
+def test_check_takes_a_class(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `pack` and `serve` do: its sizes are in the configuration, which has to declare states."""
+    counter = repository / "examples" / "counter"
+    given = f"{counter / 'model' / 'counter.py'}:Counter"
+    assert main(["check", str(counter / "model-config.yaml"), "--model", given]) == 0
+    assert "8 bytes a sequence" in capsys.readouterr().out
+    assert main(["check", str(repository / "model-config.yaml"), "--model", given]) == 1
+    assert "counter.py:Counter has no states" in capsys.readouterr().err
+
+
 def test_an_interrupt_elsewhere_is_status_130(
     run: Run, fake: FakeSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
