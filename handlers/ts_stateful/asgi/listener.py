@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ts_stateful.asgi.settings import FrontSettings, Tls
 
@@ -89,9 +90,13 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._begin()
 
     def on_headers_complete(self) -> None:
-        """Stop the time."""
+        """Stop the time. Clients of HTTP/1.0 read no chunks, so their answers end with the connection."""
         self._end()
         super().on_headers_complete()
+        cycle: Any = self.cycle
+        if cycle is not None and self.scope["http_version"] == "1.0":
+            cycle.chunked_encoding = False
+            cycle.send = partial(_send_as_it_is, cycle)
 
     def on_body(self, body: bytes) -> None:
         """Count from here on."""
@@ -125,3 +130,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+async def _send_as_it_is(cycle: Any, message: Any) -> None:
+    cycle.expected_content_length = len(message.get("body", b""))
+    await RequestResponseCycle.send(cycle, message)

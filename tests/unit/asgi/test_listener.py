@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ts_stateful.asgi.listener import make_listener
 from ts_stateful.asgi.settings import FrontSettings
@@ -28,12 +28,19 @@ async def length_of_body(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"%d" % count})
 
 
-async def answer_to(*parts: bytes) -> bytes:
+async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers in three parts, and names no length."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for part in (b"one ", b"two ", b""):
+        await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
+
+
+async def answer_to(*parts: bytes, app: ASGIApp = length_of_body) -> bytes:
     """Send parts of a request to a server; return what comes until it closes the connection."""
     fields: dict[str, Any] = dict.fromkeys(
         ("http_fd", "management_fd", "metrics_fd", "admin_fd", "grpc_port"), 0
     )
-    server = make_listener(length_of_body, FrontSettings(models=(), host="127.0.0.1", **fields))
+    server = make_listener(app, FrontSettings(models=(), host="127.0.0.1", **fields))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -67,3 +74,19 @@ def test_a_long_body_in_small_parts_is_none_of_it() -> None:
     answer = asyncio.run(answer_to(POST, *[part] * 20, end))
     assert b"\r\n20000\r\n" in answer
     assert answer.count(b"HTTP/1.1 200") == 2
+
+
+@pytest.mark.parametrize(
+    ("request_head", "body"),
+    [
+        (b"GET / HTTP/1.0\r\n\r\n", b"one two "),
+        (b"HEAD / HTTP/1.0\r\n\r\n", b""),
+        (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", b"4\r\none \r\n4\r\ntwo \r\n0\r\n\r\n"),
+    ],
+)
+def test_a_stream_has_chunks_where_the_client_reads_them(request_head: bytes, body: bytes) -> None:
+    """One of HTTP/1.0, such as nginx by default, reads to the end of the connection."""
+    head, _, rest = asyncio.run(answer_to(request_head, app=stream)).partition(b"\r\n\r\n")
+    assert rest == body
+    assert b"connection: close" in head
+    assert (b"chunked" in head) == (b"HTTP/1.1" in request_head)
