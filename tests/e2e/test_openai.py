@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from openai import OpenAI
+from openai import AzureOpenAI, OpenAI
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion
 
@@ -216,6 +216,32 @@ def test_log_probabilities(server: LocalServer) -> None:
         parts = [chunk.choices[0].logprobs for chunk in chunks]
         pieces = [one for part in parts if part for one in part.content or ()]
         assert [(one.token, one.bytes) for one in pieces] == [(o.token, o.bytes) for o in scores]
+
+
+@pytest.mark.parametrize("where", ["root", "azure_endpoint", "azure_deployment", "torchserve"])
+def test_azures_client(where: str, request: pytest.FixtureRequest) -> None:
+    """It names the model in the path, which counts; at the root, and after a model's own path."""
+    profile = "continuous" if where == "torchserve" else "asgi"
+    url = request.getfixturevalue(f"{profile}_server").http_url
+    bases: dict[str, dict[str, str]] = {
+        "root": {"base_url": f"{url}/v1"},
+        "azure_endpoint": {"azure_endpoint": url},
+        "azure_deployment": {"azure_endpoint": url, "azure_deployment": "chat"},
+        "torchserve": {"base_url": f"{url}/predictions/chat/1.0/v1"},
+    }
+    given: Any = bases[where]
+    asked = "another" if where == "azure_deployment" else "chat"
+    client = AzureOpenAI(**given, api_key="none", api_version="2024-10-21", max_retries=0)
+    with client:
+        messages: Any = [said("user", "hi")]
+        chat = client.chat.completions.create(model=asked, messages=messages, max_tokens=2)
+        assert chat.model == "chat"
+        text = client.completions.create(model=asked, prompt="What", max_tokens=2)
+        assert text.model == "chat"
+        assert client.responses.create(model="chat", input="hi").status == "completed"
+        if where != "azure_deployment":
+            with pytest.raises(openai.NotFoundError, match="does not exist"):
+                client.chat.completions.create(model="another", messages=messages)
 
 
 def test_models(client: OpenAI) -> None:

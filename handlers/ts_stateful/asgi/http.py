@@ -22,7 +22,7 @@ from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import http_headers
 from ts_stateful.frontend.assemble import max_parts
-from ts_stateful.frontend.dialects.served_model import UnknownPath
+from ts_stateful.frontend.dialects.served_model import UnknownPath, split_deployment
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import Response
@@ -97,7 +97,7 @@ class Predictions:
         try:
             model = await self.models.find(name, place.version)
             parts = await self._bodies.parts(scope, receive, max_parts(model.config))
-            model = await self._named(model, parts)
+            model = await self._named(model, parts, place.path)
             name = model.name
             model.check_room()
         except Disconnected:
@@ -112,8 +112,8 @@ class Predictions:
         arrival = Arrival(parts, headers, Call(tuple(pairs)), known)
         await self._serve(model, arrival, known, receive, send)
 
-    async def _named(self, model: ModelFront, parts: dict[str, bytes]) -> ModelFront:
-        """Return the model that the body names, where the path names none."""
+    async def _named(self, model: ModelFront, parts: dict[str, bytes], path: str) -> ModelFront:
+        """Return the model that is named where a model's own path is not."""
         return model
 
     def _exchange(self, model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:
@@ -161,7 +161,7 @@ class Predictions:
 
 
 class OpenAiRoot(Predictions):
-    """The same under `/v1`: the body's `model` names the model where there are several.
+    """The same under `/v1`: the body's `model`, or Azure's deployment, names the model where there are several.
 
     A request without a body names what only one of them has: a response, or a conversation. The list of models has them all.
     """
@@ -171,11 +171,11 @@ class OpenAiRoot(Predictions):
         path = f"v1/{scope['path_params'].get('path', '')}"
         await self._answer(scope, receive, send, Place(None, None, path))
 
-    async def _named(self, model: ModelFront, parts: dict[str, bytes]) -> ModelFront:
+    async def _named(self, model: ModelFront, parts: dict[str, bytes], path: str) -> ModelFront:
         body = parts.get("body")
         if len(self.models) > 1 and body is not None:
             with contextlib.suppress(msgspec.DecodeError, StatefulError):
-                name = msgspec.json.decode(body, type=_Named).model
+                name = split_deployment(path)[1] or msgspec.json.decode(body, type=_Named).model
                 return model if name is None else await self.models.find_named(name)
         return model
 

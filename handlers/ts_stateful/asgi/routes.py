@@ -42,6 +42,8 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
             Route("/invocations", predictions, methods=["POST"]),
             Route("/v1", openai, methods=_ANY),
             Route("/v1/{path:path}", openai, methods=_ANY),
+            Route("/openai/v1/{path:path}", openai, methods=_ANY),  # of Azure's clients, new ones
+            Route("/openai/{path:path}", openai, methods=_ANY),
             *infer_routes(models, bodies),
             WebSocketRoute("/v1/responses", responses.serve),
             WebSocketRoute("/predictions/{model}/v1/responses", responses.serve),

@@ -19,7 +19,11 @@ from ts_stateful.frontend.dialects.openai_responder import (
 )
 from ts_stateful.frontend.dialects.own import OwnResponder
 from ts_stateful.frontend.dialects.responder import line_of
-from ts_stateful.frontend.dialects.served_model import ServedModelName, UnknownPath
+from ts_stateful.frontend.dialects.served_model import (
+    ServedModelName,
+    UnknownPath,
+    split_deployment,
+)
 from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.protocol.errors import InvalidRequest
 
@@ -49,7 +53,7 @@ class OpenAi:
 
     def read(self, body: RequestBody) -> Translation:
         """See `Dialect`."""
-        path = body.headers.path.strip("/")
+        path, deployment = split_deployment(body.headers.path.strip("/"))
         if path == _MODELS:
             names = [self._served.name, *self._served.adapters]
             return self._direct({"object": "list", "data": list(map(self._model, names))})
@@ -58,16 +62,16 @@ class OpenAi:
             self._served.check(name)
             return self._direct(self._model(name))
         if path == _TEXT:
-            return self._text(body)
+            return self._text(body, deployment)
         if body.headers.is_openai and path != _CHAT:
             raise UnknownPath(
                 f"unknown path; this server has {_CHAT}, {_TEXT}, {_MODELS}, v1/responses and v1/conversations"
             )
-        return self._chat(body)
+        return self._chat(body, deployment)
 
-    def _text(self, body: RequestBody) -> Translation:
+    def _text(self, body: RequestBody, deployment: str | None) -> Translation:
         """Translate a request that stands alone, as there are no messages to compare with a session's."""
-        document, model = self._served.taken_from(body.document)
+        document, model = self._served.taken_from(body.document, deployment)
         asked = read_text(document, model, strict=self._strict)
         if body.headers.session_id() is not None:
             raise InvalidRequest(
@@ -82,8 +86,8 @@ class OpenAi:
             choices=asked.choices,
         )
 
-    def _chat(self, body: RequestBody) -> Translation:
-        document, model = self._served.taken_from(body.document)
+    def _chat(self, body: RequestBody, deployment: str | None) -> Translation:
+        document, model = self._served.taken_from(body.document, deployment)
         session_id = document.pop("session_id", None)
         if session_id is not None and not isinstance(session_id, str):
             raise InvalidRequest("expected `str`", field="session_id")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
 from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 
-__all__ = ["ServedModelName", "UnknownPath"]
+__all__ = ["ServedModelName", "UnknownPath", "split_deployment"]
+
+_DEPLOYMENT = re.compile(r"(v1/)deployments/([^/]+)/(.+)")
 
 
 class UnknownPath(StatefulError):
@@ -20,6 +23,12 @@ class _UnknownModel(StatefulError):
     code, status = "model_not_found", 404
 
 
+def split_deployment(path: str) -> tuple[str, str | None]:
+    """Return a path of OpenAI's API, and the model that Azure's clients name within it."""
+    found = _DEPLOYMENT.fullmatch(path)
+    return (path, None) if found is None else (found[1] + found[3], found[2])
+
+
 class ServedModelName:
     """The `name` of the model that a server has, and those of its `adapters`, which clients see as models."""
 
@@ -27,14 +36,19 @@ class ServedModelName:
         self.name = name
         self.adapters = adapters
 
-    def taken_from(self, document: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    def taken_from(
+        self, document: dict[str, Any], deployment: str | None = None
+    ) -> tuple[dict[str, Any], str]:
         """Return the fields beside the model, and its name. It may be missing: SageMaker's clients send an empty one.
+
+        The path's `deployment` takes precedence.
 
         Raises:
             StatefulError: it names another model.
         """
         rest = dict(document)
-        name = rest.pop("model", None) or self.name
+        named = rest.pop("model", None)
+        name = deployment or named or self.name
         self.check(name)
         return rest, name
 

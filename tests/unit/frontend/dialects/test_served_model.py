@@ -48,3 +48,18 @@ def test_adapters_are_listed_after_their_model() -> None:
     ]
     shown = json.loads(ask(b"", headers={"url_path": "v1/models/red"}, adapters=["red"]).answer)
     assert shown == listed["data"][1]
+
+
+@pytest.mark.parametrize("path", [path for path in BODIES if path != "v1/responses"])
+def test_azures_clients_name_the_model_in_the_path(path: str) -> None:
+    """The path counts, whatever the body names."""
+    for name, adapter in (("red", "red"), ("chat", None)):
+        deployed = path.replace("v1/", f"v1/deployments/{name}/")
+        asked = ask(
+            {**BODIES[path], "model": "blue"}, headers={"url_path": deployed}, adapters=["red"]
+        )
+        assert asked.command.adapter == adapter
+    status, body = ask(
+        BODIES[path], headers={"url_path": path.replace("v1/", "v1/deployments/x/")}
+    ).refusal
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
