@@ -24,11 +24,7 @@ from ts_stateful.process.worker.in_flight import InFlight, InFlightRequests
 from ts_stateful.process.worker.supervisor import EngineDied, Supervisor
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.chat import Respond
-from ts_stateful.protocol.errors import (
-    EngineUnavailable,
-    InternalError,
-    StatefulError,
-)
+from ts_stateful.protocol.errors import EngineUnavailable, InternalError, StatefulError
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.operations import Operation, Outcome
 from ts_stateful.protocol.requests import Step
@@ -81,9 +77,8 @@ class EngineLink:
         self._channel: Channel | None = None
         self._down_since: float | None = clock.monotonic()
         self._silent_pings = 0  # not seconds: both processes may have been frozen
-        self._closing = False
-        self._attached = threading.Event()
-        self._calls = EngineCalls(self)
+        self._closing = self._lacks_thread = False
+        self._attached, self._calls = threading.Event(), EngineCalls(self)
         self.stats = Stats()
         self.num_sessions = 0  # in the engine, as far as this worker can count them
 
@@ -129,16 +124,19 @@ class EngineLink:
         return connection is not None
 
     def restart(self) -> None:
-        """Start the engine in the background, with as many attempts as it needs."""
-        threading.Thread(target=self._restart, name="engine-restart", daemon=True).start()
+        """Start the engine in the background, with as many attempts as it needs; without a thread, `watch` tries again."""
+        try:
+            threading.Thread(target=self._restart, name="engine-restart", daemon=True).start()
+        except RuntimeError as error:  # the limit of threads is reached
+            logger.error("cannot start the engine yet: %s", error)
+            self._lacks_thread = True
 
     def _attach(self, connection: socket.socket) -> None:
         self._attached.clear()
         with self._lock:
             channel = Channel(connection, self, at_engine=False)
             channel.start()
-            self._channel, self._down_since = channel, None
-            self._silent_pings = 0
+            self._channel, self._down_since, self._silent_pings = channel, None, 0
             channel.send(messages.WorkerHello(self._spec.model_dir))
             self.in_flight.send_waiting()
         # The engine's sessions decide where requests go, so they must be known before the first request.
@@ -181,6 +179,9 @@ class EngineLink:
 
     def watch(self) -> None:
         """Ping the engine, kill it if it hangs, and refuse requests that waited too long for a restart; call every second."""
+        if self._lacks_thread:
+            self._lacks_thread = False
+            self.restart()
         with self._lock:
             down_since, waiting = self._down_since, list(self.in_flight)
         if down_since is None:
@@ -267,8 +268,7 @@ class EngineLink:
             self._channel = None
             self._attached.set()  # the engine will not answer any more
             self._down_since = self._clock.monotonic()
-            self.num_sessions = 0
-            self.stats = self.stats.counts
+            self.num_sessions, self.stats = 0, self.stats.counts
             rejected = self.in_flight.engine_died()
             stranded = self.in_flight.stranded
         self._calls.lost()
@@ -296,5 +296,5 @@ class EngineLink:
             with self._lock:
                 known = self.in_flight.remove(request_id) is not None
             if known and not request.answered:
-                body = encode(error.to_body())
-                self._listener.on_event(Event(request_id, EventKind.LAST, body, error.status))
+                last = Event(request_id, EventKind.LAST, encode(error.to_body()), error.status)
+                self._listener.on_event(last)

@@ -239,3 +239,21 @@ def test_a_link_without_a_thread_is_down_until_it_attaches_again(
     eventually(
         lambda: not link.up
     )  # it has read the end of the connection, and asked for another engine
+
+
+def test_an_engine_is_started_once_there_is_a_thread_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next look at it; it stayed away for good."""
+    link = InFlightBytes().link(0)
+    started: list[bool] = []
+    monkeypatch.setattr(link, "_restart", lambda: started.append(True))
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        EngineLink.restart(link)
+    monkeypatch.setattr(link, "restart", lambda: EngineLink.restart(link))
+    for _ in range(3):
+        link.watch()
+    eventually(lambda: started == [True])
