@@ -39,6 +39,7 @@ class FakeModel:
         self.is_unnoticed = False  # that the worker is dead, which TorchServe calls READY
         self.refuses: ClientError | None = None  # why it answers nothing
         self.deeds: list[str] = []
+        self.num_refused = 0  # requests, as the server's metrics count them
         self._met: set[str] = set()  # ids that a sequence batch of the frontend polls
         self._orphans: set[str] = set()  # those whose batch is gone
         self._swallows = False
@@ -91,6 +92,7 @@ class FakeModel:
                 del self.sessions.sessions[request["session_id"]]
                 self.sessions.closed.clear()
         except StatefulError as error:
+            self.num_refused += 1
             raise refusal(error.status, json.dumps(error.to_body()).encode()) from None
         return json.dumps(answer).encode()
 

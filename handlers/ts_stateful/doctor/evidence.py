@@ -75,13 +75,14 @@ def gather(model: ExaminedModel, before: Evidence | None = None) -> Evidence:
     If no answer came `before` either, use no more new ids: each keeps a place until it has been idle.
     """
     probe = _Probe(model.transport, model.timeout_s)
-    seen = _from_outside(model, probe.worker(PROBE_SESSION))
+    hello = probe.ask(Hello(session_id=PROBE_SESSION), HelloAnswer)
+    answers = isinstance(hello, HelloAnswer)
+    seen = _from_outside(model, None if answers else probe.worker(PROBE_SESSION))
     if seen.worker is not None:
         if before is not None and isinstance(before.worker, DeadlineExceeded):
             return replace(seen, new_ids=before.new_ids)
         return replace(seen, new_ids=_new_ids(probe, seen))
-    hello = probe.ask(Hello(session_id=PROBE_SESSION), HelloAnswer)
-    if not isinstance(hello, HelloAnswer):
+    if not answers:
         return replace(seen, hello=hello)
     session, is_saved = probe.session()
     return replace(seen, hello=hello, session=session, is_saved=is_saved)
@@ -138,7 +139,8 @@ class _Probe:
         return tried(lambda: parse(self._transport.call(command, self._timeout_s), answer))
 
     def worker(self, session_id: str | None) -> Failure | None:
-        # The worker itself refuses this command, so no engine takes part. Without a principal it refuses any.
+        # The worker itself refuses this command, so no engine takes part. Without a principal it refuses any. The refusal
+        # counts in the server's metrics, so one that answers is not asked.
         refused = self.ask(Continue(session_id=session_id, turn=0), HelloAnswer)
         answers = InvalidRequest | Unauthenticated | KeysUnavailable | HelloAnswer
         return None if isinstance(refused, answers) else refused

@@ -58,6 +58,7 @@ def test_a_healthy_model_is_left_alone(profile: str) -> None:
     assert practice.model.sessions.sessions == {}
     asked = {str(request["session_id"]) for request in practice.model.sessions.requests}
     assert asked == {PROBE_SESSION}
+    assert practice.model.num_refused == 0
 
 
 def test_a_dead_worker_is_found_and_replaced() -> None:
