@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.weights import pickled_weights, weights_cure
 
@@ -71,6 +73,7 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
             "copy the tokenizer's files from the model's repository, or write them there with"
             " `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
         )
+    yield from _check_tokenizer(folder)
     yield from check_weights(folder)
     if not (has_template or kind in _TEMPLATED or _has_template(folder)):
         yield warning(
@@ -78,6 +81,19 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
             f"{folder} has no chat template, so messages are joined without marks of who speaks",
             "set handler.chatTemplate, or ignore this for a model that only completes texts",
         )
+
+
+def _check_tokenizer(folder: Path) -> Iterator[Finding]:
+    """Find damaged files, which libraries refuse without their names. A tokenizer of many megabytes is only skimmed."""
+    skim = msgspec.json.Decoder(msgspec.Raw).decode
+    for name in ("tokenizer.json", *_TEMPLATE_OWNERS):
+        try:
+            text = (folder / name).read_bytes()
+            skim(text) if name == "tokenizer.json" else json.loads(text)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as reason:
+            yield error(_KEY, f"{folder / name} cannot be read: {reason}", "download it again")
 
 
 def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Finding]:

@@ -216,7 +216,7 @@ def test_pickled_weights_are_found_before_the_server_starts(tmp_path: Path, name
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"")
     config = {"model_type": "llava", "vision_config": {}}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model" / "tokenizer.json").touch()
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
     path = tmp_path / "model-config.yaml"
     model = "model" if named == "in the configuration" else "owner/name"
     path.write_text(

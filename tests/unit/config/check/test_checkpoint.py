@@ -17,10 +17,10 @@ FILES = ("tokenizer.json", "model.safetensors", "chat_template.jinja")
 
 
 def write(folder: Path, config: object, *files: str) -> Path:
-    """A folder with this configuration and empty files."""
+    """A folder with this configuration and files that are empty, or hold an empty object."""
     (folder / "config.json").write_text(json.dumps(config))
     for name in files:
-        (folder / name).touch()
+        (folder / name).write_text("{}" if name.endswith(".json") else "")
     return folder
 
 
@@ -179,6 +179,16 @@ def test_a_broken_configuration(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     [finding] = check_checkpoint(tmp_path)
     assert "cannot be read" in finding.message
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_named(name: str, tmp_path: Path) -> None:
+    """What libraries report is a place in a file without its name."""
+    write(tmp_path, LLAMA, *FILES)
+    (tmp_path / name).write_text('{"model": {"type": "BPE", ')
+    [finding] = check_checkpoint(tmp_path)
+    assert (finding.severity, finding.cure) == ("error", "download it again")
+    assert finding.message.startswith(f"{tmp_path / name} cannot be read: ")
 
 
 def test_without_transformers_names_are_not_checked(

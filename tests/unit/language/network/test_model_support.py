@@ -61,7 +61,7 @@ def test_a_configuration_is_refused_before_its_weights_are_loaded(
     """The folder holds no real weights; the message names the setting and the reason."""
     config.save_pretrained(tmp_path)
     for name in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text("{}")
     settings = HandlerConfig(model=str(tmp_path))
     with pytest.raises(ConfigError) as refused:
         load_model(settings, tmp_path, torch.device("cpu"))
