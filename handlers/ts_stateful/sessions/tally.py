@@ -31,6 +31,10 @@ class Tally(Generic[StateT]):
         self._changing: set[Session[StateT]] = set()
         self._earliest = math.inf
 
+    def __contains__(self, session: object) -> bool:
+        """Return True for a session of the table, and not for another one of its id."""
+        return session in self._bytes
+
     @property
     def num_kept(self) -> int:
         """The sessions that are kept between requests."""

@@ -31,6 +31,17 @@ def test_sessions_are_counted_by_kind_and_owner() -> None:
     tally.check_integrity([other])
 
 
+def test_a_session_is_in_the_table_itself() -> None:
+    """Another one of its id, which came back from a store, is not the same."""
+    tally: Tally[Any] = Tally()
+    left, back = session("a"), session("a")
+    tally.add(left)
+    assert left in tally
+    assert back not in tally
+    tally.remove(left)
+    assert left not in tally
+
+
 def test_bytes_of_a_busy_session_are_the_present_ones() -> None:
     """An idle one is measured once, and again when it changed."""
     tally: Tally[Any] = Tally()

@@ -219,13 +219,11 @@ class ImplicitSessions:
     def _with_text(self, session: _Session, sent: Items[Message]) -> Iterator[list[_Kept]]:
         """Yield those that begin with the same texts as a conversation, the longest beginning first."""
         keys = list(_digests(session, sent[:-1]))
-        # A session of the same id may have come back from the store since.
-        in_table = set(map(id, self._table))
         for said, key in zip(reversed(sent[:-1]), reversed(keys), strict=True):
             found = [
                 kept
                 for kept in self._by_text.get(key, ())
-                if kept.num_bytes is not None or id(kept.session) in in_table
+                if kept.num_bytes is not None or kept.session in self._table.tally
             ]
             if said.role == "assistant" and found:
                 yield found
