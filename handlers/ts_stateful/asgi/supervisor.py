@@ -9,12 +9,10 @@ import contextlib
 import errno
 import http.client
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -26,8 +24,9 @@ from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
 from ts_stateful.asgi.source import open_sources
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.process.drain import drain, end_engines
-from ts_stateful.process.spec import STATE_FOLDER, keep_logs
+from ts_stateful.process.spec import STATE_FOLDER
 from ts_stateful.serving.admin_socket import AdminSocket
+from ts_stateful.serving.home import make_home
 from ts_stateful.serving.local import ServerFailed, get_json
 from ts_stateful.serving.ports import HOST, Ports, in_url
 from ts_stateful.serving.server import LocalServer
@@ -107,8 +106,7 @@ class AsgiServer(LocalServer):
             ServerFailed: a port is in use, a model does not load, or it took longer than `start_timeout_s`.
         """
         assert self._thread is None, "started twice"
-        # Short, because it has the engines' Unix sockets, whose paths are limited to about 100 characters.
-        self._home = Path(tempfile.mkdtemp(prefix="ts-"))
+        self._home, self._lock = make_home()
         try:
             (self._home / "tmp").mkdir(mode=0o700)
             self._prepare(self._home)
@@ -148,11 +146,7 @@ class AsgiServer(LocalServer):
         if self._admin is not None:
             self._admin.close()
             self._admin = None
-        if self._home is not None:
-            if self._settings.state_dir is not None:
-                keep_logs(self._home, self._settings.state_dir)
-            shutil.rmtree(self._home, ignore_errors=True)
-            self._home = None
+        self.remove_home(self._settings.state_dir)
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the first model; its worker is the front.
@@ -260,7 +254,7 @@ class AsgiServer(LocalServer):
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            pass_fds=[one.fileno() for one in (*self._sockets, admin.listener)],
+            pass_fds=[self._lock, *(one.fileno() for one in (*self._sockets, admin.listener))],
             start_new_session=True,
         )
 

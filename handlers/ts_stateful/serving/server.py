@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -44,6 +45,7 @@ class LocalServer(ABC):
         self.log_file = log_file
         self._log = ServerLog(log_file, echo, {**os.environ, **environ})
         self._home: Path | None = None
+        self._lock = -1  # of the folder, see `make_home`
 
     @property
     def http_url(self) -> str:
@@ -116,6 +118,15 @@ class LocalServer(ABC):
             return
         engine, step = steps[0]
         self._log.status(f"{engine}: {step.in_words()}" if len(steps) > 1 else step.in_words())
+
+    def remove_home(self, state_dir: Path | None) -> None:
+        """Remove the server's folder; its logs stay in the folder of what outlives the server."""
+        if self._home is not None:
+            if state_dir is not None:
+                keep_logs(self._home, state_dir)
+            shutil.rmtree(self._home, ignore_errors=True)
+            os.close(self._lock)
+            self._home = None
 
     def engines(self) -> list[psutil.Process]:
         """Find the engine processes of this server."""

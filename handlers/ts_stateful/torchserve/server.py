@@ -9,11 +9,9 @@ import contextlib
 import http.client
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -23,7 +21,8 @@ from typing import Any, TextIO
 
 from ts_stateful.client.management import Management
 from ts_stateful.process.drain import drain, end_engines
-from ts_stateful.process.spec import STATE_FOLDER, engine_files, keep_logs
+from ts_stateful.process.spec import STATE_FOLDER, engine_files
+from ts_stateful.serving.home import make_home
 from ts_stateful.serving.local import ServerFailed, get_json
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server import LocalServer
@@ -120,11 +119,7 @@ class TorchServe(LocalServer):
             if self._pump is not None:
                 self._pump.join(timeout=5)
                 self._pump = None
-            if self._home is not None:
-                if self._settings.state_dir is not None:
-                    keep_logs(self._home, self._settings.state_dir)
-                shutil.rmtree(self._home, ignore_errors=True)
-                self._home = None
+            self.remove_home(self._settings.state_dir)
 
     def describe(self) -> dict[str, Any]:
         """Return the management API's description of the model.
@@ -149,8 +144,7 @@ class TorchServe(LocalServer):
         return healthy and bool(workers) and all(w.get("status") == "READY" for w in workers)
 
     def _spawn(self) -> None:
-        # Short, because it has the workers' Unix sockets, whose paths are limited to about 100 characters.
-        self._home = Path(tempfile.mkdtemp(prefix="ts-"))
+        self._home, self._lock = make_home()
         properties = self._home / "config.properties"
         # The base file may lack a final newline; later settings win.
         settings = self._settings
@@ -172,6 +166,7 @@ class TorchServe(LocalServer):
         self._process = subprocess.Popen(
             command,
             cwd=self._home,
+            pass_fds=[self._lock],
             env=self._variables(temporary),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

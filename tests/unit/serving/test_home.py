@@ -1,0 +1,74 @@
+"""Folders of servers, and what is left of those that were killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ts_stateful.serving.home import make_home
+
+CHILD = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary folder of the test's own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_folder_of_a_killed_server_is_removed() -> None:
+    """By the next one that starts; with all that was unpacked there."""
+    left, lock = make_home()
+    (left / "models").mkdir()
+    (left / "models" / "weights").write_bytes(b"x")
+    os.close(lock)  # as the end of its process does
+    home, lock = make_home()
+    assert not left.exists()
+    assert home.is_dir()
+    os.close(lock)
+
+
+def test_the_folder_of_a_running_server_stays() -> None:
+    """Also if only a process of it runs, such as a front that ends its turns."""
+    first, lock = make_home()
+    second, other = make_home()
+    assert first.is_dir()
+    command = [sys.executable, "-c", CHILD]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[lock]
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        os.close(lock)
+        os.close(make_home()[1])
+        assert first.is_dir()
+        child.communicate()
+    os.close(make_home()[1])
+    assert not first.exists()
+    assert second.is_dir()
+    os.close(other)
+
+
+def test_nothing_else_is_removed(temporary: Path) -> None:
+    """Neither a folder of another program, nor of another user, nor what a link names."""
+    other, elsewhere, opened = (
+        temporary / "ts-other",
+        temporary / "elsewhere",
+        temporary / "ts-open",
+    )
+    for folder in (other, elsewhere, opened):
+        folder.mkdir(mode=0o700)
+    for folder in (elsewhere, opened):
+        (folder / "server.lock").touch()
+    opened.chmod(0o777)
+    (temporary / "ts-link").symlink_to(elsewhere)
+    os.close(make_home()[1])
+    assert other.is_dir()
+    assert opened.is_dir()
+    assert elsewhere.is_dir()
