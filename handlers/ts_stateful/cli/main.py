@@ -16,7 +16,7 @@ from ts_stateful.cli.admin_options import COMMANDS
 from ts_stateful.cli.chat import NAMES, ChatLoop, ChatOptions
 from ts_stateful.cli.chat.files import FileRefused
 from ts_stateful.cli.chat.keyboard import lines_of
-from ts_stateful.cli.chat.words import greeting
+from ts_stateful.cli.chat.words import greeting, waiting
 from ts_stateful.cli.check import check
 from ts_stateful.cli.doctor import examine
 from ts_stateful.cli.init import init
@@ -120,7 +120,7 @@ def _talk(options: argparse.Namespace) -> int:
     try:
         if options.command == "chat":
             return _page(options) if options.web else _chat(options)
-        with _connect(options) as server:
+        with _connect(options) as server, waiting(server):
             return (
                 _prompt(server, options) if options.command == "prompt" else _info(server, options)
             )
@@ -144,7 +144,7 @@ def _connect(options: argparse.Namespace, policy: RetryPolicy | None = None) -> 
 
 
 def _chat(options: argparse.Namespace) -> int:
-    with _connect(options, _IMPATIENT) as server:
+    with _connect(options, _IMPATIENT) as server, waiting(server):
         hello = server.hello()
     terminal = Terminal(sys.stdout, formats=not options.plain)
     for line in greeting(options.url, hello):

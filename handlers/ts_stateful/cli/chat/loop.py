@@ -10,7 +10,7 @@ from pathlib import Path
 from ts_stateful.cli.chat.files import FileRefused, Files
 from ts_stateful.cli.chat.keyboard import EDITING_MISSING, Lines
 from ts_stateful.cli.chat.talk import Exchange, Talk
-from ts_stateful.cli.chat.words import ReplyTimes, counted, figures, reason, session_facts
+from ts_stateful.cli.chat.words import ReplyTimes, counted, figures, reason, session_facts, waiting
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client import ClientError, PromptOptions, Reply, Server, Session
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
@@ -124,7 +124,8 @@ class ChatLoop:
             if line.startswith("/"):
                 self._command(line)
             else:
-                self._prompt(line)
+                with waiting(self._server):
+                    self._prompt(line)
         except (ClientError, StatefulError, FileRefused, OSError) as error:
             self._fail(f"error: {reason(error)}")
             self._recover(line, error)

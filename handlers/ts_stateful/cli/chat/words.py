@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ts_stateful.cli.session_table import show_time
-from ts_stateful.client import Reply
+from ts_stateful.cli.terminal import Terminal
+from ts_stateful.client import ClientError, DeadlineExceeded, Reply, Server
 from ts_stateful.config.sizes.quantities import show_bytes
 from ts_stateful.protocol.answers import HelloAnswer, SessionInfo
 from ts_stateful.protocol.errors import StatefulError
 
-__all__ = ["ReplyTimes", "counted", "figures", "greeting", "reason", "session_facts"]
+__all__ = ["ReplyTimes", "counted", "figures", "greeting", "reason", "session_facts", "waiting"]
 
 _BAR = 10  # characters of the meter
 _PLACES = {
@@ -105,3 +109,25 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+@contextlib.contextmanager
+def waiting(server: Server, patience_s: float = 5.0) -> Iterator[None]:
+    """Print why nothing comes, if the block takes longer and the server does not answer a `hello` either."""
+    ended = threading.Event()
+
+    def look() -> None:
+        try:
+            if not ended.wait(patience_s):
+                server.hello(patience_s)
+        except (ClientError, StatefulError) as error:
+            is_silent = isinstance(error, DeadlineExceeded)
+            why = "the server does not answer" if is_silent else reason(error)
+            if not ended.is_set():
+                Terminal(sys.stderr).line(f"waiting until --timeout: {why}")
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
