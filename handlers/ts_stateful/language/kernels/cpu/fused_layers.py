@@ -80,7 +80,8 @@ class FusedLayers:
         self._hooks = [
             hooks for m in decoder.modules for hooks in (m._forward_hooks, m._forward_pre_hooks)
         ]
-        turned = decoder.rotary(torch.zeros(1, 1), torch.tensor([[0]]))[0].shape[-1]
+        of_dtype = torch.empty(0, dtype=layout.dtype)
+        turned = decoder.rotary(of_dtype, torch.tensor([[0]]))[0].shape[-1]
         layers = [
             LayerFacts.of(decoder, *each, turned)
             for each in zip(decoder.layers, layout.layers, windows, strict=True)
