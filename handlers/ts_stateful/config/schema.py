@@ -97,7 +97,7 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     pack_linears: bool = True
     """On a CPU with AVX-512, multiply few rows at the speed at which weights are read."""
     fused_layers: bool = True
-    """On a CPU with AVX-512, in float32: compute all layers of a Llama-like model in one call, for steps without images."""
+    """On a CPU with AVX-512, compute all layers of a Llama-like model in one call, for steps without images."""
     attention_kernels: bool = True
     """Compute the attention of all sessions' decode steps at once: Triton on a GPU, compiled C++ on a CPU."""
     cuda_graphs: bool = True
