@@ -61,6 +61,7 @@ class CompiledLinear(nn.Linear):
         if not num_rows or torch.is_grad_enabled():
             return multiply(input, self.weight, self.bias)
         if num_rows > _MOST_ROWS:
+            self._functions.spread_threads(torch.get_num_threads())  # or two may share a processor
             return self._many(input, self.weight, self.bias)
         input = input.contiguous()
         scratch = torch.empty_like(input)
