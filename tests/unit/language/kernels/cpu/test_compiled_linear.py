@@ -98,6 +98,15 @@ def test_the_log_has_the_times_of_all_ways(
     assert (", float32 " in line) == (dtype is torch.bfloat16)
 
 
+@torch.inference_mode()
+def test_threads_are_spread_before_torch_multiplies() -> None:
+    """Its caller may have woken up on the processor of a helper."""
+    own, calls = CompiledLinear(nn.Linear(16, 4), library()), list[int]()
+    own._functions = own._functions._replace(spread_threads=calls.append)
+    own(torch.randn(33, 16))
+    assert calls == [torch.get_num_threads()]
+
+
 def test_gradients_are_torchs() -> None:
     """With gradients, torch computes."""
     own = CompiledLinear(nn.Linear(16, 4), library())
