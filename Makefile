@@ -124,7 +124,7 @@ else
 		--files 'examples/$(EXAMPLE)/model' $(if $(PROFILE),--profile $(PROFILE))
 endif
 
-bench: $(INSTALLED) ## measure it beside the bare forward pass and recomputing; up to 12 minutes
+bench: $(INSTALLED) ## measure it beside the bare forward pass and recomputing; some 15 minutes
 	LLAMA_SERVER='$(LLAMA_SERVER)' VLLM_SERVER='$(VLLM_SERVER)' $(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 bench-gpu: $(INSTALLED) ## measure the engine alone on an NVIDIA GPU, on a random-weight LLaVA-1.5-7B
