@@ -45,8 +45,8 @@ def export(checkpoint: Path, path: Path) -> Path:
         kind = target.split(".")[-2]
         tensor = permuted(weight, heads[kind]) if kind in heads else weight
         # llama.cpp adds and multiplies vectors in float32 alone.
-        matrix = is_half and weight.dim() > 1
-        stored = gguf.GGMLQuantizationType.BF16 if matrix else gguf.GGMLQuantizationType.F32
+        is_rounded = is_half and weight.dim() > 1
+        stored = gguf.GGMLQuantizationType.BF16 if is_rounded else gguf.GGMLQuantizationType.F32
         data = quantize(tensor.float().contiguous().numpy(), stored)
         writer.add_tensor(target, data, raw_dtype=stored)
     writer.write_header_to_file()

@@ -133,5 +133,5 @@ class _BoundedProtocol(HttpToolsProtocol):
 
 
 async def _send_as_it_is(cycle: Any, message: Any) -> None:
-    cycle.expected_content_length = len(message.get("body", b""))
+    cycle.expected_content_length = len(message.get("body", b""))  # none was promised
     await RequestResponseCycle.send(cycle, message)

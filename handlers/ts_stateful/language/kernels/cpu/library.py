@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -157,6 +158,7 @@ def num_splits(table: Table, heads: int, group: int) -> int:
     return max(1, min(wanted, longest // _SHARE))
 
 
+@cache
 def functions_for(library: ctypes.CDLL, dtype: torch.dtype) -> Functions:
     """Return the library's functions for weights and states of a dtype: float32 or bfloat16."""
     word, address = ctypes.c_int64, ctypes.c_void_p
