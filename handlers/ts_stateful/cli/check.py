@@ -36,12 +36,10 @@ def check(path: Path, model_name: str | None, *, as_json: bool = False) -> bool:
     given = read_document(path)
     given = {} if isinstance(given, Finding) or given is None else given
     document = completed(given) if works else {}
-    holds: list[str] = []
-    if works:
-        config = load_config(document)
-        if program is not None:
-            program.require_states(config)
-        holds = summary(config, model)
+    config = load_config(document) if works else None
+    if config is not None and program is not None:
+        program.require_states(config)
+    holds = [] if config is None else summary(config, model)
     added = {key: value for key, value in document.items() if key not in given}
     if as_json:
         found: dict[str, Any] = {"ok": works, "findings": [asdict(each) for each in findings]}
