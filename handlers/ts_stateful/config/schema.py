@@ -95,9 +95,9 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: bfloat16 on a GPU, and on a CPU with bfloat16 hardware if the checkpoint is stored in it. Else float32."""
     pack_linears: bool = True
-    """On a CPU with AVX-512, multiply few rows at the speed at which weights are read."""
+    """On a CPU with AVX2 or AVX-512, multiply few rows at the speed at which weights are read."""
     fused_layers: bool = True
-    """On a CPU with AVX-512, compute all layers of a Llama-like model in one call, for steps without images."""
+    """On a CPU with AVX2 or AVX-512, compute all layers of a Llama-like model in one call, for steps without images."""
     attention_kernels: bool = True
     """Compute the attention of all sessions' decode steps at once: Triton on a GPU, compiled C++ on a CPU."""
     cuda_graphs: bool = True

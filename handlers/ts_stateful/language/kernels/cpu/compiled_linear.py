@@ -114,7 +114,7 @@ def _in_float32(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _fastest(dtype: torch.dtype) -> Multiply:
     """Return the way of multiplying many rows that takes the least time; this depends on the processor."""
     ways: dict[str, Multiply] = {"torch's usual library": multiply}
-    if has_operators():
+    if has_operators(dtype):
         ways["oneDNN"] = _by_onednn
     if dtype is not torch.float32:
         ways["float32"] = _in_float32

@@ -53,17 +53,13 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if this build of torch has the operators and the processor benefits from them.
+    """Return True if torch has the operators here and the processor benefits from them.
 
     This was measured with AVX-512 only. Without it, one packed row takes longer than a plain one.
     """
     if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
-    if not has_operators():
-        return False
-    if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype is torch.float32
+    return has_operators(dtype)
 
 
 @torch.no_grad()
@@ -88,8 +84,12 @@ def unpack(network: PreTrainedModel) -> None:
     network.tie_weights()
 
 
-def has_operators() -> bool:
-    """Return True if this build of torch has oneDNN, and the operators of it that are called here."""
+def has_operators(dtype: torch.dtype) -> bool:
+    """Return True if torch has the operators of oneDNN that are called here, for numbers that this processor multiplies."""
     names = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
     available = torch.backends.mkldnn.is_available()
-    return available and all(hasattr(torch.ops.mkldnn, name) for name in names)
+    if not (available and all(hasattr(torch.ops.mkldnn, name) for name in names)):
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32

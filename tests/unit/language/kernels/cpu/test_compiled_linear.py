@@ -22,6 +22,7 @@ from ts_stateful.language.kernels.cpu.compiled_linear import (
 )
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
+from ts_stateful.language.kernels.cpu.packed_linear import has_operators
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
@@ -73,6 +74,8 @@ def test_many_rows_are_multiplied_in_any_way(
     way: Multiply, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fastest one is chosen by time, so each must be right, also for weights that are converted in several blocks."""
+    if way is _by_onednn and not has_operators(dtype):
+        pytest.skip("oneDNN does not multiply these numbers on this processor")
     monkeypatch.setattr(compiled_linear, "_BLOCK", 224 * 50)
     torch.manual_seed(1)
     linear = nn.Linear(224, 333, bias=bias).to(dtype)
@@ -94,7 +97,7 @@ def test_the_log_has_the_times_of_all_ways(
     line = caplog.messages[0]
     assert f"multiplies many rows of {dtype}" in line
     assert "torch's usual library" in line
-    assert "oneDNN" in line
+    assert ("oneDNN" in line) == has_operators(dtype)
     assert (", float32 " in line) == (dtype is torch.bfloat16)
 
 

@@ -18,7 +18,7 @@ from tests.support.tiny import MODELS, MORE_MODELS, llama, save
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
-from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
+from ts_stateful.language.kernels.cpu.library import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.network.forward import Forward
@@ -46,8 +46,8 @@ SEEING = ("gemma3_vision", "idefics3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
 )
-needs_avx512 = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="not used on this processor"
+needs_vectors = pytest.mark.skipif(
+    not is_worthwhile(torch.device("cpu"), torch.float32), reason="not used on this processor"
 )
 
 
@@ -198,7 +198,7 @@ def test_a_long_history_is_shared_out_among_threads(threads: int) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@needs_avx512
+@needs_vectors
 @pytest.mark.parametrize("name", TEXT + SEEING)
 def test_replies_are_those_of_stock_code(name: str) -> None:
     """Sessions that decode side by side, while others' prompts are still being read, answer as before."""
@@ -227,7 +227,7 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
                 reference_reply(model, harness, f"s{index}", 12)
 
 
-@needs_avx512
+@needs_vectors
 def test_a_checkpoint_in_bfloat16_is_computed_in_it(tmp_path: Path) -> None:
     """Rounding may decide a token, so its replies are not those of stock code; a turn's states serve the next one."""
     model = llama()
@@ -245,7 +245,7 @@ def test_a_checkpoint_in_bfloat16_is_computed_in_it(tmp_path: Path) -> None:
         assert (usage["prompt_tokens_details"]["cached_tokens"] > 10) == is_second
 
 
-@needs_avx512
+@needs_vectors
 @pytest.mark.parametrize("name", SEEING)
 def test_replies_about_images_are_those_of_stock_code(name: str) -> None:
     """Images are encoded and read by the stock network, what follows is not."""
@@ -346,7 +346,7 @@ def test_a_shortcut_that_fails_is_rejected() -> None:
     assert model.forward.use_shortcut(broken) == "RuntimeError: no such instruction"
 
 
-@needs_avx512
+@needs_vectors
 @pytest.mark.parametrize("name", ["cohere", "gemma3n", "glm4v", "gpt2", "qwen2_moe"])
 def test_other_models_keep_their_layers(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Fused layers are not considered for other families, and the log names what is unknown."""

@@ -10,11 +10,11 @@
 
 namespace {
 
-constexpr int BLOCK = 64;     // keys scored at a time
-constexpr int TILE = 64;      // dimensions of values summed in registers
-constexpr int QUERIES = 4;    // that share a key in registers
-constexpr int KEYS = 4;       // that share a query there
-constexpr int TOGETHER = 16;  // queries that share a block of keys in a cache
+constexpr int BLOCK = 64;      // keys scored at a time
+constexpr int TILE = 64;       // dimensions of values summed in registers, at most
+constexpr int QUERIES = 4;     // that share a key in registers
+constexpr int KEYS = QUARTER;  // that share a query there
+constexpr int TOGETHER = 16;   // queries that share a block of keys in a cache
 
 template <class T> inline void fetch(const T* p, int dim) {
   for (int d = 0; d < dim; d += 64 / int(sizeof(T))) __builtin_prefetch(p + d);
@@ -110,9 +110,10 @@ void attend_block(const Layer& layer, const float* query, const T* keys, const T
 #pragma omp simd
     for (int d = 0; d < value_dim; d++) mean[q * value_dim + d] *= shrink;
   }
+  constexpr int VECTORS = std::min(TILE / LANES, LANES / Q);
   int d = 0;
-  for (; d + TILE <= value_dim; d += TILE)
-    gather<Q, TILE / LANES>(scores, values + d, num, value_dim, fetches, mean + d);
+  for (; d + VECTORS * LANES <= value_dim; d += VECTORS * LANES)
+    gather<Q, VECTORS>(scores, values + d, num, value_dim, fetches, mean + d);
   for (; d < value_dim; d += LANES) gather<Q, 1>(scores, values + d, num, value_dim, fetches, mean + d);
 }
 

@@ -11,20 +11,20 @@
 namespace {
 
 constexpr int MOST = 64;   // rows
-constexpr int WIDE = 16;   // outputs of a linear layer that a thread computes at once
-constexpr int FAR = 128;   // vectors between one that is read and one that is prefetched, where they are read in turn
+constexpr int WIDE = LANES;  // outputs of a linear layer that a thread computes at once
+constexpr int FAR = 8192;  // bytes between what is read and what is prefetched, where weights are read in turn
 constexpr int MANY = 24;   // rows whose inputs stay in the fastest cache while a layer's weights are read; more are taken
 constexpr int SOME = 16;   // so many at a time
 
 template <class T> struct Linear { const T *weight, *bias; int64_t in, out; };  // (out, in), (out,) or null
 template <class T> struct Norm { const T* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none
 
-// Rows are packed in groups of 4, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH).
+// Rows are packed in groups of QUARTER, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH).
 struct Place { int begin, group; };
 inline Place place_of(int rows, int m) {
-  const int fours = rows / 4 * 4, twos = rows / 2 * 2;
-  if (m < fours) return {m / 4 * 4, 4};
-  return m < twos ? Place{fours, 2} : Place{twos, 1};
+  const int quarters = rows / QUARTER * QUARTER, twos = rows / 2 * 2;
+  if (m < quarters) return {m / QUARTER * QUARTER, QUARTER};
+  return m < twos ? Place{quarters, 2} : Place{twos, 1};
 }
 template <class T> inline T* packed(T* target, int rows, int m, int64_t in, int64_t d) {  // where number d of row m is
   const Place place = place_of(rows, m);
@@ -68,7 +68,7 @@ template <int M, class T> void multiply_in_turn(const T* __restrict w, const T* 
       for (int c = 0; c < CHAINS; c++) {
         const int64_t at = k + c * STEP;
         const auto weights = held(whole(w + at));
-        __builtin_prefetch(w + at + FAR * STEP);
+        if (c * sizeof(V) % LINE == 0) __builtin_prefetch(w + at + FAR / sizeof(T));
         for (int m = 0; m < M; m++) sum[c][m] = dot(weights, whole(x + at * M + m * STEP), sum[c][m]);
       }
     for (; k < in; k += STEP)
@@ -86,15 +86,16 @@ template <int N, int M, int P, class T>
 inline void multiply(const T* __restrict w, const T* __restrict x, int64_t in, const T* ahead, float* result) {
   V sum[LANES];
   for (int i = 0; i < LANES; i++) sum[i] = zero();
-  for (int64_t k = 0; k < in; k += WIDTH<T>, x += M * WIDTH<T>) {
-    decltype(whole(w)) weights[N];
-    for (int n = 0; n < N; n++) weights[n] = held(whole(w + n * in + k));
-    for (int m = 0; m < M; m++) {
-      for (int p = m; p < P; p += M) __builtin_prefetch(ahead + p * in + k);
-      const auto input = held(whole(x + m * WIDTH<T>));
-      for (int n = 0; n < N; n++) sum[m * N + n] = dot(weights[n], input, sum[m * N + n]);
+  for (int64_t line = 0; line < in; line += LINE / int(sizeof(T)))
+    for (int64_t k = line; k < line + LINE / int(sizeof(T)); k += WIDTH<T>, x += M * WIDTH<T>) {
+      decltype(whole(w)) weights[N];
+      for (int n = 0; n < N; n++) weights[n] = held(whole(w + n * in + k));
+      for (int m = 0; m < M; m++) {
+        if (k == line) for (int p = m; p < P; p += M) __builtin_prefetch(ahead + p * in + k);
+        const auto input = held(whole(x + m * WIDTH<T>));
+        for (int n = 0; n < N; n++) sum[m * N + n] = dot(weights[n], input, sum[m * N + n]);
+      }
     }
-  }
   alignas(64) float lanes[LANES];
   store(lanes, sums(sum));
   for (int m = 0; m < M; m++) for (int n = 0; n < N; n++) result[m * WIDE + n] = lanes[m * N + n];
@@ -110,11 +111,11 @@ void multiply_group(const T* w, const T* x, int64_t in, const T* ahead, int num_
 
 // Each group of inputs prefetches its share of the next N rows of weights: all at once would wait for the memory.
 template <int N, class T> void multiply_rows(const T* w, const T* x, int rows, int64_t in, bool is_first, float* result) {
-  const int groups = rows / 4 + rows % 4 / 2 + rows % 2;
+  const int groups = rows / QUARTER + rows % QUARTER / 2 + rows % 2;
   for (int m = 0, g = 0; m < rows; g++) {
     const int group = place_of(rows, m).group, first = g * N / groups, num = is_first ? (g + 1) * N / groups - first : 0;
     const T *inputs = x + m * in, *ahead = w + (N + first) * in;
-    if (group == 4) multiply_group<N, 4>(w, inputs, in, ahead, num, result + m * WIDE);
+    if (group == QUARTER) multiply_group<N, QUARTER>(w, inputs, in, ahead, num, result + m * WIDE);
     else if (group == 2) multiply_group<N, 2>(w, inputs, in, ahead, num, result + m * WIDE);
     else multiply_group<N, 1>(w, inputs, in, ahead, num, result + m * WIDE);
     m += group;

@@ -1,4 +1,4 @@
-// Vectors in registers, and operations on them: AVX-512 intrinsics, elsewhere loops that the compiler vectorizes.
+// Vectors in registers, and operations on them: AVX-512 or AVX2 intrinsics, elsewhere loops that the compiler vectorizes.
 
 #pragma once
 
@@ -6,13 +6,21 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#if defined(__AVX2__) && defined(__FMA__)
+#define HAS_AVX2
 #include <immintrin.h>
 #endif
 
 namespace {
 
-constexpr int LANES = 16;  // of a vector; dimensions are multiples of it
+// Lanes of a vector. Dimensions are multiples of 16, inputs of linear layers fill whole lines of a cache.
+#if defined(HAS_AVX2) && !defined(__AVX512F__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 16;
+#endif
+constexpr int QUARTER = LANES / 4;  // with QUARTER x 4 sums, each register is used but for few; both have twice as many
+constexpr int LINE = 64;            // bytes of a line of a cache
 
 struct bfloat16 { uint16_t bits; };
 template <class T> constexpr int WIDTH = LANES * 4 / int(sizeof(T));  // numbers in the bytes of a vector
@@ -68,6 +76,38 @@ inline V sums(const V* x) {
   for (int i = 0; i < 2; i++)
     c[i] = add(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xDD));
   return add(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
+}
+#elif defined(HAS_AVX2)
+using V = __m256;
+using Pairs = __m256i;
+inline V zero() { return _mm256_setzero_ps(); }
+inline V all(float x) { return _mm256_set1_ps(x); }
+inline V load(const float* p) { return _mm256_loadu_ps(p); }
+inline V load(const bfloat16* p) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+inline V whole(const float* p) { return load(p); }
+inline Pairs whole(const bfloat16* p) { return _mm256_loadu_si256(reinterpret_cast<const Pairs*>(p)); }
+inline void store(float* p, V x) { _mm256_storeu_ps(p, x); }
+inline V add(V x, V y) { return _mm256_add_ps(x, y); }
+inline V mul(V x, V y) { return _mm256_mul_ps(x, y); }
+inline V fma(V x, V y, V z) { return _mm256_fmadd_ps(x, y, z); }
+inline V dot(V x, V y, V z) { return fma(x, y, z); }
+inline V dot(Pairs x, Pairs y, V z) {
+  const auto first = [](Pairs p) { return _mm256_castsi256_ps(_mm256_slli_epi32(p, 16)); };
+  const auto second = [](Pairs p) { return _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32(-65536))); };
+  return fma(second(x), second(y), fma(first(x), first(y), z));
+}
+template <class X> inline X held(X x) {
+  __asm__("" : "+x"(x));
+  return x;
+}
+inline V sums(const V* x) {
+  V a[2];
+  for (int i = 0; i < 2; i++)
+    a[i] = _mm256_hadd_ps(_mm256_hadd_ps(x[4 * i], x[4 * i + 1]), _mm256_hadd_ps(x[4 * i + 2], x[4 * i + 3]));
+  return add(_mm256_permute2f128_ps(a[0], a[1], 0x20), _mm256_permute2f128_ps(a[0], a[1], 0x31));
 }
 #else
 struct V { float lane[LANES]; };
