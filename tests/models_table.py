@@ -1,7 +1,7 @@
 """`python -m tests.models_table`: the table of docs/models.md, made from the small models of the tests.
 
-Each one holds a conversation of two turns, which stock `generate` must repeat. Fused steps need AVX2 or AVX-512. The rows of models
-whose packages are not installed stay as they are.
+Each one holds a conversation of two turns, which stock `generate` must repeat. Fused steps need AVX2 or AVX-512. The rows of
+models whose packages are not installed stay as they are.
 """
 
 from __future__ import annotations

@@ -105,6 +105,31 @@ def test_a_forced_call(client: OpenAI) -> None:
     assert refused.value.param == "tool_choice"
 
 
+def test_a_typed_reply_may_call_a_tool_first(client: OpenAI) -> None:
+    """As agents with a typed result ask: `response_format` beside tools, of which the model chooses by its first token."""
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "color", "schema": {"enum": [{"color": "red"}]}},
+    }
+    mark, brace = calling().tokenizer.convert_tokens_to_ids(["<tool_call>", "{"])
+    for wanted, other in ((mark, brace), (brace, mark)):
+        (choice,) = client.chat.completions.create(
+            model="chat",
+            messages=MESSAGES,
+            tools=TOOLS,
+            response_format=form,
+            logit_bias={str(other): -100},
+        ).choices
+        if wanted == mark:
+            (call,) = choice.message.tool_calls or []
+            assert call.type == "function"
+            assert json.loads(call.function.arguments)["shape"] in ("circle", "square")
+            assert choice.finish_reason == "tool_calls"
+        else:
+            assert json.loads(choice.message.content or "") == {"color": "red"}
+            assert choice.finish_reason == "stop"
+
+
 def test_tools_are_used_as_shown(client: OpenAI, capsys: pytest.CaptureFixture[str]) -> None:
     """The block of docs/clients.md, after a question."""
     text = (ROOT / "docs" / "clients.md").read_text()

@@ -142,7 +142,11 @@ AnyRequest = Request | Chat | RawPrompt | Respond | Recall | Discard
 
 
 class Parsing(Struct, frozen=True, omit_defaults=True):
-    """The beginning of a reply that the chat template wrote, and the tools that the reply may call."""
+    """The beginning of a reply that the chat template wrote, and the tools that the reply may call.
+
+    A grammar makes a reply that `has_form` begin with a call, or have another form, whose text is not parsed.
+    """
 
     prefix: str = ""
     tools: tuple[Tool, ...] = ()
+    has_form: bool = False

@@ -12,6 +12,14 @@ from tests.support.harness import Harness, reference_reply
 from tests.support.tiny import llama
 from tests.support.tiny.calling import ANSWER, ARGUMENTS, REASONING, TOOL, calling
 from ts_stateful.protocol.chat import Chat, Said, Tool, ToolCall
+from ts_stateful.protocol.response_format import (
+    Choice,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    ResponseFormat,
+)
 from ts_stateful.store.backends.memory import MemoryStore
 
 GET_COLOR = Tool(TOOL["name"], TOOL["description"], TOOL["parameters"])
@@ -160,6 +168,65 @@ def test_a_call_can_be_forced(calls: str, parallel: bool, seed: int) -> None:
         assert call["name"] == calls or (not calls and call["name"] in ("get_color", "count"))
         arguments = json.loads(call["arguments"])
         assert call["name"] != "get_color" or arguments["shape"] in ("circle", "square")
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (JsonSchema({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}), "{"),
+        (JsonObject(), "{"),
+        (Choice(("red", "green")), "green"),
+        (Regex("(ab)+"), "ab"),
+        (Grammar('start: "red" " "? "blue"'), "red"),
+        (Grammar('root ::= "red" "blue"'), "red"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_reply_with_a_form_may_call_tools_instead(form: ResponseFormat, text: str) -> None:
+    """As agents with a typed result need it: the model chooses by its first token, and either is complete."""
+    model = calling()
+    harness = Harness(model)
+
+    def ask(first: str, **fields: Any) -> dict[str, Any]:
+        (bias, *_) = model.tokenizer.encode(first, add_special_tokens=False)
+        settings = {"logit_bias": {bias: 30.0}, "response_format": form, **fields}
+        request = chat(tools=(GET_COLOR, COUNT), max_new_tokens=200, **settings)
+        answer: dict[str, Any] = harness.ask(request, creates_session=True)
+        harness.close("s")
+        return answer
+
+    called = ask("<tool_call>", temperature=1.0, seed=1, parallel=False)
+    assert (called["text"], called["finish_reason"]) == ("", "stop")
+    (call,) = called["tool_calls"]
+    assert call["name"] in ("get_color", "count")
+    formed = ask(text, min_p=1.0)
+    assert "tool_calls" not in formed
+    assert formed["text"].startswith(text)
+
+
+@pytest.mark.parametrize("fields", [{"calls": ""}, {"response_format": Choice(("red",))}])
+def test_a_reply_with_a_form_has_no_reasoning(fields: dict[str, Any]) -> None:
+    """Where the chat template has begun some."""
+    model = calling()
+    template = model.tokenizer.chat_template
+    end = "{% endif %}"
+    model.tokenizer.chat_template = template.removesuffix(end) + "<think>" + end
+    answer = Harness(model).ask(chat(max_new_tokens=200, **fields), creates_session=True)
+    assert answer["text"] == "red" or answer["tool_calls"]
+    assert "reasoning" not in answer
+
+
+def test_a_model_whose_calls_have_no_grammar_keeps_the_form() -> None:
+    """Calls cannot be forced either."""
+    model = calling()
+    template = model.text.reply_template
+    assert template is not None
+    template.call_marks = None
+    harness = Harness(model)
+    formed = harness.ask(chat(response_format=Choice(("red",))), creates_session=True)
+    assert formed["text"] == "red"
+    error = harness.ask(chat(calls=""))["error"]
+    assert (error["code"], error["field"]) == ("invalid_request", "tool_choice")
 
 
 def test_a_model_without_calls_says_so() -> None:

@@ -30,11 +30,19 @@ from ts_stateful.protocol.response_format import (
     ResponseFormat,
 )
 
-__all__ = ["Compiled", "GrammarCompiler", "load_vocabulary"]
+__all__ = ["CallsOrForm", "Compiled", "GrammarCompiler", "load_vocabulary"]
 
 logger = logging.getLogger(__name__)
 
 Compiled = Matcher | StatefulError
+
+
+class CallsOrForm(msgspec.Struct, frozen=True):
+    """A reply that is calls of tools or has a form; the model decides."""
+
+    calls: Grammar
+    form: ResponseFormat
+
 
 _DEADLINE_S = 30.0
 _REMEMBERED = 32  # compiled grammars
@@ -82,7 +90,9 @@ class GrammarCompiler:
             token
         )
 
-    def compile(self, asked: ResponseFormat, then: Callable[[Compiled], None]) -> None:
+    def compile(
+        self, asked: ResponseFormat | CallsOrForm, then: Callable[[Compiled], None]
+    ) -> None:
         """Compile a grammar and pass the matcher of a new reply, or the error, to `then`."""
         if isinstance(self._vocabulary, InvalidRequest):
             then(self._vocabulary)
@@ -124,7 +134,7 @@ class GrammarCompiler:
             then(defect(error, "compiling a grammar"))
 
 
-def _compile(vocabulary: LLTokenizer, asked: ResponseFormat) -> Matcher:
+def _compile(vocabulary: LLTokenizer, asked: ResponseFormat | CallsOrForm) -> Matcher:
     try:
         text = _grammar(asked)
     except (ValueError, RecursionError) as error:
@@ -137,8 +147,11 @@ def _compile(vocabulary: LLTokenizer, asked: ResponseFormat) -> Matcher:
     return matcher
 
 
-def _grammar(asked: ResponseFormat) -> str:
+def _grammar(asked: ResponseFormat | CallsOrForm) -> str:
     """Return a grammar in the library's own form."""
+    if isinstance(asked, CallsOrForm):
+        parts = [_part("calls", _grammar(asked.calls)), _part("form", _grammar(asked.form))]
+        return json.dumps({"grammars": [{"lark_grammar": "start: @calls | @form"}, *parts]})
     if isinstance(asked, JsonObject):
         return _json({"type": "object"})
     if isinstance(asked, JsonSchema):
@@ -150,6 +163,13 @@ def _grammar(asked: ResponseFormat) -> str:
         return str(LLMatcher.grammar_from_regex(asked.pattern))
     assert isinstance(asked, Grammar)
     return str(grammar_from("grammar", asked.grammar))
+
+
+def _part(name: str, grammar: str) -> dict[str, Any]:
+    """Return a grammar as a part of another one."""
+    is_text = not grammar.startswith("{")  # of Lark; else a JSON object with a list of one grammar
+    part = {"lark_grammar": grammar} if is_text else json.loads(grammar)["grammars"][0]
+    return {**part, "name": name}
 
 
 def _json(schema: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from transformers.cli.serving.utils import get_response_template
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import (
     ResponseTemplate,
+    ResponseTemplateField,
     load_response_template,
 )
 
@@ -29,6 +30,8 @@ __all__ = [
 
 _REASONING = ("reasoning_content", "thinking")  # templates on the hub have either
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_WHOLE = {"type": "function", "function": "{content}"}  # the JSON of a call has name and arguments
+_BLANKS = re.compile(r"(\\s[*+?])+")
 _ID_CHARS = 9  # some templates take ids of no other length
 
 
@@ -49,7 +52,10 @@ class ReplyPiece(NamedTuple):
 
 
 class ReplyTemplate:
-    """The form of one model's replies: the marks between their parts. `hidden` tokens are marks, or nothing."""
+    """The form of one model's replies: the marks between their parts. `hidden` tokens are marks, or nothing.
+
+    `call_marks` are those around the JSON of a call; None if the model writes calls in another form.
+    """
 
     def __init__(self, response: ResponseTemplate, hidden: Iterable[str] = ()) -> None:
         self.response = response
@@ -61,6 +67,8 @@ class ReplyTemplate:
                 field.content == "json"
             ):  # else a call that is no JSON would end the parser with an error
                 field.content_args = {**field.content_args, "allow_non_json": True}
+        calls = response.fields.get("tool_calls")
+        self.call_marks = None if calls is None else _marks(calls)
 
     @property
     def has_calls(self) -> bool:
@@ -112,10 +120,15 @@ class ReplyParser:
 
     A call that is malformed is text. Blanks at the ends of a part are left out. `origin` makes the ids of calls: they are the
     same if the reply is parsed again.
+
+    A reply with a form is text as it is, unless it begins with a call.
     """
 
     def __init__(self, template: ReplyTemplate, parsing: Parsing, origin: str) -> None:
         self._hidden = template.hidden
+        # The mark with which a reply with a form begins if it is calls, until that is known.
+        self._mark = template.call_marks[0] if parsing.has_form and template.call_marks else ""
+        self._beginning = ""
         self._parser: ResponseParser | None = ResponseParser(
             template.response, prefix=parsing.prefix, tools=functions_of(parsing.tools)
         )
@@ -135,6 +148,13 @@ class ReplyParser:
         return self._advance("", is_last=True)
 
     def _advance(self, text: str, *, is_last: bool) -> ReplyPiece:
+        if self._mark:
+            text = self._beginning = self._beginning + text
+            if len(text) < len(self._mark) and self._mark.startswith(text) and not is_last:
+                return ReplyPiece()
+            if not text.startswith(self._mark):
+                self._parser = None
+            self._mark = ""
         if self._parser is None:
             return ReplyPiece(text)
         held = self._call
@@ -188,6 +208,19 @@ class ReplyParser:
         self._num_calls += 1
         name = f"{self._origin} {self._num_calls}"
         return hashlib.sha256(name.encode()).hexdigest()[:_ID_CHARS]
+
+
+def _marks(field: ResponseTemplateField) -> tuple[str, str] | None:
+    if field.content != "json" or field.transform != _WHOLE or not field.close_literals:
+        return None
+    begin = field.open_literals[0] if field.open_literals else _literal(field.open_re.pattern)
+    return None if begin is None else (begin, field.close_literals[0])
+
+
+def _literal(pattern: str) -> str | None:
+    """Return the text that a pattern stands for, blanks at its beginning left out; None if it is no single text."""
+    text = pattern[found.end() :] if (found := _BLANKS.match(pattern)) else pattern
+    return None if re.search(r"[\\^$.|?*+()\[\]{}]", text) else text
 
 
 def _is_whole(text: object) -> bool:

@@ -13,12 +13,12 @@ from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.encoders.known_urls import urls_of
 from ts_stateful.language.encoders.loader import Loaded, TurnMedia
 from ts_stateful.language.encoders.reader import MediaReader
-from ts_stateful.language.grammar.compiler import Compiled, GrammarCompiler
-from ts_stateful.language.grammar.forced_calls import forced_calls
+from ts_stateful.language.grammar.compiler import CallsOrForm, Compiled, GrammarCompiler
+from ts_stateful.language.grammar.tool_calls import grammar_of_calls
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.protocol.chat import Chat
-from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 from ts_stateful.protocol.requests import Media, Prompt
 from ts_stateful.protocol.response_format import ResponseFormat
 
@@ -91,20 +91,33 @@ class TurnInputs:
         else:
             self._grammars.compile(asked, partial(self._compiled, sequence, ready))
 
-    def _form_of(self, command: object) -> ResponseFormat | None:
-        """Return the form of a reply, if it has one: that which is asked for, or calls of tools that are forced."""
+    def _form_of(self, command: object) -> ResponseFormat | CallsOrForm | None:
+        """Return the form of a reply, if it has one: calls of tools that are forced, or that which is asked for.
+
+        A reply that may call tools may do so instead of having the form that is asked for.
+        """
         if not isinstance(command, Prompt):
             return None
-        template = self._model.text.reply_template
-        if not isinstance(command, Chat) or command.calls is None or template is None:
-            return command.response_format
+        form, template = command.response_format, self._model.text.reply_template
+        if not isinstance(command, Chat) or template is None:
+            return form
+        is_forced = command.calls is not None
+        if not is_forced and (form is None or not command.tools):
+            return form
         added = self._model.tokenizer.added_tokens_decoder
-        return forced_calls(
+        calls = grammar_of_calls(
             template,
-            [tool for tool in command.tools if command.calls in ("", tool.name)],
+            [tool for tool in command.tools if command.calls in (None, "", tool.name)],
             special={token.content for at, token in added.items() if self._grammars.is_special(at)},
             parallel=command.parallel and not command.calls,
         )
+        if calls is None and is_forced:
+            raise InvalidRequest(
+                "this model's calls cannot be forced: its response template has none that are JSON between two marks;"
+                " send `auto`",
+                field="tool_choice",
+            )
+        return CallsOrForm(calls, form) if calls and form else calls or form
 
     def _compiled(self, sequence: Sequence, ready: Ready, compiled: Compiled) -> None:
         if sequence.status is Status.DONE:

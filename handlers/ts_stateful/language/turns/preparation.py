@@ -132,14 +132,19 @@ class Preparation:
             instructions,
             opens_reply=sequence.generates,
         )
-        if text.reply_template is not None and self._parses(command):
-            sequence.parsing = Parsing(text.reply_template.prefix_of(extension.rendered), tools)
+        if text.reply_template is not None and isinstance(command, Chat) and self._parses(command):
+            has_form = command.calls is not None or command.response_format is not None
+            # A grammar leaves no room for what the template has begun, such as reasoning.
+            prefix = "" if has_form else text.reply_template.prefix_of(extension.rendered)
+            sequence.parsing = Parsing(prefix, tools, has_form)
         return extension
 
     def _parses(self, command: Prompt) -> bool:
-        has_template = self._model.text.reply_template is not None
-        asked = isinstance(command, Chat) and command.parses and command.response_format is None
-        return asked and has_template
+        template = self._model.text.reply_template
+        if template is None or not isinstance(command, Chat) or not command.parses:
+            return False
+        may_call = bool(command.tools) and template.call_marks is not None
+        return command.response_format is None or may_call
 
     def _make_room(self, sequence: Sequence) -> None:
         """Reserve the memory that the turn may need, or the turns in progress would exceed the budget together."""
