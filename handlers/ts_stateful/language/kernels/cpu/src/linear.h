@@ -10,11 +10,11 @@
 
 namespace {
 
-constexpr int MOST = 64;   // rows
-constexpr int WIDE = LANES;  // outputs of a linear layer that a thread computes at once
-constexpr int FAR = 8192;  // bytes between what is read and what is prefetched, where weights are read in turn
-constexpr int MANY = 24;   // rows whose inputs stay in the fastest cache while a layer's weights are read; more are taken
-constexpr int SOME = 16;   // so many at a time
+constexpr int MOST = 64;      // rows
+constexpr int WIDE = LANES;   // outputs of a linear layer that a thread computes at once
+constexpr int FAR = 8192;     // bytes between what is read and what is prefetched, where weights are read in turn
+constexpr int MANY = 24;      // rows whose inputs stay in the fastest cache while a layer's weights are read; more are taken
+constexpr int SOME = 16;      // so many at a time
 
 template <class T> struct Linear { const T *weight, *bias; int64_t in, out; };  // (out, in), (out,) or null
 template <class T> struct Norm { const T* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none

@@ -19,7 +19,7 @@ constexpr int LANES = 8;
 #else
 constexpr int LANES = 16;
 #endif
-constexpr int QUARTER = LANES / 4;  // with QUARTER x 4 sums, each register is used but for few; both have twice as many
+constexpr int QUARTER = LANES / 4;  // so many by 4 products at a time: their sums take half of the registers
 constexpr int LINE = 64;            // bytes of a line of a cache
 
 struct bfloat16 { uint16_t bits; };
