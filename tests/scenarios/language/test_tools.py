@@ -229,6 +229,56 @@ def test_a_model_whose_calls_have_no_grammar_keeps_the_form() -> None:
     assert (error["code"], error["field"]) == ("invalid_request", "tool_choice")
 
 
+@pytest.mark.parametrize("fields", [{"calls": ""}, {"response_format": Choice(("red",))}])
+def test_arguments_follow_schemas_with_references(fields: dict[str, Any]) -> None:
+    """As pydantic writes them, from the root of each tool's schema; keywords that no grammar has are left to the model."""
+    shape = {"type": "object", "properties": {"name": {"enum": ["circle"]}}, "required": ["name"]}
+    paint: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "shape": {"$ref": "#/$defs/Shape"},
+            "tags": {"type": "array", "uniqueItems": True, "maxItems": 1, "items": {"const": 1}},
+        },
+        "required": ["shape", "tags"],
+        "additionalProperties": False,
+        "$defs": {"Shape": {**shape, "additionalProperties": False}},
+    }
+    model = calling()
+    (mark,) = model.tokenizer.encode("<tool_call>", add_special_tokens=False)
+    command = chat(
+        tools=(Tool("paint", "", paint), Tool("draw", "", paint)),
+        logit_bias={mark: 30.0},
+        parallel=False,
+        max_new_tokens=200,
+        temperature=2.0,
+        seed=1,
+        **fields,
+    )
+    (call,) = Harness(model).ask(command, creates_session=True)["tool_calls"]
+    assert call["name"] in ("paint", "draw")
+    arguments = json.loads(call["arguments"])
+    assert arguments["shape"] == {"name": "circle"}
+    assert arguments["tags"] in ([], [1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"calls": ""}, "tools"),
+        ({"response_format": Choice(("red",))}, "tools"),
+        ({"response_format": Regex("(?=a)b")}, "response_format"),
+    ],
+)
+def test_a_schema_that_no_grammar_has_is_named(fields: dict[str, Any], field: str) -> None:
+    """Without a form and a forced call it is only shown to the model."""
+    broken = Tool("paint", "", {"type": "object", "properties": {"a": {"$ref": "#/none"}}})
+    harness = Harness(calling())
+    error = harness.ask(chat(tools=(broken,), **fields), creates_session=True)["error"]
+    assert (error["code"], error["field"]) == ("invalid_request", field)
+    harness.close("s")
+    assert "error" not in harness.ask(chat(tools=(broken,)), creates_session=True)
+
+
 def test_a_model_without_calls_says_so() -> None:
     """Neither its template nor the library knows their form."""
     harness = Harness(llama())

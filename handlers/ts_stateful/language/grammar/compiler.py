@@ -30,18 +30,18 @@ from ts_stateful.protocol.response_format import (
     ResponseFormat,
 )
 
-__all__ = ["CallsOrForm", "Compiled", "GrammarCompiler", "load_vocabulary"]
+__all__ = ["Calls", "Compiled", "GrammarCompiler", "load_vocabulary"]
 
 logger = logging.getLogger(__name__)
 
 Compiled = Matcher | StatefulError
 
 
-class CallsOrForm(msgspec.Struct, frozen=True):
-    """A reply that is calls of tools or has a form; the model decides."""
+class Calls(msgspec.Struct, frozen=True):
+    """A reply that is calls of tools, or has the `form` if there is one; the model decides."""
 
     calls: Grammar
-    form: ResponseFormat
+    form: ResponseFormat | None
 
 
 _DEADLINE_S = 30.0
@@ -90,9 +90,7 @@ class GrammarCompiler:
             token
         )
 
-    def compile(
-        self, asked: ResponseFormat | CallsOrForm, then: Callable[[Compiled], None]
-    ) -> None:
+    def compile(self, asked: ResponseFormat | Calls, then: Callable[[Compiled], None]) -> None:
         """Compile a grammar and pass the matcher of a new reply, or the error, to `then`."""
         if isinstance(self._vocabulary, InvalidRequest):
             then(self._vocabulary)
@@ -134,7 +132,18 @@ class GrammarCompiler:
             then(defect(error, "compiling a grammar"))
 
 
-def _compile(vocabulary: LLTokenizer, asked: ResponseFormat | CallsOrForm) -> Matcher:
+def _compile(vocabulary: LLTokenizer, asked: ResponseFormat | Calls) -> Matcher:
+    try:
+        return _matcher(vocabulary, asked)
+    except InvalidRequest as error:
+        if not isinstance(asked, Calls):
+            raise
+        if asked.form is not None:
+            _matcher(vocabulary, asked.form)  # fails if the error is not one of the tools
+        raise InvalidRequest(error.message, field="tools") from None
+
+
+def _matcher(vocabulary: LLTokenizer, asked: ResponseFormat | Calls) -> Matcher:
     try:
         text = _grammar(asked)
     except (ValueError, RecursionError) as error:
@@ -147,9 +156,11 @@ def _compile(vocabulary: LLTokenizer, asked: ResponseFormat | CallsOrForm) -> Ma
     return matcher
 
 
-def _grammar(asked: ResponseFormat | CallsOrForm) -> str:
+def _grammar(asked: ResponseFormat | Calls) -> str:
     """Return a grammar in the library's own form."""
-    if isinstance(asked, CallsOrForm):
+    if isinstance(asked, Calls):
+        if asked.form is None:
+            return _grammar(asked.calls)
         parts = [_part("calls", _grammar(asked.calls)), _part("form", _grammar(asked.form))]
         return json.dumps({"grammars": [{"lark_grammar": "start: @calls | @form"}, *parts]})
     if isinstance(asked, JsonObject):

@@ -12,6 +12,8 @@ from ts_stateful.protocol.response_format import Grammar
 
 __all__ = ["grammar_of_calls"]
 
+_OPTIONS = {**JSON_OPTIONS, "lenient": True}  # keywords that no grammar has are left to the model
+
 
 def grammar_of_calls(
     template: ReplyTemplate,
@@ -28,25 +30,16 @@ def grammar_of_calls(
     if template.call_marks is None:
         return None
     begin, end = (_token(mark, special) for mark in template.call_marks)
-    calls = {
-        "x-guidance": JSON_OPTIONS,
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool.name},
-                    "arguments": tool.parameters or {"type": "object"},
-                },
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for tool in tools
-        ],
-    }
     more = ' ("\\n" call)*' if parallel else ""
-    return Grammar(
-        f'start: call{more}\ncall: {begin} "\\n" body "\\n" {end}\nbody: %json {json.dumps(calls)}\n'
-    )
+    bodies = " | ".join(f"body{index}" for index in range(len(tools)))
+    rules = [f"start: call{more}", f'call: {begin} "\\n" ({bodies}) "\\n" {end}']
+    for index, tool in enumerate(tools):
+        head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
+        # A schema of its own, because references in it begin at its root.
+        schema = {**(tool.parameters or {"type": "object"}), "x-guidance": _OPTIONS}
+        rules.append(f'body{index}: {json.dumps(head)} arguments{index} "}}"')
+        rules.append(f"arguments{index}: %json {json.dumps(schema)}")
+    return Grammar("\n".join(rules))
 
 
 def _token(mark: str, special: Collection[str]) -> str:
