@@ -30,14 +30,14 @@ from ts_stateful.protocol.response_format import (
     ResponseFormat,
 )
 
-__all__ = ["Calls", "Compiled", "GrammarCompiler", "load_vocabulary"]
+__all__ = ["CallsOrForm", "Compiled", "GrammarCompiler", "load_vocabulary"]
 
 logger = logging.getLogger(__name__)
 
 Compiled = Matcher | StatefulError
 
 
-class Calls(msgspec.Struct, frozen=True):
+class CallsOrForm(msgspec.Struct, frozen=True):
     """A reply that is calls of tools, or has the `form` if there is one; the model decides."""
 
     calls: Grammar
@@ -90,7 +90,9 @@ class GrammarCompiler:
             token
         )
 
-    def compile(self, asked: ResponseFormat | Calls, then: Callable[[Compiled], None]) -> None:
+    def compile(
+        self, asked: ResponseFormat | CallsOrForm, then: Callable[[Compiled], None]
+    ) -> None:
         """Compile a grammar and pass the matcher of a new reply, or the error, to `then`."""
         if isinstance(self._vocabulary, InvalidRequest):
             then(self._vocabulary)
@@ -132,18 +134,18 @@ class GrammarCompiler:
             then(defect(error, "compiling a grammar"))
 
 
-def _compile(vocabulary: LLTokenizer, asked: ResponseFormat | Calls) -> Matcher:
+def _compile(vocabulary: LLTokenizer, asked: ResponseFormat | CallsOrForm) -> Matcher:
     try:
         return _matcher(vocabulary, asked)
     except InvalidRequest as error:
-        if not isinstance(asked, Calls):
+        if not isinstance(asked, CallsOrForm):
             raise
         if asked.form is not None:
             _matcher(vocabulary, asked.form)  # fails if the error is not one of the tools
         raise InvalidRequest(error.message, field="tools") from None
 
 
-def _matcher(vocabulary: LLTokenizer, asked: ResponseFormat | Calls) -> Matcher:
+def _matcher(vocabulary: LLTokenizer, asked: ResponseFormat | CallsOrForm) -> Matcher:
     try:
         text = _grammar(asked)
     except (ValueError, RecursionError) as error:
@@ -156,9 +158,9 @@ def _matcher(vocabulary: LLTokenizer, asked: ResponseFormat | Calls) -> Matcher:
     return matcher
 
 
-def _grammar(asked: ResponseFormat | Calls) -> str:
+def _grammar(asked: ResponseFormat | CallsOrForm) -> str:
     """Return a grammar in the library's own form."""
-    if isinstance(asked, Calls):
+    if isinstance(asked, CallsOrForm):
         if asked.form is None:
             return _grammar(asked.calls)
         parts = [_part("calls", _grammar(asked.calls)), _part("form", _grammar(asked.form))]

@@ -13,7 +13,7 @@ from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.encoders.known_urls import urls_of
 from ts_stateful.language.encoders.loader import Loaded, TurnMedia
 from ts_stateful.language.encoders.reader import MediaReader
-from ts_stateful.language.grammar.compiler import Calls, Compiled, GrammarCompiler
+from ts_stateful.language.grammar.compiler import CallsOrForm, Compiled, GrammarCompiler
 from ts_stateful.language.grammar.tool_calls import grammar_of_calls
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
@@ -91,7 +91,7 @@ class TurnInputs:
         else:
             self._grammars.compile(asked, partial(self._compiled, sequence, ready))
 
-    def _form_of(self, command: object) -> ResponseFormat | Calls | None:
+    def _form_of(self, command: object) -> ResponseFormat | CallsOrForm | None:
         """Return the form of a reply, if it has one: calls of tools that are forced, or that which is asked for.
 
         A reply that may call tools may do so instead of having the form that is asked for.
@@ -117,7 +117,7 @@ class TurnInputs:
                 " send `auto`",
                 field="tool_choice",
             )
-        return form if calls is None else Calls(calls, form)
+        return form if calls is None else CallsOrForm(calls, form)
 
     def _compiled(self, sequence: Sequence, ready: Ready, compiled: Compiled) -> None:
         if sequence.status is Status.DONE:
