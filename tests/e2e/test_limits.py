@@ -16,7 +16,7 @@ from ts_stateful.serving.server import LocalServer
 MB = 1_000_000
 BODY_BYTES = 27_900_000  # just below `max_request_size`
 NUM_BODIES = 6
-_MAX_RATIO = 6.0
+_MAX_RATIO = 10.0
 _FORM = "application/x-www-form-urlencoded"
 
 LINES: dict[str, tuple[type[HttpLine | UnaryLine | PushedLine | StreamLine], ...]] = {
