@@ -11,14 +11,7 @@ import grpc
 import pytest
 
 from tests.e2e.server import WINDOW
-from tests.e2e.speak import (
-    DEADLINE_S,
-    HEADER,
-    SCENE_BASE64,
-    Speaker,
-    error_of,
-    eventually,
-)
+from tests.e2e.speak import DEADLINE_S, HEADER, SCENE_BASE64, Speaker, error_of, eventually
 from tests.support.hostile import DEEP, JSON
 
 

@@ -44,14 +44,12 @@ inline V load(const bfloat16* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
-inline V whole(const float* p) { return load(p); }
 inline Pairs whole(const bfloat16* p) { return _mm512_loadu_si512(p); }
 inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
 inline V add(V x, V y) { return _mm512_add_ps(x, y); }
 inline V mul(V x, V y) { return _mm512_mul_ps(x, y); }
 inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
-// z and the products of x and y; of two neighbors in each lane.
-inline V dot(V x, V y, V z) { return fma(x, y, z); }
+// z and the products of x and y: two neighbors in each lane.
 inline V dot(Pairs x, Pairs y, V z) {
 #ifdef __AVX512BF16__
   return _mm512_dpbf16_ps(z, (__m512bh)x, (__m512bh)y);
@@ -60,11 +58,6 @@ inline V dot(Pairs x, Pairs y, V z) {
   const auto second = [](Pairs p) { return _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32(-65536))); };
   return fma(second(x), second(y), fma(first(x), first(y), z));
 #endif
-}
-// Keep x in a register. Else GCC reads it from memory for each use, and then loads take longer than the arithmetic.
-template <class X> inline X held(X x) {
-  __asm__("" : "+v"(x));
-  return x;
 }
 // Lane i: the sum of the lanes of x[i].
 inline V sums(const V* x) {
@@ -87,21 +80,15 @@ inline V load(const bfloat16* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-inline V whole(const float* p) { return load(p); }
 inline Pairs whole(const bfloat16* p) { return _mm256_loadu_si256(reinterpret_cast<const Pairs*>(p)); }
 inline void store(float* p, V x) { _mm256_storeu_ps(p, x); }
 inline V add(V x, V y) { return _mm256_add_ps(x, y); }
 inline V mul(V x, V y) { return _mm256_mul_ps(x, y); }
 inline V fma(V x, V y, V z) { return _mm256_fmadd_ps(x, y, z); }
-inline V dot(V x, V y, V z) { return fma(x, y, z); }
 inline V dot(Pairs x, Pairs y, V z) {
   const auto first = [](Pairs p) { return _mm256_castsi256_ps(_mm256_slli_epi32(p, 16)); };
   const auto second = [](Pairs p) { return _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32(-65536))); };
   return fma(second(x), second(y), fma(first(x), first(y), z));
-}
-template <class X> inline X held(X x) {
-  __asm__("" : "+x"(x));
-  return x;
 }
 inline V sums(const V* x) {
   V a[2];
@@ -117,21 +104,29 @@ inline V all(float x) { V r; EACH r.lane[i] = x; return r; }
 inline V zero() { return all(0); }
 inline V load(const float* p) { V r; std::memcpy(&r, p, sizeof r); return r; }
 inline V load(const bfloat16* p) { V r; EACH r.lane[i] = number(p[i]); return r; }
-inline V whole(const float* p) { return load(p); }
 inline Pairs whole(const bfloat16* p) { return {load(p), load(p + LANES)}; }
 inline void store(float* p, V x) { std::memcpy(p, &x, sizeof x); }
 inline V add(V x, V y) { V r; EACH r.lane[i] = x.lane[i] + y.lane[i]; return r; }
 inline V mul(V x, V y) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i]; return r; }
 inline V fma(V x, V y, V z) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i] + z.lane[i]; return r; }
-inline V dot(V x, V y, V z) { return fma(x, y, z); }
 inline V dot(Pairs x, Pairs y, V z) { return fma(x.second, y.second, fma(x.first, y.first, z)); }
-template <class X> inline X held(X x) { return x; }
 inline V sums(const V* x) {
   V r = zero();
   for (int j = 0; j < LANES; j++) for (int i = 0; i < LANES; i++) r.lane[i] += x[i].lane[j];
   return r;
 }
 #endif
+
+inline V whole(const float* p) { return load(p); }
+inline V dot(V x, V y, V z) { return fma(x, y, z); }
+
+// Keep x in a register. Else GCC reads it from memory for each use, and then loads take longer than the arithmetic.
+template <class X> inline X held(X x) {
+#ifdef HAS_AVX2
+  __asm__("" : "+v"(x));
+#endif
+  return x;
+}
 
 // Rounds to the nearest, ties to even.
 inline void store(bfloat16* p, V x) {
