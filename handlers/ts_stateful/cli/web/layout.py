@@ -15,6 +15,8 @@ __all__ = ["PANES", "PaneParts", "Parts", "Settings", "head_script", "lay_out", 
 PANES = 2
 _MAX_NEW_TOKENS = 256
 _ASSETS = Path(__file__).parent / "assets"
+_NEWEST = "${chatPage.newest(name, value)}"
+_STATES = "chatPage.states(props, watch)"
 _ACTS = "chatPage.acts(element, (act) => trigger('act', act))"
 _PICTURES = "chatPage.pictures(element, upload, (act) => trigger('act', act))"
 _KEEPER = (
@@ -26,14 +28,13 @@ _ADDER = """\
 <label class="drop"><input type="file" multiple accept="image/*,.wav,.flac" aria-label="Choose files">
 <span><b>Drop</b>, paste or <u>choose</u> files</span></label>
 <form class="url"><input type="text" aria-label="URL of a file" placeholder="or a URL"><button type="submit">Add</button></form>
-<div>${value}</div>"""
+<div>${chatPage.newest(name, value)}</div>"""
 
 
 @dataclass(frozen=True)
 class PaneParts:
     """The components of one conversation."""
 
-    column: gr.Column
     head: gr.HTML
     turns: gr.HTML
     live: gr.HTML
@@ -58,9 +59,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Parts:
-    """All components that events read or write. `shown` is the number of the update that the page shows."""
+    """All components that events read or write.
 
-    shown: gr.HTML
+    Outputs take values alone: those of an update are shown together, while Gradio changes other properties later.
+    """
+
+    states: gr.HTML
     keeper: gr.HTML
     status: gr.HTML
     files: gr.HTML
@@ -71,25 +75,17 @@ class Parts:
     timer: gr.Timer
 
     @property
-    def outputs(self) -> list[gr.Component | gr.Column]:
+    def outputs(self) -> list[gr.Component]:
         """Return the outputs of every event, in the order of updates."""
-        outputs: list[gr.Component | gr.Column] = [
-            self.shown,
+        outputs: list[gr.Component] = [
+            self.states,
             self.keeper,
             self.status,
             self.files,
             self.sessions,
         ]
         for pane in self.panes:
-            outputs += [
-                pane.column,
-                pane.head,
-                pane.turns,
-                pane.live,
-                pane.box,
-                pane.send,
-                pane.stop,
-            ]
+            outputs += [pane.head, pane.turns, pane.live, pane.box]
         return outputs
 
 
@@ -115,14 +111,9 @@ def theme() -> gr.themes.Base:
 
 def lay_out(prefix: str, options: ChatOptions) -> Parts:
     """Make the components, inside a `gr.Blocks`. `prefix` is that of the browser's keys."""
-    shown = _html("0", js_on_load=None, visible="hidden")
-    keeper = _html(
-        "{}",
-        html_template="",
-        js_on_load=_KEEPER,
-        visible="hidden",
-        elem_id="keeper",
-        prefix=prefix,
+    states = _output("states", html_template="", js_on_load=_STATES, visible="hidden")
+    keeper = _output(
+        "keeper", html_template="", js_on_load=_KEEPER, visible="hidden", prefix=prefix
     )
     with gr.Row(elem_id="top", equal_height=True):
         _html(
@@ -131,7 +122,7 @@ def lay_out(prefix: str, options: ChatOptions) -> Parts:
             js_on_load=_ACTS,
             elem_id="brand",
         )
-        status = _html("", js_on_load=None, elem_id="status")
+        status = _output("status", js_on_load=None, elem_id="status")
         _html(
             '<button type="button" class="act" data-do="theme" aria-label="Light or dark" title="Light or dark">'
             "&#9680;</button>",
@@ -140,17 +131,22 @@ def lay_out(prefix: str, options: ChatOptions) -> Parts:
         )
     with gr.Row(elem_id="page"):
         with gr.Column(elem_id="aside", scale=0, min_width=300):
-            files = _html("", html_template=_ADDER, js_on_load=_PICTURES, elem_id="files")
+            files = _output("files", html_template=_ADDER, js_on_load=_PICTURES, elem_id="files")
             with gr.Column(elem_id="drawer"):
                 new = gr.Button("New session", elem_id="new", size="sm")
-                sessions = _html("", js_on_load=_ACTS, elem_id="sessions")
+                sessions = _output("sessions", js_on_load=_ACTS, elem_id="sessions")
                 settings = _settings(options)
         panes = tuple(_pane(number) for number in range(PANES))
-    return Parts(shown, keeper, status, files, new, sessions, settings, panes, gr.Timer(1.0))
+    return Parts(states, keeper, status, files, new, sessions, settings, panes, gr.Timer(1.0))
 
 
 def _html(value: str, **options: Any) -> gr.HTML:
     return gr.HTML(value, apply_default_css=False, **options)
+
+
+def _output(name: str, *, html_template: str = _NEWEST, **options: Any) -> gr.HTML:
+    """Make a part of the page whose values begin with the numbers of their updates; the script shows the newest."""
+    return _html("0 ", name=name, html_template=html_template, **options)
 
 
 def _settings(options: ChatOptions) -> Settings:
@@ -175,13 +171,11 @@ def _settings(options: ChatOptions) -> Settings:
 
 
 def _pane(number: int) -> PaneParts:
-    with gr.Column(
-        elem_id=f"pane-{number}", elem_classes="pane", visible=number == 0, min_width=280
-    ) as column:
-        head = _html("", js_on_load=_ACTS, elem_classes="head")
+    with gr.Column(elem_id=f"pane-{number}", elem_classes="pane", min_width=280):
+        head = _output(f"head-{number}", js_on_load=_ACTS, elem_classes="head")
         with gr.Column(elem_classes="scroller"):
-            turns = _html("", js_on_load=_ACTS, elem_classes="turns")
-            live = _html("", js_on_load=None, elem_classes="live-part")
+            turns = _output(f"turns-{number}", js_on_load=_ACTS, elem_classes="turns")
+            live = _output(f"live-{number}", js_on_load=None, elem_classes="live-part")
         with gr.Row(elem_classes="composer"):
             box = gr.Textbox(
                 label=f"Question {number + 1}" if number else "Question",
@@ -195,8 +189,6 @@ def _pane(number: int) -> PaneParts:
                 autofocus=number == 0,
             )
             send = gr.Button("Send", variant="primary", elem_classes="send", scale=0, min_width=84)
-            stop = gr.Button(
-                "Stop", variant="stop", elem_classes=["stop", "off"], scale=0, min_width=84
-            )
+            stop = gr.Button("Stop", variant="stop", elem_classes="stop", scale=0, min_width=84)
         _html(_KEYS, js_on_load=None, elem_classes="keys")
-    return PaneParts(column, head, turns, live, box, send, stop)
+    return PaneParts(head, turns, live, box, send, stop)

@@ -41,7 +41,7 @@ class ChatPage:
         on = partial(self._on, outputs=parts.outputs)
         on(parts.keeper.restored, self._restored)
         on(parts.keeper.changed, self._changed)
-        on(parts.timer.tick, self._tick, inputs=[parts.shown])
+        on(parts.timer.tick, self._tick)
         on(parts.files.act, self._files_act)
         on(parts.sessions.act, self._sessions_act)
         on(parts.new.click, self._new)
@@ -84,9 +84,9 @@ class ChatPage:
         tab.recall(event.entries)
         yield self._view.all(tab)
 
-    def _tick(self, shown: str, request: gr.Request) -> Iterator[Update]:
+    def _tick(self, request: gr.Request) -> Iterator[Update]:
         tab, status = self._tabs.of(request), self._view.status()
-        if not tab.is_behind(int(shown)) and tab.status == status:
+        if tab.status == status:
             return
         tab.status = status
         yield self._view.all(tab)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,17 +44,11 @@ class BrowserTab:
         self.panes: list[Conversation] = [self._first()]
         self.notice: Exception | None = None
         self.status = ""  # of the server, as the tab shows it
-        self.update = 0  # the number of the last one
-        self._update_before = 0
+        self._updates = itertools.count(1)
 
-    def is_behind(self, shown: int) -> bool:
-        """Return True if the page shows an update that was old at the last call already.
-
-        A browser may show the updates of two handlers in another order than they were sent.
-        """
-        is_old = shown < self._update_before
-        self._update_before = self.update
-        return is_old
+    def update_number(self) -> int:
+        """Return the number of the next update of what the page shows."""
+        return next(self._updates)
 
     def _first(self) -> Conversation:
         session = self._options.session

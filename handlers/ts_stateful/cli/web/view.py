@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,9 +25,13 @@ __all__ = ["PageView", "Update"]
 
 _TICK_S = 0.08  # between two updates of a reply in progress
 _TICK_S_PER_CHAR = 1e-5  # more, since each update draws the whole reply
-_BEFORE_PANES = 5  # outputs
+_BEFORE_PANES, _PER_PANE = 5, 4  # outputs
 _NO_FILES = '<i class="none"></i>'
-Update = list[Any]  # of all outputs, see `Parts.outputs`
+Update = list[Any]
+"""The values of all outputs, see `Parts.outputs`.
+
+Gradio may show the updates of two handlers in another order than they were made, so those of HTML begin with a number.
+"""
 
 
 class PageView:
@@ -43,20 +48,21 @@ class PageView:
 
     def all(self, tab: BrowserTab, boxes: Mapping[int, str] | None = None) -> Update:
         """Return an update of everything; `boxes` has new texts of boxes for questions."""
+        number = tab.update_number()  # first: the highest one shows the latest state
         update: Update = [
-            _number(tab),
+            json.dumps(["live" if one.live else "still" for one in tab.panes]),
             tab.to_keep(),
             self.status(),
             self._files(tab),
             sessions_html(tab.sessions, tab.shown),
         ]
-        for number in range(PANES):
-            update += self._pane(tab, number, (boxes or {}).get(number))
-        return update
+        for index in range(PANES):
+            update += self._pane(tab, index, (boxes or {}).get(index))
+        return _numbered(number, update)
 
     def nothing(self) -> Update:
         """Return an update that changes nothing. Gradio empties the outputs of a handler that yields none."""
-        return [gr.skip()] * (_BEFORE_PANES + 7 * PANES)
+        return [gr.skip()] * (_BEFORE_PANES + _PER_PANE * PANES)
 
     def follow(self, tab: BrowserTab, number: int | None = None) -> Iterator[Update]:
         """Yield updates until the replies in progress have ended: those of all panes, or of one."""
@@ -91,34 +97,26 @@ class PageView:
 
     def _pane(self, tab: BrowserTab, number: int, box: str | None) -> Update:
         if number >= len(tab.panes):
-            return [gr.update(visible=False), *[gr.skip()] * 6]
+            return [gr.skip()] * _PER_PANE
         pane, hello = tab.panes[number], self.watch.hello
         context_tokens = None if hello is None else hello.limits.context_tokens
         return [
-            gr.update(visible=True),
             head_html(pane, context_tokens, is_side=number > 0),
             turns_html(pane.exchanges),
             live_html(pane, self.watch.problem),
-            gr.skip() if box is None else box,
-            _button("send", is_shown=pane.live is None),
-            _button("stop", is_shown=pane.live is not None),
+            gr.skip() if box is None else gr.update(value=box),
         ]
 
     def _live(self, tab: BrowserTab) -> Update:
         """Return an update of only what a reply in progress changes."""
-        update = [_number(tab), *[gr.skip()] * (_BEFORE_PANES - 1)]
-        for number in range(PANES):
-            is_shown = number < len(tab.panes)
-            live = live_html(tab.panes[number], self.watch.problem) if is_shown else gr.skip()
-            update += [*[gr.skip()] * 3, live, *[gr.skip()] * 3]
-        return update
+        number = tab.update_number()
+        update = [gr.skip()] * _BEFORE_PANES
+        for index in range(PANES):
+            is_shown = index < len(tab.panes)
+            live = live_html(tab.panes[index], self.watch.problem) if is_shown else gr.skip()
+            update += [gr.skip(), gr.skip(), live, gr.skip()]
+        return _numbered(number, update)
 
 
-def _number(tab: BrowserTab) -> str:
-    tab.update += 1
-    return str(tab.update)
-
-
-def _button(name: str, *, is_shown: bool) -> dict[str, Any]:
-    """Return the update of a button. An invisible one stays in the page, where Esc finds it."""
-    return gr.update(elem_classes=[name] if is_shown else [name, "off"])
+def _numbered(number: int, update: Update) -> Update:
+    return [f"{number} {value}" if isinstance(value, str) else value for value in update]

@@ -119,11 +119,3 @@ def test_a_pane_has_one_turn_at_a_time(tab: BrowserTab) -> None:
     assert live.wait(_LONG_S)
     tab.finish(tab.panes[0])
     assert tab.ask(0, "  ", PromptOptions(), None) is None
-
-
-def test_an_old_update_is_seen_at_the_second_look(tab: BrowserTab) -> None:
-    """The first may have come before the update that was just sent."""
-    tab.update = 2
-    assert not tab.is_behind(1)
-    assert tab.is_behind(1)
-    assert not tab.is_behind(2)

@@ -83,6 +83,16 @@ const chatPage = (() => {
     });
   }
 
+  // The text of the newest update of an output: updates of two handlers may come in another order than they were made.
+  const outputs = new Map();
+
+  function newest(name, value) {
+    const end = value.indexOf(" ");
+    const number = Number(value.slice(0, end));
+    if (number >= (outputs.get(name)?.number ?? 0)) outputs.set(name, { number, text: value.slice(end + 1) });
+    return outputs.get(name).text;
+  }
+
   // Each session has a key of its own, so that tabs do not overwrite each other's list. The panes are the tab's own.
   function keep(element, props, watch, restored, changed) {
     const prefix = props.prefix;
@@ -104,7 +114,7 @@ const chatPage = (() => {
     }
 
     watch("value", () => {
-      const kept = JSON.parse(props.value || "{}");
+      const kept = JSON.parse(newest(props.name, props.value));
       for (const session of kept.put ?? []) {
         const key = prefix + session.id;
         const text = JSON.stringify(session);
@@ -119,6 +129,17 @@ const chatPage = (() => {
     });
     const shown = JSON.parse(sessionStorage.getItem(prefix) || "[]");
     setTimeout(() => restored({ entries: entries(), shown }), 0);
+  }
+
+  // Panes without a state are not shown; one that is live has a reply in progress.
+  function states(props, watch) {
+    watch("value", () => {
+      const all = JSON.parse(newest(props.name, props.value));
+      document.querySelectorAll(".pane").forEach((pane, number) => {
+        if (number < all.length) pane.dataset.state = all[number];
+        else delete pane.dataset.state;
+      });
+    });
   }
 
   // A pane stays at its end while a reply comes, unless its reader has scrolled up. On a phone the whole page scrolls.
@@ -152,5 +173,5 @@ const chatPage = (() => {
       }
     }).observe(document.body, { childList: true, subtree: true });
   });
-  return { acts, pictures, keep };
+  return { acts, pictures, newest, keep, states };
 })();
