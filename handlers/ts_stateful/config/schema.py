@@ -160,6 +160,8 @@ class StateConfig(EngineConfig, frozen=True, kw_only=True):
     """Sequences in one forward pass."""
     fixed_rows: bool = False
     """Every pass has exactly `maxRows` rows, for programs that were exported so."""
+    fused_layers: bool = True
+    """On a CPU with AVX2 or AVX-512, compute single steps of LSTM and GRU layers in float32 by a compiled kernel."""
     host_cache_bytes: _Count | None = None
     """Bytes of states moved off the device. Unset: no bound."""
     commit_every: _Natural = 0

@@ -22,6 +22,7 @@ from torch.export.passes import move_to_device_pass
 
 from ts_stateful.config.schema import ConfigError, StateConfig
 from ts_stateful.protocol.declarations import Datatype
+from ts_stateful.recurrent.fused_layers import fuse_layers
 
 __all__ = ["Program", "load_program", "torch_dtype"]
 
@@ -114,6 +115,8 @@ def load_program(
         raise
     except Exception as error:  # whatever a user's file raises
         raise ConfigError(f"handler.model {settings.model!r} cannot be loaded: {error}") from error
+    if settings.fused_layers:
+        fuse_layers(module, device)
     count = sum(weight.numel() for weight in module.parameters())
     return Program(module, settings, name=name, num_parameters=count)
 

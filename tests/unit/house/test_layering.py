@@ -24,8 +24,22 @@ _MAY_IMPORT: dict[str, set[str]] = {
     "media": {"protocol", "config"},
     "sessions": {"protocol"},
     "engine": {"protocol", "config", "session_log", "sessions", "store"},
-    "language": {"protocol", "config", "engine", "media", "session_log", "sessions", "store"},
-    "recurrent": {"protocol", "config", "engine", "session_log", "sessions", "store"},
+    "cpu_kernels": set(),
+    "language": {
+        *(
+            "cpu_kernels",
+            "protocol",
+            "config",
+            "engine",
+            "media",
+            "session_log",
+            "sessions",
+            "store",
+        ),
+    },
+    "recurrent": {
+        *("cpu_kernels", "protocol", "config", "engine", "session_log", "sessions", "store"),
+    },
     "process": {"protocol", "config", "engine", "store"},  # imports a kind of model by its name
     "principals": {"protocol", "config"},
     "frontend": {"protocol", "config", "principals", "process"},
@@ -43,7 +57,8 @@ _MAY_IMPORT: dict[str, set[str]] = {
 }
 _TORCH = {"torch", "transformers", "safetensors", "tokenizers", "accelerate"}
 _WITHOUT_TORCH = {"safetensors"}  # does not load torch; blobs have its format
-_MAY_IMPORT_TORCH = {"language", "recurrent", "process"}  # process: counts devices, sets threads
+# process: counts devices, sets threads
+_MAY_IMPORT_TORCH = {"cpu_kernels", "language", "recurrent", "process"}
 _ENGINES = {"engine", "language", "recurrent"}
 _NEVER_TORCH = {"ts_stateful.language.scheduler"}
 _NETWORK = {"httpx", "httpcore", "requests", "aiohttp", "urllib.request", "urllib3"}

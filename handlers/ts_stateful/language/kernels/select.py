@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ts_stateful.cpu_kernels.build import cache_folder, load_library
 from ts_stateful.language.kernels.attention import StepCache
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
-from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
 from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kv.cache import KVCache, KVLayout

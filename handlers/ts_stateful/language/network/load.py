@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ts_stateful.config.given_model import resolve_model
 from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
 from ts_stateful.engine.services import NO_REPORT, LoadReport
 from ts_stateful.language.encoders.encoder import Encoder
 from ts_stateful.language.encoders.find import find_encoder
@@ -20,7 +21,6 @@ from ts_stateful.language.encoders.prefix import PrefixVision
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
-from ts_stateful.language.kernels.cpu.library import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack
 from ts_stateful.language.kernels.gpu.cuda_graphs import CudaCapturer
 from ts_stateful.language.kernels.select import find_kernels

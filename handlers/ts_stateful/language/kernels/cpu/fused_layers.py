@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
 from ts_stateful.language.kernels.cpu.decoder_layout import (
     Decoder,
@@ -19,10 +20,7 @@ from ts_stateful.language.kernels.cpu.decoder_layout import (
 from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts, NormFacts
 from ts_stateful.language.kernels.cpu.library import (
     StepFacts,
-    cache_folder,
     functions_for,
-    is_worthwhile,
-    load_library,
     num_splits,
 )
 from ts_stateful.language.kv.cache import KVLayout

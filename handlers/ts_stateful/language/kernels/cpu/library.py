@@ -1,26 +1,15 @@
-"""The compiled library of CPU kernels: its build, and the structures that it reads.
-
-Threads are torch's: both use the process's one OpenMP runtime.
-"""
+"""The compiled library of CPU kernels, as language models call it: its functions, and the structures that they read."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-from ts_stateful.language.kernels.cpu.cache import load_or_compile
 from ts_stateful.language.kv.spans import Table
 
 __all__ = [
@@ -29,23 +18,12 @@ __all__ = [
     "Functions",
     "LinearFacts",
     "StepFacts",
-    "cache_folder",
     "functions_for",
-    "is_worthwhile",
-    "load_library",
     "num_splits",
     "vector_width",
 ]
 
-logger = logging.getLogger(__name__)
-
 LANES: Final = 16  # all dimensions are multiples of it
-_SOURCE: Final = Path(__file__).parent / "src" / "kernels.cpp"
-_HEADERS: Final = ("vectors.h", "attention.h", "linear.h", "experts.h", "layer.h", "threads.h")
-_FLAGS: Final = (
-    *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-exceptions"),
-    *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
-)
 _SHARE: Final = 256  # minimum tokens of a split
 _TOGETHER: Final = 16  # queries of rows that are computed together, see `attention.h`
 _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of dtypes in the library
@@ -103,48 +81,9 @@ class Functions(NamedTuple):
     most_rows: int
 
 
-def cache_folder() -> Path:
-    """Return the folder that keeps compiled kernels between starts."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "torchserve-stateful")
-
-
-def load_library(cache: Path) -> ctypes.CDLL | None:
-    """Return the library, built into the folder `cache` if it is missing or untrusted; None if no compiler can build it."""
-    names = (os.environ.get("CXX", "c++"), "g++", "clang++")
-    compiler = next(filter(None, map(shutil.which, names)), None)
-    if compiler is None:
-        return None
-    sources = [_SOURCE.with_name(name).read_bytes() for name in (_SOURCE.name, *_HEADERS)]
-    parts = [*sources, " ".join(_FLAGS).encode(), compiler.encode(), _processor()]
-    key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    command = [str(Path(compiler).absolute()), *_FLAGS, str(_SOURCE.absolute())]
-    try:
-        return load_or_compile(cache, f"cpu_kernels-{key}.so", command)
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("compiled CPU kernels are not available: %s", error)
-        return None
-
-
-def is_worthwhile(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True where compiled layers were measured to be faster: on a CPU with AVX2 or AVX-512."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    return device.type == "cpu" and dtype in _NAMES and capability in {"AVX2", "AVX512"}
-
-
 def vector_width(dtype: torch.dtype) -> int:
     """Return the numbers in a vector; the inputs of a layer are a multiple of it."""
     return 4 * LANES // dtype.itemsize
-
-
-def _processor() -> bytes:
-    """Return what the compiler depends on, because a cache folder may move to another machine."""
-    try:
-        first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
-    except OSError:
-        return platform.processor().encode()
-    fields = ("model name", "flags", "Features")
-    return "\n".join(line for line in first.splitlines() if line.startswith(fields)).encode()
 
 
 def num_splits(table: Table, heads: int, group: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ import torch
 from tests.support.harness import Harness, reference_reply
 from tests.support.tiny import llama
 from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.cpu_kernels.build import cache_folder, load_library
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
-from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
 from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.select import verify_kernels
 from ts_stateful.language.kernels.states import Kernels
@@ -112,26 +111,3 @@ def test_what_they_cannot_compute_is_left_to_torch() -> None:
     assert CpuKernels.serves(KVLayout((LayerShape(2, 64, 64),), torch.float32))
     assert not CpuKernels.serves(KVLayout((LayerShape(2, 64, 64),), torch.float16))
     assert not CpuKernels.serves(KVLayout((LayerShape(2, 20, 64),), torch.float32))
-
-
-def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server starts all the same, and a failing compiler counts as none."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert load_library(tmp_path / "cache") is None
-    broken = tmp_path / "c++"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    assert load_library(tmp_path / "cache") is None
-    assert not list((tmp_path / "cache").glob("*.so"))
-
-
-@needs_compiler
-def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
-    """The next start takes the library from the folder."""
-    assert load_library(tmp_path) is not None
-    (library,) = tmp_path.glob("*.so")
-    built_at = library.stat().st_mtime_ns
-    assert load_library(tmp_path) is not None
-    assert library.stat().st_mtime_ns == built_at

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ts_stateful.cpu_kernels.build import cache_folder, load_library
 from ts_stateful.language.kernels.cpu import compiled_linear
 from ts_stateful.language.kernels.cpu.compiled_linear import (
     CompiledLinear,
@@ -21,7 +22,6 @@ from ts_stateful.language.kernels.cpu.compiled_linear import (
     compile_linears,
 )
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
-from ts_stateful.language.kernels.cpu.library import cache_folder, load_library
 from ts_stateful.language.kernels.cpu.packed_linear import has_operators
 
 pytestmark = pytest.mark.skipif(

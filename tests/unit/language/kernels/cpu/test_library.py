@@ -11,11 +11,10 @@ import sys
 import pytest
 import torch
 
+from ts_stateful.cpu_kernels.build import cache_folder, load_library
 from ts_stateful.language.kernels.cpu.library import (
     LinearFacts,
-    cache_folder,
     functions_for,
-    load_library,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -25,7 +24,8 @@ pytestmark = pytest.mark.skipif(
 SPREAD = """
 import os
 import torch
-from ts_stateful.language.kernels.cpu.library import cache_folder, functions_for, load_library
+from ts_stateful.cpu_kernels.build import cache_folder, load_library
+from ts_stateful.language.kernels.cpu.library import functions_for
 library = functions_for(load_library(cache_folder()), torch.float32)
 before = set(os.listdir("/proc/self/task"))
 all_cpus = os.sched_getaffinity(0)

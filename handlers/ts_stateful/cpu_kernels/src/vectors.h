@@ -170,4 +170,9 @@ inline float power(float x) {
   return p * two;
 }
 
+inline float sigmoid(float x) {
+  const float e = power(-std::fabs(x));
+  return (x >= 0 ? 1 : e) / (1 + e);
+}
+
 }  // namespace

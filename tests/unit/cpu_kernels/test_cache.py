@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_stateful.language.kernels.cpu.cache import load_or_compile
+from ts_stateful.cpu_kernels.cache import load_or_compile
 
 COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")

@@ -72,11 +72,6 @@ template <class T> Linear<T> of_expert(Linear<T> linear, int64_t weights) {
   return linear;
 }
 
-inline float sigmoid(float x) {
-  const float e = power(-std::fabs(x));
-  return x >= 0 ? 1 / (1 + e) : e / (1 + e);
-}
-
 // ups (num,) *= the activation of gates.
 void activate(int64_t activation, const float* gates, int num, float* ups) {
   if (activation == GELU_TANH) {  // (1 + tanh(z)) / 2 is sigmoid(2 z)

@@ -1,0 +1,1 @@
+"""Kernels for CPUs, compiled on the machine that runs them."""

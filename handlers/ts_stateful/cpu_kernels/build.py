@@ -1,0 +1,70 @@
+"""The build of the compiled library of CPU kernels.
+
+Its threads are torch's: both use the process's one OpenMP runtime.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from ts_stateful.cpu_kernels.cache import load_or_compile
+
+__all__ = ["cache_folder", "is_worthwhile", "load_library"]
+
+logger = logging.getLogger(__name__)
+
+_SOURCE: Final = Path(__file__).parent / "src" / "kernels.cpp"
+_FLAGS: Final = (
+    *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-exceptions"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
+)
+_DTYPES: Final = (torch.float32, torch.bfloat16)
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps compiled kernels between starts."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "torchserve-stateful")
+
+
+def load_library(cache: Path) -> ctypes.CDLL | None:
+    """Return the library, built into the folder `cache` if it is missing or untrusted; None if no compiler can build it."""
+    names = (os.environ.get("CXX", "c++"), "g++", "clang++")
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None:
+        return None
+    sources = [file.read_bytes() for file in sorted(_SOURCE.parent.iterdir())]
+    parts = [*sources, " ".join(_FLAGS).encode(), compiler.encode(), _processor()]
+    key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    command = [str(Path(compiler).absolute()), *_FLAGS, str(_SOURCE.absolute())]
+    try:
+        return load_or_compile(cache, f"cpu_kernels-{key}.so", command)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("compiled CPU kernels are not available: %s", error)
+        return None
+
+
+def is_worthwhile(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True where compiled layers were measured to be faster: on a CPU with AVX2 or AVX-512."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return device.type == "cpu" and dtype in _DTYPES and capability in {"AVX2", "AVX512"}
+
+
+def _processor() -> bytes:
+    """Return what the compiler depends on, because a cache folder may move to another machine."""
+    try:
+        first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
+    except OSError:
+        return platform.processor().encode()
+    fields = ("model name", "flags", "Features")
+    return "\n".join(line for line in first.splitlines() if line.startswith(fields)).encode()

@@ -1,0 +1,35 @@
+"""When the library of CPU kernels is built, and when it is not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ts_stateful.cpu_kernels.build import load_library
+
+
+def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server starts all the same, and a failing compiler counts as none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert load_library(tmp_path / "cache") is None
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    assert load_library(tmp_path / "cache") is None
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+)
+def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
+    """The next start takes the library from the folder."""
+    assert load_library(tmp_path) is not None
+    (library,) = tmp_path.glob("*.so")
+    built_at = library.stat().st_mtime_ns
+    assert load_library(tmp_path) is not None
+    assert library.stat().st_mtime_ns == built_at
