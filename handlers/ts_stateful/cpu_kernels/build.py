@@ -28,6 +28,7 @@ _FLAGS: Final = (
     *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-exceptions"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
 )
+_FIRST_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
@@ -44,9 +45,10 @@ def load_library(cache: Path) -> ctypes.CDLL | None:
     if compiler is None:
         return None
     sources = [file.read_bytes() for file in sorted(_SOURCE.parent.iterdir())]
-    parts = [*sources, " ".join(_FLAGS).encode(), compiler.encode(), _processor()]
+    flags = [*_FLAGS, f"-DFIRST_CACHE={_first_cache()}"]
+    parts = [*sources, " ".join(flags).encode(), compiler.encode(), _processor()]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    command = [str(Path(compiler).absolute()), *_FLAGS, str(_SOURCE.absolute())]
+    command = [str(Path(compiler).absolute()), *flags, str(_SOURCE.absolute())]
     try:
         return load_or_compile(cache, f"cpu_kernels-{key}.so", command)
     except (OSError, subprocess.SubprocessError) as error:
@@ -58,6 +60,14 @@ def is_worthwhile(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True where compiled layers were measured to be faster: on a CPU with AVX2 or AVX-512."""
     capability = torch.backends.cpu.get_cpu_capability()
     return device.type == "cpu" and dtype in _DTYPES and capability in {"AVX2", "AVX512"}
+
+
+def _first_cache() -> int:
+    """Return the KiB of data in a processor's fastest cache; 0: unknown."""
+    try:
+        return int(_FIRST_CACHE.read_text(encoding="utf-8").strip().removesuffix("K"))
+    except (OSError, ValueError):
+        return 0
 
 
 def _processor() -> bytes:

@@ -13,6 +13,8 @@ namespace {
 constexpr int MOST = 64;      // rows
 constexpr int WIDE = LANES;   // outputs of a linear layer that a thread computes at once
 constexpr int FAR = 8192;     // bytes between what is read and what is prefetched, where weights are read in turn
+// Where it is prefetched to: 3, the fastest cache, or 2, the next one where the inputs of a step fill a smaller one.
+constexpr int LOCALITY = 0 < FIRST_CACHE && FIRST_CACHE < 48 ? 2 : 3;
 constexpr int MANY = 24;      // rows whose inputs stay in the fastest cache while a layer's weights are read; more are taken
 constexpr int SOME = 16;      // so many at a time
 
@@ -68,7 +70,7 @@ template <int M, class T> void multiply_in_turn(const T* __restrict w, const T* 
       for (int c = 0; c < CHAINS; c++) {
         const int64_t at = k + c * STEP;
         const auto weights = held(whole(w + at));
-        if (c * sizeof(V) % LINE == 0) __builtin_prefetch(w + at + FAR / sizeof(T));
+        if (c * sizeof(V) % LINE == 0) __builtin_prefetch(w + at + FAR / sizeof(T), 0, LOCALITY);
         for (int m = 0; m < M; m++) sum[c][m] = dot(weights, whole(x + at * M + m * STEP), sum[c][m]);
       }
     for (; k < in; k += STEP)
@@ -91,7 +93,7 @@ inline void multiply(const T* __restrict w, const T* __restrict x, int64_t in, c
       decltype(whole(w)) weights[N];
       for (int n = 0; n < N; n++) weights[n] = held(whole(w + n * in + k));
       for (int m = 0; m < M; m++) {
-        if (k == line) for (int p = m; p < P; p += M) __builtin_prefetch(ahead + p * in + k);
+        if (k == line) for (int p = m; p < P; p += M) __builtin_prefetch(ahead + p * in + k, 0, LOCALITY);
         const auto input = held(whole(x + m * WIDTH<T>));
         for (int n = 0; n < N; n++) sum[m * N + n] = dot(weights[n], input, sum[m * N + n]);
       }
