@@ -119,6 +119,7 @@ class RecurrentOperators:
         ):
             self._registered.impl(operator, _or_torch(function, operator), "CPU")
             self._registered.impl(operator, torch.library.fallthrough_kernel, "AutogradCPU")
+            self._registered.impl(operator, operator.decompose, "FuncTorchBatched")
 
     def add(self, module: nn.Module) -> None:
         """Compute the layers of a module, whose parameters must stay as they are."""
@@ -180,7 +181,8 @@ class RecurrentOperators:
                 return None
             self._stacks[key] = self._stack(kind, given)
         stack = self._stacks[key]
-        if stack is None or torch.is_grad_enabled() or not stack.takes(input, states):
+        is_plain = not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        if stack is None or not is_plain or not stack.takes(input, states):
             return None
         return stack.step(input, states)
 
