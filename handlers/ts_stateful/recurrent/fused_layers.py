@@ -107,7 +107,7 @@ class RecurrentOperators:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._weights: dict[int, Tensor] = {}  # by address, which stays theirs
+        self._weights: dict[int, Tensor] = {}  # by `id`, which stays theirs
         self._stacks: dict[tuple[int, ...], LayerStack | None] = {}
         self._registered = torch.library.Library("aten", "IMPL")
         operators = torch.ops.aten
@@ -123,7 +123,7 @@ class RecurrentOperators:
 
     def add(self, module: nn.Module) -> None:
         """Compute the layers of a module, whose parameters must stay as they are."""
-        self._weights |= {weight.data_ptr(): weight for weight in module.parameters()}
+        self._weights |= {id(weight): weight for weight in module.parameters()}
 
     def _lstm(
         self, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *facts: Any
@@ -174,15 +174,16 @@ class RecurrentOperators:
         layers: Sequence[Sequence[Tensor | None]],
     ) -> list[Tensor] | None:
         """Return new states `(layers, rows, units)`; None where torch has to compute them."""
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return None
         given = [[weight for weight in layer if weight is not None] for layer in layers]
-        key = tuple(weight.data_ptr() for layer in given for weight in layer)
+        key = tuple(id(weight) for layer in given for weight in layer)
         if key not in self._stacks:
-            if not all(address in self._weights for address in key):
+            if not all(each in self._weights for each in key):
                 return None
             self._stacks[key] = self._stack(kind, given)
         stack = self._stacks[key]
-        is_plain = not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-        if stack is None or not is_plain or not stack.takes(input, states):
+        if stack is None or not stack.takes(input, states):
             return None
         return stack.step(input, states)
 

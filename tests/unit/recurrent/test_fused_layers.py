@@ -156,8 +156,13 @@ def test_torch_computes_what_the_kernel_cannot(caplog: pytest.LogCaptureFixture)
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other)
     foreign = Recurrent(nn.LSTM(INPUTS, UNITS)).eval()
+    of_inputs, of_hidden, *_ = steps.parameters()
     with torch.inference_mode():
         foreign(*given("LSTM", 3, (1, 3, INPUTS)))
+        torch.lstm_cell(  # a part of a weight begins where the weight does
+            *(torch.randn(3, 8), [torch.zeros(3, UNITS), torch.zeros(3, UNITS)]),
+            *(of_inputs[:, :8], of_hidden),
+        )
     assert not is_fused(caplog)
 
 
