@@ -1,6 +1,6 @@
-"""The build of the compiled library of CPU kernels.
+"""The build of the compiled libraries of CPU kernels.
 
-Its threads are torch's: both use the process's one OpenMP runtime.
+Their threads are torch's: all use the process's one OpenMP runtime.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -23,7 +23,7 @@ __all__ = ["cache_folder", "is_worthwhile", "load_library"]
 
 logger = logging.getLogger(__name__)
 
-_SOURCE: Final = Path(__file__).parent / "src" / "kernels.cpp"
+_SOURCES: Final = Path(__file__).parent / "src"
 _FLAGS: Final = (
     *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-exceptions"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-rtti", "-fopenmp", "-fPIC", "-shared"),
@@ -38,21 +38,25 @@ def cache_folder() -> Path:
     return Path(base, "torchserve-stateful")
 
 
-def load_library(cache: Path) -> ctypes.CDLL | None:
-    """Return the library, built into the folder `cache` if it is missing or untrusted; None if no compiler can build it."""
+def load_library(cache: Path, name: Literal["language", "recurrent"]) -> ctypes.CDLL | None:
+    """Return a library, built into the folder `cache` if it is missing or untrusted; None if no compiler can build it."""
     names = (os.environ.get("CXX", "c++"), "g++", "clang++")
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         return None
-    sources = [file.read_bytes() for file in sorted(_SOURCE.parent.iterdir())]
+    sources = [file.read_bytes() for file in sorted(_SOURCES.iterdir())]
     flags = [*_FLAGS, f"-DFIRST_CACHE={_first_cache()}"]
     parts = [*sources, " ".join(flags).encode(), compiler.encode(), _processor()]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    command = [str(Path(compiler).absolute()), *flags, str(_SOURCE.absolute())]
+    command = [
+        str(Path(compiler).absolute()),
+        *flags,
+        str(Path(_SOURCES, f"{name}.cpp").absolute()),
+    ]
     try:
-        return load_or_compile(cache, f"cpu_kernels-{key}.so", command)
+        return load_or_compile(cache, f"cpu_{name}-{key}.so", command)
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("compiled CPU kernels are not available: %s", error)
+        logger.warning("compiled CPU kernels are not available (%s): %s", name, error)
         return None
 
 

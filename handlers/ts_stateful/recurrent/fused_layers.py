@@ -53,7 +53,7 @@ class LayerStack:
         self._facts = (RecurrentFacts * len(facts))(*facts)
 
     @staticmethod
-    def serves(library: ctypes.CDLL, gates: int, layers: Sequence[Sequence[Tensor]]) -> bool:
+    def serves(library: ctypes.CDLL, layers: Sequence[Sequence[Tensor]]) -> bool:
         """Return True if the kernel can compute layers: weights of inputs and of hidden states, and biases if any."""
         size, units = layers[0][1].shape[1], library.recurrent_units()
         return size % units == 0 and all(
@@ -103,10 +103,9 @@ def _packed(
 
 
 class RecurrentOperators:
-    """torch's operators of LSTMs and GRUs, by `library` where it can compute them for `weights` of programs."""
+    """torch's operators of LSTMs and GRUs, by the kernel where it can compute them for programs that were added."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self) -> None:
         self._weights: dict[int, Tensor] = {}  # by `id`, which stays theirs
         self._stacks: dict[tuple[int, ...], LayerStack | None] = {}
         self._registered = torch.library.Library("aten", "IMPL")
@@ -189,9 +188,10 @@ class RecurrentOperators:
 
     def _stack(self, kind: str, layers: Sequence[Sequence[Tensor]]) -> LayerStack | None:
         """Return the kernel's layers if they can be computed and agree with torch's."""
-        if not LayerStack.serves(self._library, _GATES[kind], layers):
+        library = _library()
+        if library is None or not LayerStack.serves(library, layers):
             return None
-        stack = LayerStack(self._library, _GATES[kind], layers)
+        stack = LayerStack(library, _GATES[kind], layers)
         apart = max(_difference(stack, kind, layers, num_rows) for num_rows in _VERIFIED_ROWS)
         facts = (kind.upper(), len(layers), layers[0][1].shape[1])
         if not apart <= _TOLERANCE:
@@ -237,22 +237,20 @@ def _or_torch(function: Callable[..., Any], operator: Any) -> Callable[..., Any]
 
 
 @cache
-def _operators() -> RecurrentOperators | None:
-    """Return the operators of this process; None without a compiler."""
-    library = load_library(cache_folder())
-    if library is None:
-        return None
-    word, address = ctypes.c_int64, ctypes.c_void_p
-    library.recurrent_units.restype = word
-    library.step_recurrent.restype = None
-    library.step_recurrent.argtypes = [
-        address,
-        *(word,) * 2,
-        *(address,) * 3,
-        *(word,) * 2,
-        *(address,) * 2,
-    ]
-    return RecurrentOperators(library)
+def _library() -> ctypes.CDLL | None:
+    """Return the library, declared; None without a compiler."""
+    library = load_library(cache_folder(), "recurrent")
+    if library is not None:
+        word, address = ctypes.c_int64, ctypes.c_void_p
+        library.recurrent_units.restype = word
+        library.step_recurrent.restype = None
+        library.step_recurrent.argtypes = [
+            *(address, word, word, address, address, address, word, word, address, address)
+        ]
+    return library
+
+
+_operators = cache(RecurrentOperators)  # of the process
 
 
 def fuse_layers(module: nn.Module, device: torch.device) -> None:
@@ -260,6 +258,5 @@ def fuse_layers(module: nn.Module, device: torch.device) -> None:
 
     Its parameters must stay as they are: the weights are copied at the first step.
     """
-    operators = _operators() if is_worthwhile(device, torch.float32) else None
-    if operators is not None:
-        operators.add(module)
+    if is_worthwhile(device, torch.float32):
+        _operators().add(module)

@@ -14,12 +14,12 @@ def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.M
     """A server starts all the same, and a failing compiler counts as none."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert load_library(tmp_path / "cache") is None
+    assert load_library(tmp_path / "cache", "language") is None
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    assert load_library(tmp_path / "cache") is None
+    assert load_library(tmp_path / "cache", "language") is None
     assert not list((tmp_path / "cache").glob("*.so"))
 
 
@@ -28,8 +28,8 @@ def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
     """The next start takes the library from the folder."""
-    assert load_library(tmp_path) is not None
+    assert load_library(tmp_path, "language") is not None
     (library,) = tmp_path.glob("*.so")
     built_at = library.stat().st_mtime_ns
-    assert load_library(tmp_path) is not None
+    assert load_library(tmp_path, "language") is not None
     assert library.stat().st_mtime_ns == built_at

@@ -56,7 +56,7 @@ def _triton(_: KVLayout, device: torch.device) -> Callable[[KVLayout], Kernels]:
 
 
 def _cpu(layout: KVLayout, _: torch.device) -> Callable[[KVLayout], Kernels] | None:
-    library = load_library(cache_folder()) if CpuKernels.serves(layout) else None
+    library = load_library(cache_folder(), "language") if CpuKernels.serves(layout) else None
     return None if library is None else lambda layout: CpuKernels(layout, library)
 
 

@@ -170,7 +170,9 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
 
 
 def _replace_linears(network: PreTrainedModel, device: torch.device) -> None:
-    library = load_library(cache_folder()) if is_worthwhile(device, network.dtype) else None
+    library = (
+        load_library(cache_folder(), "language") if is_worthwhile(device, network.dtype) else None
+    )
     if library is not None:
         logger.info("%d linear layers are compiled", compile_linears(network, library))
     elif can_pack(device, network.dtype):

@@ -39,7 +39,7 @@ def find_fused(
         return None
     try:
         decoder = find_decoder(network)
-        library = load_library(cache_folder())
+        library = load_library(cache_folder(), "language")
         return None if library is None else FusedLayers(decoder, layout, windows, library)
     except UnknownDecoderError as error:
         reason = str(error)

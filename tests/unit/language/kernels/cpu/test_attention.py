@@ -26,7 +26,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def make(layout: KVLayout) -> Kernels:
-    library = load_library(cache_folder())
+    library = load_library(cache_folder(), "language")
     assert library is not None
     return CpuKernels(layout, library)
 

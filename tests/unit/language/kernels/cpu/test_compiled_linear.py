@@ -38,7 +38,7 @@ SIZES: dict[str, Any] = {
 
 
 def library() -> Any:
-    found = load_library(cache_folder())
+    found = load_library(cache_folder(), "language")
     assert found is not None
     return found
 

@@ -62,7 +62,7 @@ def build(name: str) -> Model:
 
 
 def fused_of(forward: Forward) -> FusedLayers:
-    library = load_library(cache_folder())
+    library = load_library(cache_folder(), "language")
     assert library is not None
     return FusedLayers(find_decoder(forward.network), forward.layout, forward.windows, library)
 
@@ -328,7 +328,7 @@ def test_more_rows_than_it_takes_are_cut_or_left_to_the_network() -> None:
 def test_layers_that_differ_are_rejected() -> None:
     """A shortcut that differs is not used, and the reason has the difference."""
     model = MODELS["mistral"]()
-    library = load_library(cache_folder())
+    library = load_library(cache_folder(), "language")
     assert library is not None
     windows = [None] * len(model.forward.windows)
     wrong = FusedLayers(find_decoder(model.network), model.forward.layout, windows, library)

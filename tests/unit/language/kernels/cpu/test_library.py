@@ -26,7 +26,7 @@ import os
 import torch
 from ts_stateful.cpu_kernels.build import cache_folder, load_library
 from ts_stateful.language.kernels.cpu.library import functions_for
-library = functions_for(load_library(cache_folder()), torch.float32)
+library = functions_for(load_library(cache_folder(), "language"), torch.float32)
 before = set(os.listdir("/proc/self/task"))
 all_cpus = os.sched_getaffinity(0)
 library.spread_threads(len(all_cpus))
@@ -47,7 +47,7 @@ assert os.sched_getaffinity(0) == all_cpus
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 24, 25, 39, 40, 41, 63, 64])
 def test_linear_layers_take_as_many_rows_as_a_step(rows: int, dtype: torch.dtype) -> None:
     """More than 24 rows are taken 16 at a time; the last outputs fill no block. Sums are float32."""
-    built = load_library(cache_folder())
+    built = load_library(cache_folder(), "language")
     assert built is not None
     torch.manual_seed(rows)
     linear = torch.nn.Linear(224, 333).to(dtype)

@@ -1,8 +1,7 @@
-// The exported functions of the CPU kernels. Compiled when first needed; see library.py.
+// The functions for language models. Compiled when first needed; see build.py.
 
 #include "attention.h"
 #include "layer.h"
-#include "recurrent.h"
 #include "threads.h"
 
 #define EXPORT(NAME, T)                                                                                                     \
@@ -79,16 +78,6 @@ EXPORT(float32, float)
 EXPORT(bfloat16, bfloat16)
 
 extern "C" int64_t most_rows() { return MOST; }
-
-extern "C" int64_t recurrent_units() { return UNITS; }
-
-// Step `num` layers, LSTMs with 4 gates or GRUs with 3. x (rows, in), h, c (layers, rows, size); GRUs read and write no c.
-extern "C" void step_recurrent(const Recurrent* layers, int64_t num, int64_t gates, const float* x, const float* h, const float* c,
-                               int64_t rows, int64_t num_threads, float* new_h, float* new_c) {
-  team.spread(int(num_threads));
-#pragma omp parallel num_threads(int(num_threads))
-  gates == 4 ? step_layers<4>(layers, num, x, h, c, rows, new_h, new_c) : step_layers<3>(layers, num, x, h, c, rows, new_h, new_c);
-}
 
 // Prepare for torch's operators, which have the same threads.
 extern "C" void spread_threads(int64_t num_threads) { team.spread(int(num_threads)); }
