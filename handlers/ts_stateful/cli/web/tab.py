@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,6 @@ class BrowserTab:
         self.panes: list[Conversation] = [self._first()]
         self.notice: Exception | None = None
         self.status = ""  # of the server, as the tab shows it
-        self._updates = itertools.count(1)
-
-    def update_number(self) -> int:
-        """Return the number of the next update of what the page shows."""
-        return next(self._updates)
 
     def _first(self) -> Conversation:
         session = self._options.session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,6 +41,7 @@ class PageView:
     def __init__(self, watch: ServerWatch, url: str) -> None:
         self.watch = watch
         self._url = url
+        self._numbers = itertools.count(1)  # of all tabs: one that was forgotten may come back
 
     def status(self) -> str:
         """Return the state of the server."""
@@ -48,7 +50,7 @@ class PageView:
 
     def all(self, tab: BrowserTab, boxes: Mapping[int, str] | None = None) -> Update:
         """Return an update of everything; `boxes` has new texts of boxes for questions."""
-        number = tab.update_number()  # first: the highest one shows the latest state
+        number = next(self._numbers)  # first: the highest one shows the latest state
         update: Update = [
             json.dumps(["live" if one.live else "still" for one in tab.panes]),
             tab.to_keep(),
@@ -109,7 +111,7 @@ class PageView:
 
     def _live(self, tab: BrowserTab) -> Update:
         """Return an update of only what a reply in progress changes."""
-        number = tab.update_number()
+        number = next(self._numbers)
         update = [gr.skip()] * _BEFORE_PANES
         for index in range(PANES):
             is_shown = index < len(tab.panes)
