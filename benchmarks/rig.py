@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -19,15 +20,21 @@ from benchmarks.crowded_engine import CrowdedEngine
 from benchmarks.dialogues_alone import DialoguesAlone
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.family_steps import FamilySteps
+from benchmarks.fleet import (
+    CHAT_ASYNC_ARCHIVE,
+    PUBLISHED_ARCHIVE,
+    RECOMPUTE_ARCHIVE,
+    STEPS_ARCHIVE,
+    TEXT_ARCHIVE,
+    Fleet,
+)
 from benchmarks.floor import Floor
 from benchmarks.form_steps import FormSteps
-from benchmarks.gguf_export import export
 from benchmarks.inputs import Inputs
 from benchmarks.llama_server import LlamaServer
 from benchmarks.model import build
 from benchmarks.names import (
     ASGI,
-    ASYNC_GRPC,
     ASYNC_HTTP,
     GRPC,
     HTTP,
@@ -43,33 +50,19 @@ from benchmarks.plan import Plan
 from benchmarks.progress import Progress
 from benchmarks.recurrent import build as build_recurrent
 from benchmarks.samples import Samples
-from benchmarks.servers import asgi_server, recompute_server, stateful_server
+from benchmarks.servers import pack_chat, pack_published, pack_recompute, pack_steps
 from benchmarks.text_model.held_out import MODEL
 from benchmarks.vllm_server import VllmServer
 from ts_stateful.serving.server import LocalServer
 
 __all__ = ["Rig"]
 
-_CHAT, _CHAT_ASYNC, _TEXT, _RECOMPUTE = "chat", "chat-async", "text", "recompute"
-_CHAT_ASGI, _TEXT_ASGI = "chat-asgi", "text-asgi"
-_SERVER_OF = {
-    HTTP: _CHAT,
-    GRPC: _CHAT,
-    IMPLICIT: _CHAT,
-    ASGI: _CHAT_ASGI,
-    ASYNC_HTTP: _CHAT_ASYNC,
-    ASYNC_GRPC: _CHAT_ASYNC,
-    TEXT_HTTP: _TEXT,
-    TEXT_ASGI: _TEXT_ASGI,
-    RECOMPUTE: _RECOMPUTE,
-}
-
 
 class Rig:
     """A context manager: leaving it stops everything. `folder` takes the model, the archives and the logs, and `others` has the
     programs of other servers by their names.
 
-    Each server is started when a stage first needs it.
+    Servers and processes are started when a stage first needs them.
     """
 
     def __init__(
@@ -90,7 +83,8 @@ class Rig:
         self._others = others
         self.text_dtype = text_dtype
         self._stack = contextlib.ExitStack()
-        self._servers: dict[str, LocalServer] = {}
+        self._fleet = self._stack.enter_context(Fleet(folder, self._pack, progress))
+        self._building = threading.Lock()
 
     @cached_property
     def models(self) -> tuple[Path, Path]:
@@ -151,7 +145,7 @@ class Rig:
         """Return another llama.cpp server, with options, not started yet."""
         model = self.folder / "text.gguf"
         if not model.exists():
-            export(self.models[1], model)
+            _export_gguf(self.models[1], model)
         return self._llama(model, *options)
 
     def start_trained_llama(self, *options: str) -> LlamaServer | None:
@@ -162,7 +156,7 @@ class Rig:
 
     @cached_property
     def _trained_gguf(self) -> Path:
-        return export(MODEL, self.folder / "trained.gguf")
+        return _export_gguf(MODEL, self.folder / "trained.gguf")
 
     def _llama(self, model: Path, *options: str) -> LlamaServer:
         log = self.folder / f"llama-server{'-'.join(('', *options))}.log"
@@ -178,14 +172,13 @@ class Rig:
         )
         return self._stack.enter_context(server)
 
+    def start(self, systems: Iterable[str]) -> None:
+        """Start what serves these systems, all at the same time."""
+        self._fleet.start(systems)
+
     def server_of(self, system: str) -> LocalServer:
         """Return the running server of a system."""
-        name = _SERVER_OF[system]
-        if name not in self._servers:
-            made = self._make(name)
-            self.progress.say(f"      starting the server '{name}'")
-            self._servers[name] = self._stack.enter_context(made)
-        return self._servers[name]
+        return self._fleet.of(system)
 
     def connect(self, system: str) -> Client:
         """Return a connection to a system; the rig closes it."""
@@ -207,20 +200,26 @@ class Rig:
             return HttpClient(server)
         return GrpcClient(server, "continuous" if system == GRPC else "async")
 
-    def _make(self, name: str) -> LocalServer:
-        llava, text = self.models
-        is_text = name in (_TEXT, _TEXT_ASGI)
-        model, dtype = (text, self.text_dtype) if is_text else (llava, "auto")
-        if name == _RECOMPUTE:
-            return recompute_server(llava, threads=self.threads, folder=self.folder)
-        if name in (_CHAT_ASGI, _TEXT_ASGI):
-            return asgi_server(name, model, dtype=dtype, threads=self.threads, folder=self.folder)
-        profile = "async" if name == _CHAT_ASYNC else "continuous"
-        return stateful_server(
-            name, profile, model, dtype=dtype, threads=self.threads, folder=self.folder
-        )
+    def _pack(self, archive: str) -> None:
+        folder, threads = self.folder, self.threads
+        if archive in (STEPS_ARCHIVE, PUBLISHED_ARCHIVE):
+            with self._building:
+                recurrent = self.recurrent
+            pack = pack_steps if archive == STEPS_ARCHIVE else pack_published
+            pack(archive, recurrent, folder, num_sequences=max(self.plan.step_widths))
+            return
+        with self._building:
+            llava, text = self.models
+        if archive == RECOMPUTE_ARCHIVE:
+            pack_recompute(archive, llava, folder, threads=threads)
+        elif archive == TEXT_ARCHIVE:
+            pack_chat(archive, text, folder, dtype=self.text_dtype, threads=threads)
+        else:
+            profile = "async" if archive == CHAT_ASYNC_ARCHIVE else "continuous"
+            pack_chat(archive, llava, folder, profile=profile, threads=threads)
 
     def __enter__(self) -> Rig:
+        OwnProcess.prepare()
         return self
 
     def __exit__(
@@ -230,3 +229,9 @@ class Rig:
         traceback: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+
+def _export_gguf(checkpoint: Path, path: Path) -> Path:
+    from benchmarks.gguf_export import export  # noqa: PLC0415 - imports for seconds, what few runs need
+
+    return export(checkpoint, path)

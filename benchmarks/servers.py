@@ -1,4 +1,4 @@
-"""The measured servers, packed and started as users do it."""
+"""The measured servers, packed as users do it."""
 
 from __future__ import annotations
 
@@ -16,66 +16,51 @@ from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
 __all__ = [
     "ROOT",
-    "asgi_server",
-    "published_server",
-    "recompute_server",
-    "stateful_server",
-    "steps_asgi_server",
-    "steps_server",
+    "asgi",
+    "pack_chat",
+    "pack_published",
+    "pack_recompute",
+    "pack_steps",
+    "torchserve",
 ]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _MAX_SESSIONS = 1024
 
 
-def stateful_server(
-    name: str, profile: str, model: Path, *, dtype: str = "auto", threads: int, folder: Path
-) -> TorchServe:
-    """Return this package's server for a checkpoint, with the repository's configuration otherwise; not started yet."""
+def pack_chat(
+    name: str,
+    model: Path,
+    folder: Path,
+    *,
+    profile: str = "continuous",
+    dtype: str = "auto",
+    threads: int,
+) -> None:
+    """Pack a checkpoint, with the repository's configuration otherwise."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "model-config.yaml").read_text())
     document["handler"] |= {"model": str(model), "dtype": dtype, "threads": threads}
     document["maxNumSequence"] = _MAX_SESSIONS
     config = _written(document, folder / f"{name}.yaml")
     command = [str(ROOT / "archive.sh"), "--name", name, "--profile", profile]
-    command += ["--config", str(config), "--output", str(folder)]
-    _run(command)
-    return _server(name, folder)
+    _run([*command, "--config", str(config), "--output", str(folder)])
 
 
-def asgi_server(
-    name: str, model: Path, *, dtype: str = "auto", threads: int, folder: Path
-) -> AsgiServer:
-    """Return the same server without TorchServe; not started yet."""
-    stateful_server(name, "continuous", model, dtype=dtype, threads=threads, folder=folder)
-    return _asgi_server(name, folder)
-
-
-def steps_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe:
-    """Return this package's server for the recurrent model in the folder `model`, in the sequence profile; not started yet."""
-    name = "steps"
+def pack_steps(name: str, model: Path, folder: Path, *, num_sequences: int) -> None:
+    """Pack the recurrent model in the folder `model`, in the sequence profile."""
     config = _written(_sequences(num_sequences), folder / f"{name}.yaml")
     command = [str(ROOT / "archive.sh"), "--name", name, "--config", str(config)]
     _run([*command, "--files", str(model), "--output", str(folder)])
-    return _server(name, folder)
 
 
-def steps_asgi_server(model: Path, num_sequences: int, *, folder: Path) -> AsgiServer:
-    """Return the same server without TorchServe, from the same archive; not started yet."""
-    name = steps_server(model, num_sequences, folder=folder).name
-    return _asgi_server(name, folder)
-
-
-def published_server(model: Path, num_sequences: int, *, folder: Path) -> TorchServe:
-    """Return the baseline of steps, with the same configuration; not started yet."""
-    name = "published"
+def pack_published(name: str, model: Path, folder: Path, *, num_sequences: int) -> None:
+    """Pack the baseline of steps, with the same configuration."""
     config = _written(_sequences(num_sequences), folder / f"{name}.yaml")
     _pack(name, config, folder, "--extra-files", str(model))
-    return _server(name, folder)
 
 
-def recompute_server(model: Path, *, threads: int, folder: Path) -> TorchServe:
-    """Return the baseline; not started yet."""
-    name = "recompute"
+def pack_recompute(name: str, model: Path, folder: Path, *, threads: int) -> None:
+    """Pack the baseline of conversations."""
     document = {
         "minWorkers": 1,
         "maxWorkers": 1,
@@ -83,9 +68,28 @@ def recompute_server(model: Path, *, threads: int, folder: Path) -> TorchServe:
         "responseTimeout": 600,
         "handler": {"model": str(model), "threads": threads},
     }
-    config = _written(document, folder / f"{name}.yaml")
-    _pack(name, config, folder)
-    return _server(name, folder)
+    _pack(name, _written(document, folder / f"{name}.yaml"), folder)
+
+
+def torchserve(name: str, folder: Path) -> TorchServe:
+    """Return TorchServe with the archive of that name; not started yet."""
+    log_file = folder / f"{name}.log"
+    log_file.unlink(missing_ok=True)
+    return TorchServe(
+        TorchServeSettings(
+            folder / f"{name}.mar",
+            name=name,
+            config=ROOT / "config.properties",
+            log_config=ROOT / "log4j2.xml",
+            log_file=log_file,
+        )
+    )
+
+
+def asgi(name: str, folder: Path) -> AsgiServer:
+    """Return the front without TorchServe with the archive of that name; not started yet."""
+    archive, log_file = folder / f"{name}.mar", folder / f"{name}-asgi.log"
+    return AsgiServer(AsgiServerSettings((str(archive),), name=name, log_file=log_file))
 
 
 def _sequences(count: int) -> dict[str, Any]:
@@ -109,25 +113,6 @@ def _pack(name: str, config: Path, folder: Path, *options: str) -> None:
     command += ["--handler", str(ROOT / "benchmarks" / f"{name}_handler.py")]
     command += ["--config-file", str(config), "--export-path", str(folder), "--force"]
     _run([*command, *options])
-
-
-def _server(name: str, folder: Path) -> TorchServe:
-    log_file = folder / f"{name}.log"
-    log_file.unlink(missing_ok=True)
-    return TorchServe(
-        TorchServeSettings(
-            folder / f"{name}.mar",
-            name=name,
-            config=ROOT / "config.properties",
-            log_config=ROOT / "log4j2.xml",
-            log_file=log_file,
-        )
-    )
-
-
-def _asgi_server(name: str, folder: Path) -> AsgiServer:
-    archive, log_file = folder / f"{name}.mar", folder / f"{name}-asgi.log"
-    return AsgiServer(AsgiServerSettings((str(archive),), name=name, log_file=log_file))
 
 
 def _written(document: dict[str, Any], path: Path) -> Path:

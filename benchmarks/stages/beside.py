@@ -64,6 +64,7 @@ def compare_replies(rig: Rig, other: Client, name: str) -> None:
         RuntimeError: the replies differ.
     """
     inputs, plan = rig.inputs, rig.plan
+    rig.start((TEXT_ASGI, TEXT_HTTP))
     systems = (rig.connect(TEXT_HTTP), other)
     if rig.text_dtype == "bfloat16":
         prompts = [inputs.prompt(PROMPT_TOKENS) for _ in range(plan.same_prompts)]

@@ -21,6 +21,7 @@ TITLE = "decode throughput against concurrent streams"
 def run(rig: Rig) -> None:
     """Sample `decode` (while all streams run) and `turns` (whole turns) in tokens a second."""
     plan = rig.plan
+    rig.start((HTTP, RECOMPUTE))
     crowds = {
         HTTP: Crowd(rig, HTTP, max(plan.widths)),
         RECOMPUTE: Crowd(rig, RECOMPUTE, max(plan.recompute_widths)),

@@ -33,6 +33,7 @@ def run(rig: Rig) -> None:
     The sessions stay; after each sample their turns are forgotten but for the first.
     """
     plan = rig.plan
+    rig.start(FRONTS)
     widths = plan.front_widths
     streams = {system: _Streams(rig, system, max(widths)) for system in FRONTS}
     trials = []

@@ -22,32 +22,27 @@ from benchmarks.names import (
 from benchmarks.pace import Pace
 from benchmarks.rig import Rig
 from benchmarks.samples import Sample, Trial, interleave
-from benchmarks.servers import published_server, steps_asgi_server, steps_server
 
 __all__ = ["TITLE", "run"]
 
 TITLE = "steps of a recurrent model against sequences"
 
+_SYSTEMS = (STREAMS, ASGI_STREAMS, PUBLISHED)
 _BARE_TURNS = 3  # in a round: on a shared machine, quarter-second samples differ by a third
 
 
 def run(rig: Rig) -> None:
     """Sample `steps` a second and a step's latencies against simultaneous sequences.
 
-    Also sample the engine's cost of a step, in microseconds, against open sequences of which few step. The three servers run
-    during this stage alone.
+    Also sample the engine's cost of a step, in microseconds, against open sequences of which few step.
     """
     plan = rig.plan
     size = max(plan.step_widths)
     with ExitStack() as stack:
+        rig.start(_SYSTEMS)
         streams = {}
-        for system, make in (
-            (STREAMS, steps_server),
-            (ASGI_STREAMS, steps_asgi_server),
-            (PUBLISHED, published_server),
-        ):
-            rig.progress.say(f"      starting the server of '{system}'")
-            server = stack.enter_context(make(rig.recurrent, size, folder=rig.folder))
+        for system in _SYSTEMS:
+            server = rig.server_of(system)
             target = server.grpc_url.removeprefix("grpc://")
             streams[system] = stack.enter_context(Streams(target, server.name, size))
             streams[system].run(size, plan.step_warm_s)  # Java compiles frequent code

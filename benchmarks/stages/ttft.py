@@ -36,6 +36,7 @@ _NEW_TOKENS = 4  # of a reply: the first token is not the last one, as in practi
 
 def run(rig: Rig) -> None:
     """Sample `ttft` in milliseconds."""
+    rig.start(_SYSTEMS)
     rig.floor.measure("first_token", 300, PROMPT_TOKENS, CACHES[0])  # warm
     floors = [
         Trial(f"floor {history}", partial(_bare, rig, history, cache))
