@@ -50,6 +50,7 @@ FRONT = "ts-front"
 """The name of the process in `ps -e` and `top`."""
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
+_COLLECT_AFTER = 10_000  # objects; with Python's 700, a request in every ten has a collection
 _GRACE_S = 1.0  # for calls that are answered, to end
 _MOST_FILES = 1 << 20  # of a hard limit that may be infinite
 
@@ -127,6 +128,7 @@ def _settle() -> None:
     """Leave all objects out of collections: those of a big body make them frequent, and they would visit every object."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
 
 
 def _model(source: ModelSource, forks: ForkServer) -> ModelFront:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ts_stateful.frontend.audit import AuditLog
 from ts_stateful.frontend.byte_quotas import ByteQuotas
 from ts_stateful.principals.authenticator import Authenticator, Call, NoAuthenticator
-from ts_stateful.principals.namespace import Namespace
+from ts_stateful.principals.namespace import NO_NAMESPACE, Namespace
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Open, Step
 from ts_stateful.protocol.session_ids import check_strength
@@ -39,7 +39,8 @@ class Admission:
         Raises:
             Unauthenticated, KeysUnavailable: see `Authenticator`.
         """
-        return Namespace(self._authenticator.principal_of(call))
+        principal = self._authenticator.principal_of(call)
+        return NO_NAMESPACE if principal is None else Namespace(principal)
 
     def check_bytes(self, principal: str | None, num_bytes: int) -> None:
         """Check the size of a request before it is parsed.

@@ -16,6 +16,7 @@ class ByteQuotas:
 
     def __init__(self, settings: QuotasConfig, held: HeldBytes) -> None:
         self._settings = settings
+        self._without_principal = settings.of(None)
         self._held = held
 
     def check(self, principal: str | None, num_bytes: int) -> None:
@@ -24,7 +25,8 @@ class ByteQuotas:
         Raises:
             QuotaExceeded: the principal would have too many bytes in flight.
         """
-        most = self._settings.of(principal).queued_bytes
+        known = self._without_principal if principal is None else self._settings.of(principal)
+        most = known.queued_bytes
         held = 0 if most is None else self._held.bytes_of(principal)
         if most is not None and held and held + num_bytes > most:
             raise QuotaExceeded(

@@ -209,7 +209,7 @@ class Intake:
             message = structs.replace(message, may_begin=False)
         pending.streams = message.streams
         pending.names_session = not message.ephemeral
-        self._dispatcher.submit(structs.replace(message, num_bytes=pending.num_bytes))
+        self._dispatcher.submit(message)
 
 
 def _short(request_id: str) -> str:

@@ -25,6 +25,8 @@ class Correlation(NamedTuple):
     def of(cls, pairs: Iterable[tuple[str, object]]) -> Correlation:
         """Read headers, whose names are in lower case; a value that is malformed counts as absent."""
         found = {name: str(value) for name, value in pairs if name in _NAMES}
+        if not found:
+            return cls(new_request_id())
         given, trace = found.get("x-request-id", ""), found.get("traceparent", "")
         return cls(
             given if _REQUEST_ID.fullmatch(given) else new_request_id(),

@@ -67,10 +67,14 @@ class RequestParser:
         if translation.request is None:
             answer = translation.answer
             return Event(pending.request_id, EventKind.LAST, answer, translation.status)
-        return self._submit(pending.request_id, translation.request, translation, body)
+        return self._submit(pending, translation.request, translation, body)
 
     def _submit(
-        self, request_id: str, request: AnyRequest, translation: Translation, body: RequestBody
+        self,
+        pending: PendingResponse,
+        request: AnyRequest,
+        translation: Translation,
+        body: RequestBody,
     ) -> Submit:
         unnamed = translation.unnamed
         if not self._keeps_sessions:
@@ -90,7 +94,7 @@ class RequestParser:
                 "a session has one reply to a prompt; fork it, or leave the session out", field="n"
             )
         return Submit(
-            request_id,
+            pending.request_id,
             request,
             body.attachments,
             creates_session=creates_session,
@@ -101,6 +105,7 @@ class RequestParser:
             if ephemeral and isinstance(request, Chat)
             else (),
             choices=translation.choices,
+            num_bytes=pending.num_bytes,
         )
 
     def _pulls(self, request: AnyRequest, body: RequestBody, *, can_pull: bool) -> bool:

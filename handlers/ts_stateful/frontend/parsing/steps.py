@@ -77,19 +77,23 @@ class StepParser:
                 raise InvalidRequest("only `step` takes raw bytes", field="type")
             command, creates_session = address(request, headers)
             return Submit(
-                pending.request_id, command, creates_session=creates_session, profile=self._profile
+                pending.request_id,
+                command,
+                creates_session=creates_session,
+                profile=self._profile,
+                num_bytes=pending.num_bytes,
             )
         step, creates_session = address(self._complete(request, headers, parts.others), headers)
-        assert isinstance(step, Step)
-        elements = self._elements(step, parts.raw)
+        elements = self._elements(request, parts.raw)
         return Submit(
             pending.request_id,
-            msgspec.structs.replace(step, inputs=()),
+            step,
             tuple(tensor.data for tensor in elements),
             creates_session=creates_session,
             shapes=tuple(tensor.shape for tensor in elements),
             encoding=Encoding.RAW if parts.body_is_raw else Encoding.JSON,
             profile=self._profile,
+            num_bytes=pending.num_bytes,
         )
 
     def _infer(self, pending: PendingResponse, data: Parts, headers: RequestHeaders) -> Submit:
@@ -103,19 +107,19 @@ class StepParser:
         outputs = tuple(OutputName(output.name) for output in asked.outputs)
         step = Step(inputs=asked.inputs, outputs=outputs, parameters=named)
         command, creates_session = address(self._complete(step, headers, {}), headers)
-        assert isinstance(command, Step)
-        elements = self._elements(command, {})
+        elements = self._elements(step, {})
         has_rows = has_row_dimension(self._declared, asked.inputs)
         pending.responder = InferResponder(asked, self._version, has_rows=has_rows)
         pending.ignored = asked.ignored
         return Submit(
             pending.request_id,
-            msgspec.structs.replace(command, inputs=()),
+            command,
             tuple(tensor.data for tensor in elements),
             creates_session=creates_session,
             shapes=tuple(tensor.shape for tensor in elements),
             encoding=Encoding.PACKED,
             profile=self._profile,
+            num_bytes=pending.num_bytes,
         )
 
     @property
@@ -132,8 +136,8 @@ class StepParser:
         raw: dict[str, bytes] = {}
         if self._raw is not None and self._raw.name in others:
             raw[self._raw.name] = bytes(others.pop(self._raw.name))
-        key = next((name for name in ("data", "body") if name in others), None)
-        if key is None:
+        key = "data" if "data" in others else "body"
+        if key not in others:
             if not raw:
                 split(data, self._hint)  # raises
             return _Parts(_STEP, raw, True, others)
@@ -143,7 +147,7 @@ class StepParser:
         return _Parts(body, raw, False, others)
 
     def _complete(self, step: Step, headers: RequestHeaders, flags: Parts) -> Step:
-        """Add the sequence's id and flags from headers, gRPC inputs (`flags`) and Triton's parameters."""
+        """Add the sequence's id and flags from headers, gRPC inputs (`flags`) and Triton's parameters; leave its inputs out."""
         parameters = step.parameters
         session_id = step.session_id
         if parameters.sequence_id not in (None, 0, ""):
@@ -155,6 +159,7 @@ class StepParser:
         ends = step.end or parameters.sequence_end or headers.ends
         return msgspec.structs.replace(
             step,
+            inputs=(),
             session_id=session_id,
             start=starts or _has_flag(flags, self._names.starts),
             end=ends or _has_flag(flags, self._names.ends),

@@ -119,14 +119,15 @@ class Dispatcher:
         known = None if command.session_id is None else self._by_session.get(command.session_id)
         for name in message.affinity[1:]:
             known = known or self._by_affinity.get((message.principal, name))
+        if known is not None and not message.creates_session and not isinstance(command, Fork):
+            known.submit(message)
+            return
         # The engine that has had a session of this id comes first: it can answer even if that session has ended.
         up = [link for link in self._links if link.takes_sessions] or self._links
         best = sorted(up, key=lambda link: (link is not known, link.load))
         engines = tuple(link.index for link in best)
         if isinstance(command, Fork):
             self._fork(message, command.new_session_id, known or best[0])
-        elif known is not None and not message.creates_session:
-            known.submit(message)
         elif isinstance(command, Step) and not message.creates_session:
             # The first message of an unknown sequence begins it. A known sequence that is missing was lost, or has ended.
             self._place(structs.replace(message, creates_session=True), engines)
