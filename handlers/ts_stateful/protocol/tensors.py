@@ -147,14 +147,12 @@ def _read(declared: Input, sent: InputTensor, path: str) -> Elements:
         data_path = f"{path}.parameters.binary_data_size"
         array = _from_bytes(declared, sent.data, data_path)
     else:
-        floats = _floats(numpy_dtype(declared.datatype), sent.data)
-        if floats is not None and sent.shape in (None, declared.shape):
-            count = len(floats)
-            fills = count == math.prod(declared.shape)
-            shape = declared.shape if fills else _shape_of(declared, count, f"{path}.shape")
-            return Elements(floats.tobytes(), shape)
+        floats = _floats(declared, sent.data)
+        fills = floats is not None and len(floats) == math.prod(declared.shape)
+        if floats is not None and fills and sent.shape in (None, declared.shape):
+            return Elements(floats.tobytes(), declared.shape)
         data_path = f"{path}.data"
-        array = _array(declared, sent.data, data_path)
+        array = _array(declared, sent.data if floats is None else floats, data_path)
     shape = array.shape if sent.shape is None else sent.shape
     if math.prod(shape) != array.size:
         raise InvalidRequest(
@@ -163,23 +161,25 @@ def _read(declared: Input, sent: InputTensor, path: str) -> Elements:
     return Elements(array.tobytes(), _fitted(declared, shape, array, f"{path}.shape"))
 
 
-def _floats(dtype: np.dtype[Any], data: object) -> arrays.array[float] | None:
+def _floats(declared: Input, data: object) -> arrays.array[float] | None:
     """Return the elements of most steps, a flat list of finite floats; None for all else.
 
     An `array` rounds as numpy does, without a search for the elements' common type.
     """
-    if dtype.char not in "fd" or not isinstance(data, list) or not data:
+    code = numpy_dtype(declared.datatype).char
+    if code not in "fd" or not isinstance(data, list) or not data:
         return None
     if not {float}.issuperset(map(type, data)):
         return None
-    floats = arrays.array(dtype.char, data)
+    floats = arrays.array(code, data)
     return floats if math.isfinite(sum(floats)) else None
 
 
 def _array(declared: Input, data: object, path: str) -> np.ndarray[Any, Any]:
     dtype = numpy_dtype(declared.datatype)
     try:
-        if (floats := _floats(dtype, data)) is not None:
+        floats = data if isinstance(data, arrays.array) else _floats(declared, data)
+        if floats is not None:
             return np.frombuffer(floats, dtype)
         # An array of strings would have room for the longest one in every element.
         objects = np.array(data, dtype=object)

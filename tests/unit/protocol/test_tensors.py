@@ -77,6 +77,8 @@ def test_numbers_are_rounded_as_by_numpy(datatype: Datatype, numbers: list[float
         ({"shape": [2]}, [1, 2, 3], {}, "inputs[0].shape"),
         ({"shape": [2]}, [[1, 2]], {"shape": (2, 1)}, "inputs[0].shape"),
         ({"shape": [2]}, [1, 2], {"shape": (3,)}, "inputs[0].data"),
+        ({"shape": [2]}, [1.5, 2.5, 3.5], {"shape": (2,)}, "inputs[0].data"),
+        ({"shape": [2]}, [1.5, 2.5, 3.5], {}, "inputs[0].shape"),
         ({"shape": [2]}, [1, [2]], {}, "inputs[0].data"),
         (
             {"shape": [-1]},

@@ -149,7 +149,7 @@ def _skip_unused_layers(network: PreTrainedModel) -> None:
     taken = getattr(network.config, "vision_feature_layer", None)
     layers = [module for module in network.modules() if type(module).__name__ in _SKIPPED]
     indexes = [taken] if isinstance(taken, int) else taken
-    if not indexes or len(layers) != network.config.vision_config.num_hidden_layers:
+    if not indexes or not layers or len(layers) != network.config.vision_config.num_hidden_layers:
         return
     last = max(index if index >= 0 else len(layers) + 1 + index for index in indexes)
     for layer in layers[last:]:
