@@ -13,4 +13,8 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _interrupt)
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # the servers have stopped
+        sys.stderr.write("stopped before the end: no results were written\n")
+        sys.exit(130)
