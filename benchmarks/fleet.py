@@ -1,11 +1,10 @@
-"""The measured servers of this package and of the baselines, each started when a stage first needs it."""
+"""The measured servers of this package and of the baselines, each started when it is first needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple
 
 from benchmarks.names import (
@@ -27,9 +26,7 @@ from benchmarks.servers import asgi, torchserve
 from ts_stateful.serving.server import LocalServer
 
 __all__ = [
-    "CHAT_ARCHIVE",
     "CHAT_ASYNC_ARCHIVE",
-    "PUBLISHED_ARCHIVE",
     "RECOMPUTE_ARCHIVE",
     "STEPS_ARCHIVE",
     "TEXT_ARCHIVE",
@@ -102,12 +99,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda server: server.stop(), self._servers.values()))
 

@@ -11,9 +11,7 @@ __all__ = ["OwnProcess"]
 
 _STOP_S = 10.0
 
-# The libraries take seconds to import: that is done once, in a process that forks for each object.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["benchmarks.rig"])
 
 
 class OwnProcess:
@@ -23,8 +21,9 @@ class OwnProcess:
     """
 
     @staticmethod
-    def prepare() -> None:
-        """Begin to import the libraries, so that the first object does not wait for them."""
+    def prepare(module: str) -> None:
+        """Begin to import a module, which takes seconds, in the process that forks for each object."""
+        _CONTEXT.set_forkserver_preload([module])
         forkserver.ensure_running()
 
     def __init__(self, kind: type[object], *arguments: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +21,7 @@ from benchmarks.engine_alone import EngineAlone
 from benchmarks.family_steps import FamilySteps
 from benchmarks.fleet import (
     CHAT_ASYNC_ARCHIVE,
-    PUBLISHED_ARCHIVE,
     RECOMPUTE_ARCHIVE,
-    STEPS_ARCHIVE,
     TEXT_ARCHIVE,
     Fleet,
 )
@@ -50,7 +47,7 @@ from benchmarks.plan import Plan
 from benchmarks.progress import Progress
 from benchmarks.recurrent import build as build_recurrent
 from benchmarks.samples import Samples
-from benchmarks.servers import pack_chat, pack_published, pack_recompute, pack_steps
+from benchmarks.servers import pack_chat, pack_recompute
 from benchmarks.text_model.held_out import MODEL
 from benchmarks.vllm_server import VllmServer
 from ts_stateful.serving.server import LocalServer
@@ -83,8 +80,6 @@ class Rig:
         self._others = others
         self.text_dtype = text_dtype
         self._stack = contextlib.ExitStack()
-        self._fleet = self._stack.enter_context(Fleet(folder, self._pack, progress))
-        self._building = threading.Lock()
 
     @cached_property
     def models(self) -> tuple[Path, Path]:
@@ -200,16 +195,13 @@ class Rig:
             return HttpClient(server)
         return GrpcClient(server, "continuous" if system == GRPC else "async")
 
+    @cached_property
+    def _fleet(self) -> Fleet:
+        _ = self.models  # before threads pack them
+        return self._stack.enter_context(Fleet(self.folder, self._pack, self.progress))
+
     def _pack(self, archive: str) -> None:
-        folder, threads = self.folder, self.threads
-        if archive in (STEPS_ARCHIVE, PUBLISHED_ARCHIVE):
-            with self._building:
-                recurrent = self.recurrent
-            pack = pack_steps if archive == STEPS_ARCHIVE else pack_published
-            pack(archive, recurrent, folder, num_sequences=max(self.plan.step_widths))
-            return
-        with self._building:
-            llava, text = self.models
+        folder, threads, (llava, text) = self.folder, self.threads, self.models
         if archive == RECOMPUTE_ARCHIVE:
             pack_recompute(archive, llava, folder, threads=threads)
         elif archive == TEXT_ARCHIVE:
@@ -219,7 +211,7 @@ class Rig:
             pack_chat(archive, llava, folder, profile=profile, threads=threads)
 
     def __enter__(self) -> Rig:
-        OwnProcess.prepare()
+        OwnProcess.prepare(__name__)
         return self
 
     def __exit__(

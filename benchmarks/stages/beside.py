@@ -15,7 +15,9 @@ from benchmarks.samples import Sample, Trial, interleave
 from benchmarks.stages.decode import stream_trial
 from benchmarks.stages.ttft import run_systems
 
-__all__ = ["compare_replies", "run_beside"]
+__all__ = ["OURS", "compare_replies", "run_beside"]
+
+OURS = (TEXT_ASGI, TEXT_HTTP)
 
 # Random weights give the same word by chance once in thousands of tokens.
 _SAME_WORDS = 8
@@ -25,7 +27,7 @@ _SAME_FIRST_WORDS = 0.5  # of replies in bfloat16, whose rounding decides now an
 def run_beside(rig: Rig, other: str, ttft: str, prefill: str, decode: str) -> None:
     """Sample the measures, of both fronts and another system."""
     plan = rig.plan
-    systems = (TEXT_ASGI, TEXT_HTTP, other)
+    systems = (*OURS, other)
     run_systems(rig, ttft, systems, (), plan.batches, plan.beside_s / 2)
     trials = []
     for system in systems:
@@ -64,7 +66,6 @@ def compare_replies(rig: Rig, other: Client, name: str) -> None:
         RuntimeError: the replies differ.
     """
     inputs, plan = rig.inputs, rig.plan
-    rig.start((TEXT_ASGI, TEXT_HTTP))
     systems = (rig.connect(TEXT_HTTP), other)
     if rig.text_dtype == "bfloat16":
         prompts = [inputs.prompt(PROMPT_TOKENS) for _ in range(plan.same_prompts)]

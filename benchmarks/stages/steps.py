@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from benchmarks.clients.steps import Streams
+from benchmarks.fleet import STEPS_ARCHIVE, Fleet
 from benchmarks.names import (
     ASGI_STREAMS,
     BARE,
@@ -22,6 +24,7 @@ from benchmarks.names import (
 from benchmarks.pace import Pace
 from benchmarks.rig import Rig
 from benchmarks.samples import Sample, Trial, interleave
+from benchmarks.servers import pack_published, pack_steps
 
 __all__ = ["TITLE", "run"]
 
@@ -34,15 +37,18 @@ _BARE_TURNS = 3  # in a round: on a shared machine, quarter-second samples diffe
 def run(rig: Rig) -> None:
     """Sample `steps` a second and a step's latencies against simultaneous sequences.
 
-    Also sample the engine's cost of a step, in microseconds, against open sequences of which few step.
+    Also sample the engine's cost of a step, in microseconds, against open sequences of which few step. The three servers run
+    during this stage alone.
     """
     plan = rig.plan
     size = max(plan.step_widths)
     with ExitStack() as stack:
-        rig.start(_SYSTEMS)
+        pack = partial(_pack, rig.recurrent, rig.folder, size)
+        fleet = stack.enter_context(Fleet(rig.folder, pack, rig.progress))
+        fleet.start(_SYSTEMS)
         streams = {}
         for system in _SYSTEMS:
-            server = rig.server_of(system)
+            server = fleet.of(system)
             target = server.grpc_url.removeprefix("grpc://")
             streams[system] = stack.enter_context(Streams(target, server.name, size))
             streams[system].run(size, plan.step_warm_s)  # Java compiles frequent code
@@ -67,6 +73,11 @@ def run(rig: Rig) -> None:
             at_least=plan.at_least,
             until=time.monotonic() + plan.steps_s,
         )
+
+
+def _pack(model: Path, folder: Path, num_sequences: int, archive: str) -> None:
+    pack = pack_steps if archive == STEPS_ARCHIVE else pack_published
+    pack(archive, model, folder, num_sequences=num_sequences)
 
 
 def _trial(system: str, width: int, measure: Callable[[], Pace]) -> Trial:

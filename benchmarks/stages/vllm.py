@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.names import VLLM, VLLM_DECODE, VLLM_PREFILL, VLLM_TTFT
 from benchmarks.rig import Rig
-from benchmarks.stages.beside import compare_replies, run_beside
+from benchmarks.stages.beside import OURS, compare_replies, run_beside
 
 __all__ = ["TITLE", "run"]
 
@@ -17,5 +17,6 @@ def run(rig: Rig) -> None:
     Raises:
         RuntimeError: vLLM computes another model.
     """
+    rig.start(OURS)
     compare_replies(rig, rig.connect(VLLM), VLLM)
     run_beside(rig, VLLM, VLLM_TTFT, VLLM_PREFILL, VLLM_DECODE)

@@ -25,8 +25,8 @@ class ByteQuotas:
         Raises:
             QuotaExceeded: the principal would have too many bytes in flight.
         """
-        known = self._without_principal if principal is None else self._settings.of(principal)
-        most = known.queued_bytes
+        quota = self._without_principal if principal is None else self._settings.of(principal)
+        most = quota.queued_bytes
         held = 0 if most is None else self._held.bytes_of(principal)
         if most is not None and held and held + num_bytes > most:
             raise QuotaExceeded(

@@ -147,12 +147,8 @@ def _read(declared: Input, sent: InputTensor, path: str) -> Elements:
         data_path = f"{path}.parameters.binary_data_size"
         array = _from_bytes(declared, sent.data, data_path)
     else:
-        floats = _floats(declared, sent.data)
-        fills = floats is not None and len(floats) == math.prod(declared.shape)
-        if floats is not None and fills and sent.shape in (None, declared.shape):
-            return Elements(floats.tobytes(), declared.shape)
         data_path = f"{path}.data"
-        array = _array(declared, sent.data if floats is None else floats, data_path)
+        array = _array(declared, sent.data, data_path)
     shape = array.shape if sent.shape is None else sent.shape
     if math.prod(shape) != array.size:
         raise InvalidRequest(
@@ -161,26 +157,14 @@ def _read(declared: Input, sent: InputTensor, path: str) -> Elements:
     return Elements(array.tobytes(), _fitted(declared, shape, array, f"{path}.shape"))
 
 
-def _floats(declared: Input, data: object) -> arrays.array[float] | None:
-    """Return the elements of most steps, a flat list of finite floats; None for all else.
-
-    An `array` rounds as numpy does, without a search for the elements' common type.
-    """
-    code = numpy_dtype(declared.datatype).char
-    if code not in "fd" or not isinstance(data, list) or not data:
-        return None
-    if not {float}.issuperset(map(type, data)):
-        return None
-    floats = arrays.array(code, data)
-    return floats if math.isfinite(sum(floats)) else None
-
-
 def _array(declared: Input, data: object, path: str) -> np.ndarray[Any, Any]:
     dtype = numpy_dtype(declared.datatype)
     try:
-        floats = data if isinstance(data, arrays.array) else _floats(declared, data)
-        if floats is not None:
-            return np.frombuffer(floats, dtype)
+        if dtype.char in "fd" and isinstance(data, list) and {float}.issuperset(map(type, data)):
+            # Most steps: an `array` rounds as numpy does, without a search for the elements' common type.
+            floats = arrays.array(dtype.char, data)
+            if data and math.isfinite(sum(floats)):
+                return np.frombuffer(floats, dtype)
         # An array of strings would have room for the longest one in every element.
         objects = np.array(data, dtype=object)
         if not {bool, int, float}.issuperset(map(type, objects.ravel())):
@@ -206,6 +190,8 @@ def _fitted(
     declared: Input, shape: Sequence[int], array: np.ndarray[Any, Any], path: str
 ) -> tuple[int, ...]:
     """Fit a shape, perhaps with a leading 1, to the declared shape of a row. Data without a shape may be flat."""
+    if shape == declared.shape:
+        return declared.shape
     for candidate in (tuple(shape), tuple(shape[1:]) if shape[:1] == (1,) else None):
         if candidate is not None and _matches(declared.shape, candidate):
             return _bounded(declared, candidate, path)

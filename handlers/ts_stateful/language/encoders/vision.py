@@ -10,7 +10,6 @@ import PIL.Image
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.activations import QuickGELUActivation
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ts_stateful.config.schema import ConfigError
@@ -22,7 +21,6 @@ __all__ = ["Pictures", "Vision"]
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 _UNPROJECTED = {"llama4"}  # families that project the features of images in every pass
-_SKIPPED = ("CLIPEncoderLayer", "SiglipEncoderLayer")
 _SMALL, _LARGE = (60, 40), (640, 480)
 
 
@@ -87,10 +85,6 @@ class Vision(Pictures):
         self._pooled_as_list = True
         self._output_type: Any = BaseModelOutputWithPooling
         self._output_name = "pooler_output"
-        _skip_unused_layers(network)
-        for module in network.modules():
-            if type(module) is QuickGELUActivation:
-                module.forward = _quick_gelu
         super().__init__(network, processor, tiling)
         if network.config.model_type in _UNPROJECTED:
             self._output_name = "last_hidden_state"
@@ -142,28 +136,6 @@ class Vision(Pictures):
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
         given = {"last_hidden_state": None, self._output_name: wrapped[0], **deepstack}
         return {"mm_encoder_outputs": {"image": self._output_type(**given)}}
-
-
-def _skip_unused_layers(network: PreTrainedModel) -> None:
-    """Let layers return their input if no output from there on is taken (`vision_feature_layer`); stock code computes them."""
-    taken = getattr(network.config, "vision_feature_layer", None)
-    layers = [module for module in network.modules() if type(module).__name__ in _SKIPPED]
-    indexes = [taken] if isinstance(taken, int) else taken
-    if not indexes or not layers or len(layers) != network.config.vision_config.num_hidden_layers:
-        return
-    last = max(index if index >= 0 else len(layers) + 1 + index for index in indexes)
-    for layer in layers[last:]:
-        layer.forward = _unchanged
-
-
-def _quick_gelu(input: Tensor) -> Tensor:
-    """Compute what stock code does with one new tensor instead of three, whose memory takes most of the time."""
-    output = 1.702 * input
-    return output.sigmoid_().mul_(input)
-
-
-def _unchanged(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
-    return hidden_states
 
 
 def _picture(size: tuple[int, int]) -> PIL.Image.Image:

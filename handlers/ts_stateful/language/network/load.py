@@ -17,6 +17,7 @@ from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_libr
 from ts_stateful.engine.services import NO_REPORT, LoadReport
 from ts_stateful.language.encoders.encoder import Encoder
 from ts_stateful.language.encoders.find import find_encoder
+from ts_stateful.language.encoders.lean_tower import make_lean
 from ts_stateful.language.encoders.prefix import PrefixVision
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
@@ -158,6 +159,7 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
 
     Of a model that is split, stock code computes all but the attention.
     """
+    make_lean(model.network)
     is_split = settings.tensor_parallel > 1
     if settings.pack_linears and not is_split:
         _replace_linears(model.network, model.device)
