@@ -97,6 +97,8 @@ class _Servicer(InferenceAPIsServiceServicer):
         self, requests: Iterator[PredictionsRequest], context: Any
     ) -> Iterator[PredictionResponse]:
         if self._fake.profile != "sequence":
+            if self._fake.overtakes:
+                yield from self._messages(next(requests), context, pull=False)
             yield PredictionResponse()
             context.abort(grpc.StatusCode.UNKNOWN, "")
         request = next(requests, None)

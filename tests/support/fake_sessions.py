@@ -89,6 +89,7 @@ class FakeSessions:
     profile: str = "continuous"
     quiet: int = 0  # `continue`s that find nothing new, before each that does
     unregistered: int = 0  # requests for which there is no model
+    overtakes: bool = False  # whether answers come before the error of a wrong call
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)

@@ -48,6 +48,21 @@ def test_the_profile_is_found_out_once(profile: str) -> None:
         assert hellos[0]["session_id"] == session.session_id
 
 
+@pytest.mark.parametrize("profile", ["continuous", "async"])
+def test_an_answer_before_the_error_of_its_call_misleads_nobody(profile: str) -> None:
+    """TorchServe under load lets its worker answer first; the profile is the one that the answer names."""
+    fake = FakeSessions(profile=profile, overtakes=True)
+    with connected(fake, FakeTime()) as server, server.open() as session:
+        assert session.ask("Hello") == reply_to("Hello")
+
+
+def test_a_profile_of_a_later_server_is_named() -> None:
+    """A client that does not know it cannot know the call for it either."""
+    fake = FakeSessions(profile="later")
+    with connected(fake, FakeTime()) as server, pytest.raises(ProtocolError, match="'later'"):
+        server.open()
+
+
 @pytest.mark.parametrize("profile", ["continuous", "async", "sequence"])
 def test_a_known_profile_is_not_asked_for(profile: str) -> None:
     """A client with a given profile sends nothing to find it out."""

@@ -129,15 +129,17 @@ class GrpcTransport:
             stub = InferenceAPIsServiceStub(channel)  # type: ignore[no-untyped-call]
             call = self._sequence_call(hello, timeout_s, session_id=command.session_id, stub=stub)
             try:
-                answer = parse(self._first(call, timeout_s), HelloAnswer)
+                answer = self._first(call, timeout_s)
             except (ServerRefused, ServerUnreachable):
                 if call.responses.code() not in _NOT_SEQUENCE:
                     raise
-            else:
-                is_asgi = answer.profile == Profile.ASGI.value
-                return Profile.ASGI if is_asgi else Profile.SEQUENCE
-        answer = parse(self._unary(hello, timeout_s), HelloAnswer)
-        return Profile.ASYNC if answer.profile == Profile.ASYNC.value else Profile.CONTINUOUS
+                answer = self._unary(hello, timeout_s)
+        # The call alone tells nothing: in other profiles, too, the answer can come before TorchServe's own error.
+        name = parse(answer, HelloAnswer).profile
+        try:
+            return Profile(name)
+        except ValueError:
+            raise ProtocolError(f"the server has an unknown profile, {name!r}") from None
 
     def _unary(
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
