@@ -4,7 +4,7 @@ import signal
 import sys
 from types import FrameType
 
-from benchmarks.cli import main
+from benchmarks.own_process import OwnProcess
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
@@ -13,7 +13,10 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _interrupt)
+    OwnProcess.prepare("benchmarks.rig")
     try:
+        from benchmarks.cli import main  # takes as long, at the same time
+
         sys.exit(main())
     except KeyboardInterrupt:  # the servers have stopped
         sys.stderr.write("stopped before the end: no results were written\n")

@@ -211,7 +211,6 @@ class Rig:
             pack_chat(archive, llava, folder, profile=profile, threads=threads)
 
     def __enter__(self) -> Rig:
-        OwnProcess.prepare(__name__)
         return self
 
     def __exit__(

@@ -12,7 +12,8 @@ import psutil
 from benchmarks.clients.stateful import HttpClient
 from benchmarks.crowd import Crowd
 from benchmarks.names import ASGI, ENGINE, FRONT_CPU, FRONT_DECODE, FRONT_HOP, HTTP
-from benchmarks.plan import PROMPT_TOKENS
+from benchmarks.own_process import OwnProcess
+from benchmarks.plan import PROMPT_TOKENS, Plan
 from benchmarks.rates import steady_rate
 from benchmarks.rig import Rig
 from benchmarks.samples import Sample, Trial, interleave
@@ -33,6 +34,7 @@ def run(rig: Rig) -> None:
     The sessions stay; after each sample their turns are forgotten but for the first.
     """
     plan = rig.plan
+    alone = rig.engine_alone  # it loads while the fronts start
     rig.start(FRONTS)
     widths = plan.front_widths
     streams = {system: _Streams(rig, system, max(widths)) for system in FRONTS}
@@ -41,7 +43,7 @@ def run(rig: Rig) -> None:
         trials += [
             Trial(f"{system} {width}", partial(streams[system].sample, width)) for system in FRONTS
         ]
-        trials.append(Trial(f"{ENGINE} {width}", partial(_engine, rig, width)))
+        trials.append(Trial(f"{ENGINE} {width}", partial(_engine, alone, plan, width)))
     rig.progress.expect(plan.front_rounds * len(trials))
     interleave(
         trials,
@@ -92,9 +94,8 @@ class _Streams:
         self._client.disconnect()
 
 
-def _engine(rig: Rig, width: int) -> Sequence[Sample]:
-    plan = rig.plan
-    rate = rig.engine_alone.measure("decode", width, plan.decode_history, plan.front_tokens)
+def _engine(alone: OwnProcess, plan: Plan, width: int) -> Sequence[Sample]:
+    rate = alone.measure("decode", width, plan.decode_history, plan.front_tokens)
     return (Sample(FRONT_DECODE, ENGINE, width, rate, "tokens/s"),)
 
 
