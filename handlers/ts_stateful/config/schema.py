@@ -96,6 +96,8 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """`auto`: bfloat16 on a GPU, and on a CPU with bfloat16 hardware if the checkpoint is stored in it. Else float32."""
     pack_linears: bool = True
     """On a CPU with AVX2 or AVX-512, multiply few rows at the speed at which weights are read."""
+    compact_weights: bool = True
+    """Of these layers, hold float32 weights that bfloat16 represents exactly in it: half the bytes, for the same results."""
     fused_layers: bool = True
     """On a CPU with AVX2 or AVX-512, compute all layers of a Llama-like model in one call, for steps without images."""
     attention_kernels: bool = True

@@ -85,8 +85,8 @@ void activate(int64_t activation, const float* gates, int num, float* ups) {
 
 // Add to hidden (rows, out) the norm of the weighted outputs of each row's experts, times `factor`. `sum` has room for as much.
 template <class T>
-void add_outputs(const Linear<T>& linear, int64_t stride, const Routes& routes, const T* x, const Norm<T>& norm, float factor,
-                 int rows, float* sum, float* hidden) {
+void add_outputs(const Linear<T>& linear, int64_t stride, const Routes& routes, const Input<T>* x, const Norm<Input<T>>& norm,
+                 float factor, int rows, float* sum, float* hidden) {
   const int64_t width = linear.out;
   float* target = norm.weight ? sum : hidden;
   const float scale = norm.weight ? 1 : factor;
@@ -113,7 +113,7 @@ void add_outputs(const Linear<T>& linear, int64_t stride, const Routes& routes, 
 }
 
 // Compute the gated products of each row's experts from packed inputs, packed for add_outputs.
-template <class T> void gate(const Experts<T>& e, const Routes& routes, const T* inputs, T* inner) {
+template <class T> void gate(const Experts<T>& e, const Routes& routes, const Input<T>* inputs, Input<T>* inner) {
   const int64_t in = e.gate.in, width = e.gate.out, blocks = width / WIDE;
   alignas(64) float gates[MOST * WIDE], ups[MOST * WIDE];
 #pragma omp for schedule(static)
@@ -123,7 +123,7 @@ template <class T> void gate(const Experts<T>& e, const Routes& routes, const T*
     outputs(of_expert(e.gate, stride), n, inputs + begin * in, count, gates);
     outputs(of_expert(e.up, stride), n, inputs + begin * in, count, ups);
     activate(e.activation, gates, count * WIDE, ups);
-    for (int m = 0; m < count; m++) store(packed(inner + begin * width, count, m, width, n), load(ups + m * WIDE));
+    for (int m = 0; m < count; m++) put<T>(inner + begin * width, count, m, width, n, load(ups + m * WIDE));
   }
 }
 

@@ -4,7 +4,7 @@
 #include "layer.h"
 #include "threads.h"
 
-#define EXPORT(NAME, T)                                                                                                     \
+#define EXPORT_STATES(NAME, T)                                                                                              \
   extern "C" void write_##NAME(const Step* step, const T* states, int64_t head_stride, int64_t token_stride, int64_t heads, \
                                int64_t dim, int which) {                                                                    \
     write_states<T>(*step, states, head_stride, token_stride, heads, dim, which);                                           \
@@ -13,17 +13,19 @@
                                 int64_t token_stride, const float* sinks, int64_t num_splits, float* partial, T* output) {  \
     _Pragma("omp parallel")                                                                                                 \
     attend_share<T>(*step, *layer, query, head_stride, token_stride, sinks, num_splits, partial, output);                   \
-  }                                                                                                                         \
+  }
+
+#define EXPORT_WEIGHTS(NAME, T)                                                                                             \
   extern "C" int64_t decode_scratch_##NAME(const Decoder<T>* layers, int64_t num_layers, int64_t rows, int64_t splits) {    \
     return decode_scratch(layers, num_layers, rows, splits);                                                                \
   }                                                                                                                         \
   extern "C" void decode_layers_##NAME(const Step* step, const Decoder<T>* layers, int64_t num_layers, const float* cos,    \
-                                       const float* sin, const Norm<T>* norm, int64_t splits, int64_t num_threads,          \
+                                       const float* sin, const Norm<Input<T>>* norm, int64_t splits, int64_t num_threads,   \
                                        float* scratch, float* hidden) {                                                     \
     decode_layers(*step, layers, num_layers, cos, sin, *norm, splits, int(num_threads), scratch, hidden);                   \
   }                                                                                                                         \
-  extern "C" void multiply_linear_##NAME(const Linear<T>* linear, const T* x, int64_t rows, int64_t num_threads,            \
-                                         T* scratch, T* y) {                                                                \
+  extern "C" void multiply_linear_##NAME(const Linear<T>* linear, const Input<T>* x, int64_t rows, int64_t num_threads,     \
+                                         Input<T>* scratch, Input<T>* y) {                                                  \
     multiply_linear(*linear, x, int(rows), int(num_threads), scratch, y);                                                   \
   }
 
@@ -40,7 +42,7 @@ template <class T> int64_t decode_scratch(const Decoder<T>* layers, int64_t num_
 // of the step is a row.
 template <class T>
 void decode_layers(const Step& step, const Decoder<T>* layers, int64_t num_layers, const float* cos, const float* sin,
-                   const Norm<T>& norm, int64_t num_splits, int num_threads, float* scratch, float* hidden) {
+                   const Norm<Input<T>>& norm, int64_t num_splits, int num_threads, float* scratch, float* hidden) {
   Routes shared{};
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
@@ -57,13 +59,13 @@ void decode_layers(const Step& step, const Decoder<T>* layers, int64_t num_layer
 
 // Map x (rows, in) to y (rows, out); `scratch` has room for x.
 template <class T>
-void multiply_linear(const Linear<T>& linear, const T* x, int rows, int num_threads, T* scratch, T* y) {
+void multiply_linear(const Linear<T>& linear, const Input<T>* x, int rows, int num_threads, Input<T>* scratch, Input<T>* y) {
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
   {
     alignas(64) float result[MOST * WIDE];
 #pragma omp for schedule(static)
-    for (int m = 0; m < rows; m++) pack(x + m * linear.in, rows, m, linear.in, scratch);
+    for (int m = 0; m < rows; m++) pack<T>(x + m * linear.in, rows, m, linear.in, scratch);
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < linear.out; n += WIDE) {
       const int num = outputs(linear, n, scratch, rows, result);
@@ -74,8 +76,11 @@ void multiply_linear(const Linear<T>& linear, const T* x, int rows, int num_thre
 
 }  // namespace
 
-EXPORT(float32, float)
-EXPORT(bfloat16, bfloat16)
+EXPORT_STATES(float32, float)
+EXPORT_STATES(bfloat16, bfloat16)
+EXPORT_WEIGHTS(float32, float)
+EXPORT_WEIGHTS(bfloat16, bfloat16)
+EXPORT_WEIGHTS(widened, widened)
 
 extern "C" int64_t most_rows() { return MOST; }
 

@@ -9,10 +9,10 @@
 
 namespace {
 
-// Weights and states are of type T. What a layer adds to is float32.
+// Weights are of type T, norms, states and what is multiplied by weights of Input<T>. What a layer adds to is float32.
 template <class T> struct Decoder {
   Linear<T> q, k, v, o;
-  Norm<T> norm, q_norm, k_norm, attended_norm, ffn_norm, fed_norm;  // of queries and keys: of each head, or of all together
+  Norm<Input<T>> norm, q_norm, k_norm, attended_norm, ffn_norm, fed_norm;  // of queries and keys: of each head, or of all together
   Experts<T> experts;
   Layer attention;
   int64_t window, turned, positions;  // 0: none; rotated dimensions of each head, 0: none; table of positions
@@ -29,7 +29,7 @@ inline void turn(float* x, const float* cos, const float* sin, int64_t dim) {
   }
 }
 
-// A layer's scratch space, as offsets in floats. Numbers of type T take as much room.
+// A layer's scratch space, as offsets in floats. Numbers of type Input<T> take as much room.
 struct Scratch {
   int64_t qkv, mixed, inner, sum, partial, routes, end;
   template <class T> Scratch(const Decoder<T>& d, int64_t rows, int64_t num_splits) {
@@ -45,7 +45,8 @@ struct Scratch {
 
 // Compute queries, keys and values (rows, heads, dim); store keys and values in their sessions. cos, sin: (rows, turned)
 template <class T>
-void project(const Step& step, const Decoder<T>& d, const float* cos, const float* sin, const T* inputs, float* qkv) {
+void project(const Step& step, const Decoder<T>& d, const float* cos, const float* sin, const Input<T>* inputs,
+             float* qkv) {
   const int rows = int(step.num_rows);
   const int64_t dim = d.attention.key_dim, num_q = d.q.out / dim, num_kv = d.attention.heads, num = num_q + 2 * num_kv;
   const Linear<T>* parts[] = {&d.q, &d.k, &d.v};
@@ -74,7 +75,7 @@ void project(const Step& step, const Decoder<T>& d, const float* cos, const floa
     if (d.turned && !is_v) turn(x, cos + m * d.turned, sin + m * d.turned, d.turned);
     if (is_q) continue;
     const int64_t token = step.token(m), span = step.span(token), kv = head - num_q - (is_v ? num_kv : 0);
-    T* states = step.states<T>(span, is_v) + (kv * step.capacity(span) + step.position(token)) * dim;
+    Input<T>* states = step.states<Input<T>>(span, is_v) + (kv * step.capacity(span) + step.position(token)) * dim;
     for (int64_t d = 0; d < dim; d += LANES) store(states + d, load(x + d));
   }
 }
@@ -84,13 +85,13 @@ template <class T>
 void feed(const Decoder<T>& d, const Scratch& at, int rows, AllRows& everyone, Routes* shared, float* scratch, float* hidden) {
   const Experts<T>& e = d.experts;
   const int64_t in = e.gate.in;
-  T *inputs = reinterpret_cast<T*>(scratch), *inner = reinterpret_cast<T*>(scratch + at.inner);
+  auto *inputs = reinterpret_cast<Input<T>*>(scratch), *inner = reinterpret_cast<Input<T>*>(scratch + at.inner);
   Routes routes = everyone.routes();
   if (e.router.weight) {
     alignas(64) float result[MOST * WIDE];
     float* scores = scratch + at.routes;
 #pragma omp for schedule(static)
-    for (int m = 0; m < rows; m++) pack(hidden + m * in, d.ffn_norm, rows, m, in, inputs);
+    for (int m = 0; m < rows; m++) pack<T>(hidden + m * in, d.ffn_norm, rows, m, in, inputs);
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < e.router.out; n += WIDE) {
       const int num = outputs(e.router, n, inputs, rows, result);
@@ -104,7 +105,7 @@ void feed(const Decoder<T>& d, const Scratch& at, int rows, AllRows& everyone, R
   for (int slot = 0; slot < rows * int(e.chosen); slot++) {
     const int group = int(std::upper_bound(routes.begin, routes.begin + routes.num, slot) - routes.begin) - 1;
     const int begin = routes.begin[group];
-    pack(hidden + routes.row[slot] * in, d.ffn_norm, routes.begin[group + 1] - begin, slot - begin, in, inputs + begin * in);
+    pack<T>(hidden + routes.row[slot] * in, d.ffn_norm, routes.begin[group + 1] - begin, slot - begin, in, inputs + begin * in);
   }
   gate(e, routes, inputs, inner);
   add_outputs(e.down, e.down_stride, routes, inner, d.fed_norm, d.residual, rows, scratch + at.sum, hidden);
@@ -117,15 +118,15 @@ void decode(const Step& step, const Decoder<T>& d, const float* cos, const float
   const int rows = int(step.num_rows);
   const int64_t dim = d.attention.key_dim, width = d.q.out + d.k.out + d.v.out, table = d.positions * rows * d.turned;
   const Scratch at(d, rows, num_splits);
-  T *inputs = reinterpret_cast<T*>(scratch), *mixed = reinterpret_cast<T*>(scratch + at.mixed);
+  auto *inputs = reinterpret_cast<Input<T>*>(scratch), *mixed = reinterpret_cast<Input<T>*>(scratch + at.mixed);
   float* qkv = scratch + at.qkv;
   AllRows everyone(rows);
 #pragma omp for schedule(static)
-  for (int m = 0; m < rows; m++) pack(hidden + m * d.q.in, d.norm, rows, m, d.q.in, inputs);
+  for (int m = 0; m < rows; m++) pack<T>(hidden + m * d.q.in, d.norm, rows, m, d.q.in, inputs);
   project(step, d, cos + table, sin + table, inputs, qkv);
-  attend_share<T>(step, d.attention, qkv, dim, width, nullptr, num_splits, scratch + at.partial, mixed);
+  attend_share<Input<T>>(step, d.attention, qkv, dim, width, nullptr, num_splits, scratch + at.partial, mixed);
 #pragma omp for schedule(static)
-  for (int m = 0; m < rows; m++) pack(mixed + m * d.o.in, rows, m, d.o.in, inputs);
+  for (int m = 0; m < rows; m++) pack<T>(mixed + m * d.o.in, rows, m, d.o.in, inputs);
   add_outputs(d.o, 0, everyone.routes(), inputs, d.attended_norm, d.residual, rows, scratch + at.sum, hidden);
   feed(d, at, rows, everyone, shared, scratch, hidden);
 }

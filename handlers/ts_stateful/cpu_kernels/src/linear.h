@@ -2,7 +2,7 @@
 //
 // A linear layer of few rows is bound by reading its weights. They are read in place, once for all rows: an output after the
 // other for up to three rows, four outputs at a time for more. The inputs are read for every output, so they are packed into
-// reading order, as numbers of the weights' type T. Sums are float32.
+// reading order, as numbers of the weights' type T, or as float32 for weights that are widened. Sums are float32.
 
 #pragma once
 
@@ -18,19 +18,23 @@ constexpr int LOCALITY = 0 < FIRST_CACHE && FIRST_CACHE < 48 ? 2 : 3;
 constexpr int MANY = 24;      // rows whose inputs stay in the fastest cache while a layer's weights are read; more are taken
 constexpr int SOME = 16;      // so many at a time
 
-template <class T> struct Linear { const T *weight, *bias; int64_t in, out; };  // (out, in), (out,) or null
+template <class T> struct Linear { const T* weight; const Input<T>* bias; int64_t in, out; };  // (out, in), (out,) or null
 template <class T> struct Norm { const T* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none
 
-// Rows are packed in groups of QUARTER, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH).
+// Rows are packed in groups of QUARTER, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH). Inputs of weights that are widened
+// have their even numbers first in each WIDTH.
 struct Place { int begin, group; };
 inline Place place_of(int rows, int m) {
   const int quarters = rows / QUARTER * QUARTER, twos = rows / 2 * 2;
   if (m < quarters) return {m / QUARTER * QUARTER, QUARTER};
   return m < twos ? Place{quarters, 2} : Place{twos, 1};
 }
-template <class T> inline T* packed(T* target, int rows, int m, int64_t in, int64_t d) {  // where number d of row m is
+// Store numbers d to d + LANES of row m.
+template <class T> inline void put(Input<T>* target, int rows, int m, int64_t in, int64_t d, V x) {
   const Place place = place_of(rows, m);
-  return target + place.begin * in + (m - place.begin + d / WIDTH<T> * place.group) * WIDTH<T> + d % WIDTH<T>;
+  Input<T>* vector = target + place.begin * in + (m - place.begin + d / WIDTH<T> * place.group) * WIDTH<T>;
+  if constexpr (std::is_same_v<T, widened>) split(vector + d % WIDTH<T> / 2, x);
+  else store(vector + d % WIDTH<T>, x);
 }
 
 template <class T> inline V norm_scale(const Norm<T>& norm, const float* x) {
@@ -49,17 +53,17 @@ template <class T> void normalize(const Norm<T>& norm, float* x) {
 }
 
 // Pack row m, its norm if there is one.
-template <class T> void pack(const float* x, const Norm<T>& norm, int rows, int m, int64_t in, T* target) {
+template <class T> void pack(const float* x, const Norm<Input<T>>& norm, int rows, int m, int64_t in, Input<T>* target) {
   const V scale = norm.weight ? norm_scale(norm, x) : zero();
-  for (int64_t d = 0; d < in; d += LANES)
-    store(packed(target, rows, m, in, d), norm.weight ? normed(norm, x, d, scale) : load(x + d));
+  for (int64_t d = 0; d < in; d += LANES) put<T>(target, rows, m, in, d, norm.weight ? normed(norm, x, d, scale) : load(x + d));
 }
-template <class T> void pack(const T* x, int rows, int m, int64_t in, T* target) {
-  for (int64_t d = 0; d < in; d += WIDTH<T>) std::memcpy(packed(target, rows, m, in, d), x + d, WIDTH<T> * sizeof(T));
+template <class T> void pack(const Input<T>* x, int rows, int m, int64_t in, Input<T>* target) {
+  for (int64_t d = 0; d < in; d += LANES) put<T>(target, rows, m, in, d, load(x + d));
 }
 
 // Products of WIDE rows of weights and a group of M inputs; result[m][n]. One row after the other: so the memory is read fastest.
-template <int M, class T> void multiply_in_turn(const T* __restrict w, const T* __restrict x, int64_t in, float* result) {
+template <int M, class T>
+void multiply_in_turn(const T* __restrict w, const Input<T>* __restrict x, int64_t in, float* result) {
   constexpr int CHAINS = M == 1 ? 4 : 2, STEP = WIDTH<T>;
   V products[M][WIDE];
   for (int n = 0; n < WIDE; n++, w += in) {
@@ -71,10 +75,10 @@ template <int M, class T> void multiply_in_turn(const T* __restrict w, const T* 
         const int64_t at = k + c * STEP;
         const auto weights = held(whole(w + at));
         if (c * sizeof(V) % LINE == 0) __builtin_prefetch(w + at + FAR / sizeof(T), 0, LOCALITY);
-        for (int m = 0; m < M; m++) sum[c][m] = dot(weights, whole(x + at * M + m * STEP), sum[c][m]);
+        for (int m = 0; m < M; m++) sum[c][m] = dot(weights, packed_inputs<T>(x + at * M + m * STEP), sum[c][m]);
       }
     for (; k < in; k += STEP)
-      for (int m = 0; m < M; m++) sum[0][m] = dot(whole(w + k), whole(x + k * M + m * STEP), sum[0][m]);
+      for (int m = 0; m < M; m++) sum[0][m] = dot(whole(w + k), packed_inputs<T>(x + k * M + m * STEP), sum[0][m]);
     for (int m = 0; m < M; m++) {
       for (int c = 1; c < CHAINS; c++) sum[0][m] = add(sum[0][m], sum[c][m]);
       products[m][n] = sum[0][m];
@@ -85,7 +89,7 @@ template <int M, class T> void multiply_in_turn(const T* __restrict w, const T* 
 
 // Products of N rows of weights and a group of M inputs; result[m][n]. Prefetch P rows of weights from `ahead` on.
 template <int N, int M, int P, class T>
-inline void multiply(const T* __restrict w, const T* __restrict x, int64_t in, const T* ahead, float* result) {
+inline void multiply(const T* __restrict w, const Input<T>* __restrict x, int64_t in, const T* ahead, float* result) {
   V sum[LANES];
   for (int i = 0; i < LANES; i++) sum[i] = zero();
   for (int64_t line = 0; line < in; line += LINE / int(sizeof(T)))
@@ -94,7 +98,7 @@ inline void multiply(const T* __restrict w, const T* __restrict x, int64_t in, c
       for (int n = 0; n < N; n++) weights[n] = held(whole(w + n * in + k));
       for (int m = 0; m < M; m++) {
         if (k == line) for (int p = m; p < P; p += M) __builtin_prefetch(ahead + p * in + k, 0, LOCALITY);
-        const auto input = held(whole(x + m * WIDTH<T>));
+        const auto input = held(packed_inputs<T>(x + m * WIDTH<T>));
         for (int n = 0; n < N; n++) sum[m * N + n] = dot(weights[n], input, sum[m * N + n]);
       }
     }
@@ -104,7 +108,7 @@ inline void multiply(const T* __restrict w, const T* __restrict x, int64_t in, c
 }
 
 template <int N, int M, class T>
-void multiply_group(const T* w, const T* x, int64_t in, const T* ahead, int num_ahead, float* result) {
+void multiply_group(const T* w, const Input<T>* x, int64_t in, const T* ahead, int num_ahead, float* result) {
   if (num_ahead == 0) multiply<N, M, 0>(w, x, in, ahead, result);
   else if (num_ahead == 1) multiply<N, M, 1>(w, x, in, ahead, result);
   else if (num_ahead == 2) multiply<N, M, 2>(w, x, in, ahead, result);
@@ -112,11 +116,13 @@ void multiply_group(const T* w, const T* x, int64_t in, const T* ahead, int num_
 }
 
 // Each group of inputs prefetches its share of the next N rows of weights: all at once would wait for the memory.
-template <int N, class T> void multiply_rows(const T* w, const T* x, int rows, int64_t in, bool is_first, float* result) {
+template <int N, class T>
+void multiply_rows(const T* w, const Input<T>* x, int rows, int64_t in, bool is_first, float* result) {
   const int groups = rows / QUARTER + rows % QUARTER / 2 + rows % 2;
   for (int m = 0, g = 0; m < rows; g++) {
     const int group = place_of(rows, m).group, first = g * N / groups, num = is_first ? (g + 1) * N / groups - first : 0;
-    const T *inputs = x + m * in, *ahead = w + (N + first) * in;
+    const Input<T>* inputs = x + m * in;
+    const T* ahead = w + (N + first) * in;
     if (group == QUARTER) multiply_group<N, QUARTER>(w, inputs, in, ahead, num, result + m * WIDE);
     else if (group == 2) multiply_group<N, 2>(w, inputs, in, ahead, num, result + m * WIDE);
     else multiply_group<N, 1>(w, inputs, in, ahead, num, result + m * WIDE);
@@ -125,7 +131,7 @@ template <int N, class T> void multiply_rows(const T* w, const T* x, int rows, i
 }
 
 // Store output n + i of row m in result[m][i], i < WIDE, from packed inputs; return how many of the WIDE exist.
-template <class T> int outputs(const Linear<T>& linear, int64_t n, const T* x, int rows, float* result) {
+template <class T> int outputs(const Linear<T>& linear, int64_t n, const Input<T>* x, int rows, float* result) {
   const int64_t in = linear.in;
   const int num = int(std::min<int64_t>(WIDE, linear.out - n)), fours = num / 4 * 4;
   const T* w = linear.weight + n * in;
@@ -135,7 +141,7 @@ template <class T> int outputs(const Linear<T>& linear, int64_t n, const T* x, i
   } else {
     const int most = rows <= MANY ? rows : SOME;
     for (int m = 0; m < rows; m += most) {
-      const T* inputs = x + m * in;
+      const Input<T>* inputs = x + m * in;
       const int some = std::min(most, rows - m);
       float* target = result + m * WIDE;
       int i = 0;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__AVX2__) && defined(__FMA__)
 #define HAS_AVX2
 #include <immintrin.h>
@@ -23,7 +24,9 @@ constexpr int QUARTER = LANES / 4;  // so many by 4 products at a time: their su
 constexpr int LINE = 64;            // bytes of a line of a cache
 
 struct bfloat16 { uint16_t bits; };
+struct widened { uint16_t bits; };  // weights in bfloat16 for inputs in float32
 template <class T> constexpr int WIDTH = LANES * 4 / int(sizeof(T));  // numbers in the bytes of a vector
+template <class T> using Input = std::conditional_t<std::is_same_v<T, widened>, float, T>;  // of weights of type T
 
 inline float number(float x) { return x; }
 inline float number(bfloat16 x) {
@@ -45,6 +48,8 @@ inline V load(const bfloat16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 inline Pairs whole(const bfloat16* p) { return _mm512_loadu_si512(p); }
+inline V first(Pairs p) { return _mm512_castsi512_ps(_mm512_slli_epi32(p, 16)); }
+inline V second(Pairs p) { return _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32(-65536))); }
 inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
 inline V add(V x, V y) { return _mm512_add_ps(x, y); }
 inline V mul(V x, V y) { return _mm512_mul_ps(x, y); }
@@ -54,8 +59,6 @@ inline V dot(Pairs x, Pairs y, V z) {
 #ifdef __AVX512BF16__
   return _mm512_dpbf16_ps(z, (__m512bh)x, (__m512bh)y);
 #else
-  const auto first = [](Pairs p) { return _mm512_castsi512_ps(_mm512_slli_epi32(p, 16)); };
-  const auto second = [](Pairs p) { return _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32(-65536))); };
   return fma(second(x), second(y), fma(first(x), first(y), z));
 #endif
 }
@@ -70,6 +73,12 @@ inline V sums(const V* x) {
     c[i] = add(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xDD));
   return add(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
 }
+// Store the even lanes from p on, and the odd ones from p + LANES on.
+inline void split(float* p, V x) {
+  const V halves = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15), x);
+  _mm256_storeu_ps(p, _mm512_castps512_ps256(halves));
+  _mm256_storeu_pd(reinterpret_cast<double*>(p + LANES), _mm512_extractf64x4_pd(_mm512_castps_pd(halves), 1));
+}
 #elif defined(HAS_AVX2)
 using V = __m256;
 using Pairs = __m256i;
@@ -81,35 +90,45 @@ inline V load(const bfloat16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 inline Pairs whole(const bfloat16* p) { return _mm256_loadu_si256(reinterpret_cast<const Pairs*>(p)); }
+inline V first(Pairs p) { return _mm256_castsi256_ps(_mm256_slli_epi32(p, 16)); }
+inline V second(Pairs p) { return _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32(-65536))); }
 inline void store(float* p, V x) { _mm256_storeu_ps(p, x); }
 inline V add(V x, V y) { return _mm256_add_ps(x, y); }
 inline V mul(V x, V y) { return _mm256_mul_ps(x, y); }
 inline V fma(V x, V y, V z) { return _mm256_fmadd_ps(x, y, z); }
-inline V dot(Pairs x, Pairs y, V z) {
-  const auto first = [](Pairs p) { return _mm256_castsi256_ps(_mm256_slli_epi32(p, 16)); };
-  const auto second = [](Pairs p) { return _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32(-65536))); };
-  return fma(second(x), second(y), fma(first(x), first(y), z));
-}
+inline V dot(Pairs x, Pairs y, V z) { return fma(second(x), second(y), fma(first(x), first(y), z)); }
 inline V sums(const V* x) {
   V a[2];
   for (int i = 0; i < 2; i++)
     a[i] = _mm256_hadd_ps(_mm256_hadd_ps(x[4 * i], x[4 * i + 1]), _mm256_hadd_ps(x[4 * i + 2], x[4 * i + 3]));
   return add(_mm256_permute2f128_ps(a[0], a[1], 0x20), _mm256_permute2f128_ps(a[0], a[1], 0x31));
 }
+inline void split(float* p, V x) {
+  const V halves = _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+  _mm_storeu_ps(p, _mm256_castps256_ps128(halves));
+  _mm_storeu_ps(p + LANES, _mm256_extractf128_ps(halves, 1));
+}
 #else
 struct V { float lane[LANES]; };
-struct Pairs { V first, second; };
+struct Pairs { V even, odd; };
 #define EACH _Pragma("omp simd") for (int i = 0; i < LANES; i++)
 inline V all(float x) { V r; EACH r.lane[i] = x; return r; }
 inline V zero() { return all(0); }
 inline V load(const float* p) { V r; std::memcpy(&r, p, sizeof r); return r; }
 inline V load(const bfloat16* p) { V r; EACH r.lane[i] = number(p[i]); return r; }
-inline Pairs whole(const bfloat16* p) { return {load(p), load(p + LANES)}; }
+inline Pairs whole(const bfloat16* p) {
+  Pairs r;
+  EACH r.even.lane[i] = number(p[2 * i]), r.odd.lane[i] = number(p[2 * i + 1]);
+  return r;
+}
+inline V first(Pairs p) { return p.even; }
+inline V second(Pairs p) { return p.odd; }
 inline void store(float* p, V x) { std::memcpy(p, &x, sizeof x); }
 inline V add(V x, V y) { V r; EACH r.lane[i] = x.lane[i] + y.lane[i]; return r; }
 inline V mul(V x, V y) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i]; return r; }
 inline V fma(V x, V y, V z) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i] + z.lane[i]; return r; }
-inline V dot(Pairs x, Pairs y, V z) { return fma(x.second, y.second, fma(x.first, y.first, z)); }
+inline V dot(Pairs x, Pairs y, V z) { return fma(x.odd, y.odd, fma(x.even, y.even, z)); }
+inline void split(float* p, V x) { EACH p[i / 2 + i % 2 * LANES] = x.lane[i]; }
 inline V sums(const V* x) {
   V r = zero();
   for (int j = 0; j < LANES; j++) for (int i = 0; i < LANES; i++) r.lane[i] += x[i].lane[j];
@@ -117,8 +136,21 @@ inline V sums(const V* x) {
 }
 #endif
 
+// Two vectors of neighbors: of bfloat16 that are widened, or of the inputs that they are multiplied by.
+struct Wide { V even, odd; };
+inline Wide whole(const widened* p) {
+  const Pairs pairs = whole(reinterpret_cast<const bfloat16*>(p));
+  return {first(pairs), second(pairs)};
+}
 inline V whole(const float* p) { return load(p); }
 inline V dot(V x, V y, V z) { return fma(x, y, z); }
+inline V dot(Wide x, Wide y, V z) { return fma(x.odd, y.odd, fma(x.even, y.even, z)); }
+
+// Packed inputs of a vector of weights of type T.
+template <class T> inline auto packed_inputs(const Input<T>* p) {
+  if constexpr (std::is_same_v<T, widened>) return Wide{load(p), load(p + LANES)};
+  else return whole(p);
+}
 
 // Keep x in a register. Else GCC reads it from memory for each use, and then loads take longer than the arithmetic.
 template <class X> inline X held(X x) {
@@ -127,6 +159,7 @@ template <class X> inline X held(X x) {
 #endif
   return x;
 }
+inline Wide held(Wide x) { return {held(x.even), held(x.odd)}; }
 
 // Rounds to the nearest, ties to even.
 inline void store(bfloat16* p, V x) {

@@ -20,6 +20,7 @@ from ts_stateful.language.encoders.find import find_encoder
 from ts_stateful.language.encoders.lean_tower import make_lean
 from ts_stateful.language.encoders.prefix import PrefixVision
 from ts_stateful.language.fingerprint import fingerprint
+from ts_stateful.language.kernels.cpu.compact_weights import find_compact
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
 from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack
@@ -162,7 +163,7 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
     make_lean(model.network)
     is_split = settings.tensor_parallel > 1
     if settings.pack_linears and not is_split:
-        _replace_linears(model.network, model.device)
+        _replace_linears(model.network, model.device, compact=settings.compact_weights)
     if settings.fused_layers and model.forward.flat and not is_split:
         _fuse(model)
     kernels = settings.attention_kernels and model.forward.flat and _use_kernels(model, settings)
@@ -171,12 +172,14 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
         model.forward.capture(CudaCapturer())
 
 
-def _replace_linears(network: PreTrainedModel, device: torch.device) -> None:
+def _replace_linears(network: PreTrainedModel, device: torch.device, *, compact: bool) -> None:
     library = (
         load_library(cache_folder(), "language") if is_worthwhile(device, network.dtype) else None
     )
     if library is not None:
-        logger.info("%d linear layers are compiled", compile_linears(network, library))
+        smaller = find_compact(network) if compact else frozenset()
+        logger.info("%d linear layers are compiled", compile_linears(network, library, smaller))
+        logger.info("%d of them hold their weights in bfloat16", len(smaller))
     elif can_pack(device, network.dtype):
         logger.info("%d linear layers are packed", pack(network))
 

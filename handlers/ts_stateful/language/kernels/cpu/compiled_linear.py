@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # of the largest output
 _MOST_ROWS = 32  # with more, torch is as fast or faster
-_VERIFIED_ROWS = (1, 2, 7, 32, 33)
+_MOST_WIDENED = 64  # of weights that are widened, which torch has to do by itself
+_VERIFIED_ROWS = (1, 2, 7, 32, 33, 65)
 _TIMED = (256, 512, 1408)  # rows, inputs and outputs
 _TIMES = 7
 _BLOCK = 1 << 20  # weights that are converted at a time, so that they stay in a cache
@@ -34,23 +35,36 @@ class CompiledLinear(nn.Linear):
 
     Few rows are read at the speed of the memory; torch reaches it only with packed weights (`packed_linear`). Those take the
     plain form away and do not pay for a single row. torch computes steps of many rows, by `many`.
+
+    If `weights` is bfloat16, a float32 layer holds its weights in it, and widens them where they are multiplied.
     """
 
-    def __init__(self, linear: nn.Linear, library: ctypes.CDLL, many: Multiply = multiply) -> None:
+    def __init__(
+        self,
+        linear: nn.Linear,
+        library: ctypes.CDLL,
+        many: Multiply = multiply,
+        weights: torch.dtype | None = None,
+    ) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        dtype = linear.weight.dtype
         self.weight = linear.weight
+        if weights not in (None, dtype):
+            self.weight = nn.Parameter(linear.weight.to(weights), requires_grad=False)
         self.register_parameter("bias", linear.bias)
         self.train(linear.training)
-        self._facts = LinearFacts.of(linear)
-        self._many = many
-        self._functions = functions_for(library, linear.weight.dtype)
+        self._facts = LinearFacts.of(self.weight, linear.bias)
+        is_widened = self.weight.dtype is not dtype
+        self._many = _in_float32 if is_widened else many
+        self._most_rows = _MOST_WIDENED if is_widened else _MOST_ROWS
+        self._functions = functions_for(library, dtype, weights)
 
     @staticmethod
-    def serves(linear: nn.Linear) -> bool:
-        """Return True if the kernel can read a layer's parameters."""
+    def serves(linear: nn.Linear, weights: torch.dtype | None = None) -> bool:
+        """Return True if the kernel can read a layer's parameters, or its weights in another dtype."""
         parameters = [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
         dtype = linear.weight.dtype
-        fits = dtype in _TOLERANCE and linear.in_features % vector_width(dtype) == 0
+        fits = dtype in _TOLERANCE and linear.in_features % vector_width(weights or dtype) == 0
         return fits and all(
             p.dtype is dtype and p.device.type == "cpu" and p.is_contiguous() for p in parameters
         )
@@ -59,8 +73,8 @@ class CompiledLinear(nn.Linear):
         """Map `(..., in_features)` to `(..., out_features)`."""
         num_rows = input.numel() // self.in_features
         if not num_rows or torch.is_grad_enabled():
-            return multiply(input, self.weight, self.bias)
-        if num_rows > _MOST_ROWS:
+            return multiply(input, self.weight.to(input.dtype), self.bias)
+        if num_rows > self._most_rows:
             self._functions.spread_threads(torch.get_num_threads())  # or two may share a processor
             return self._many(input, self.weight, self.bias)
         input = input.contiguous()
@@ -77,9 +91,14 @@ class CompiledLinear(nn.Linear):
         return output
 
 
-def compile_linears(network: nn.Module, library: ctypes.CDLL) -> int:
-    """Replace linear layers in place where the compiled ones agree with torch; return their number."""
-    verified: dict[tuple[int, int, bool], bool] = {}
+def compile_linears(
+    network: nn.Module, library: ctypes.CDLL, compact: Container[nn.Module] = ()
+) -> int:
+    """Replace linear layers in place where the compiled ones agree with torch; return their number.
+
+    Those in `compact` hold their weights in bfloat16.
+    """
+    verified: dict[tuple[int, int, bool, bool], bool] = {}
     ways: dict[torch.dtype, Multiply] = {}
 
     def make(linear: nn.Linear) -> CompiledLinear | None:
@@ -88,8 +107,9 @@ def compile_linears(network: nn.Module, library: ctypes.CDLL) -> int:
         dtype = linear.weight.dtype
         if dtype not in ways:
             ways[dtype] = _fastest(dtype)
-        made = CompiledLinear(linear, library, ways[dtype])
-        shape = (linear.in_features, linear.out_features, linear.bias is not None)
+        weights = torch.bfloat16 if linear in compact else dtype
+        made = CompiledLinear(linear, library, ways[dtype], weights)
+        shape = (*linear.weight.shape, linear.bias is not None, weights is dtype)
         if shape not in verified:
             verified[shape] = _agrees(made, linear)
         return made if verified[shape] else None

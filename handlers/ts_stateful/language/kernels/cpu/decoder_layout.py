@@ -82,7 +82,8 @@ class UnknownDecoderError(ValueError):
 class Decoder:
     """The parts of a recognized network, as it has them, and the numbers between them.
 
-    `modules` take part in a step: if one of them has a hook, the stock network must run.
+    `modules` take part in a step: if one of them has a hook, the stock network must run. `weights` is the dtype of the layers'
+    weights; other parameters have the network's.
     """
 
     embeddings: nn.Embedding
@@ -91,6 +92,7 @@ class Decoder:
     norm: nn.Module
     head: nn.Linear
     modules: list[nn.Module]
+    weights: torch.dtype
     norm_offset: float
     embedding_factor: float
     logit_divisor: float
@@ -130,9 +132,11 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         _demand(not module.training, module, "is in training")
         kinds = {type(parameter) for parameter in module._parameters.values()}
         _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
+    weights = model.layers[0].self_attn.o_proj.weight.dtype  # another one: see `CompiledLinear`
     for parameter in (*model.layers.parameters(), *model.norm.parameters()):
-        plain = parameter.dtype is network.dtype and _is_plain(parameter)
-        _demand(plain, model, f"has weights that are not plain {network.dtype}")
+        dtype = weights if parameter.dim() > 1 else network.dtype
+        plain = parameter.dtype is dtype and _is_plain(parameter)
+        _demand(plain, model, f"has weights that are not plain {dtype}")
     _demand(type(head) in (nn.Linear, CompiledLinear), head)
     _demand(len(model.layers) == config.num_hidden_layers, model.layers)
     return Decoder(
@@ -142,6 +146,7 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         norm=model.norm,
         head=head,
         modules=modules,
+        weights=weights,
         norm_offset=_DECODERS[type(model).__name__],
         embedding_factor=getattr(model, "embedding_multiplier", 1.0),
         logit_divisor=getattr(config, "logits_scaling", 1.0),

@@ -88,7 +88,7 @@ class FusedLayers:
         self._norm = NormFacts.of(decoder.norm, decoder.norm_offset)
         self._heads = min(shape.heads for shape in layout.layers)
         self._group = max(layer.attention.group for layer in layers)
-        self._functions = functions_for(library, layout.dtype)
+        self._functions = functions_for(library, layout.dtype, decoder.weights)
         self.cuts_steps = True
         self._step = StepFacts()
         self._scratch = torch.empty(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final
 
-import torch
 from torch import nn
 from transformers.activations import GELUTanh, SiLUActivation
 
@@ -52,8 +51,8 @@ class _ExpertFacts(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, mlp: Any, dtype: torch.dtype) -> _ExpertFacts:
-        """Describe a stock feed-forward part, whose parameters have this dtype.
+    def of(cls, mlp: Any) -> _ExpertFacts:
+        """Describe a stock feed-forward part.
 
         Raises:
             UnknownDecoderError: its activation is unknown.
@@ -64,25 +63,24 @@ class _ExpertFacts(ctypes.Structure):
             raise UnknownDecoderError(f"{type(function).__name__} is not known")
         activation = _ACTIVATIONS[type(function)]
         if experts is not mlp:
-            return cls._chosen(mlp.gate, experts, activation, dtype)
+            return cls._chosen(mlp.gate, experts, activation)
         if hasattr(mlp, "gate_up_proj"):
-            both = LinearFacts.of(mlp.gate_up_proj)
-            gate, up = _halves(both, dtype)
+            half = mlp.gate_up_proj.out_features // 2
+            gate, up = (LinearFacts.part(mlp.gate_up_proj, at, half) for at in (0, half))
         else:
-            gate, up = LinearFacts.of(mlp.gate_proj), LinearFacts.of(mlp.up_proj)
-        down = LinearFacts.of(mlp.down_proj)
+            gate, up = map(_linear, (mlp.gate_proj, mlp.up_proj))
+        down = _linear(mlp.down_proj)
         return cls(LinearFacts(), gate, up, down, chosen=1, activation=activation)
 
     @classmethod
-    def _chosen(
-        cls, router: Any, experts: Any, activation: int, dtype: torch.dtype
-    ) -> _ExpertFacts:
-        num, both, width = experts.gate_up_proj.shape
-        first = LinearFacts(experts.gate_up_proj.data_ptr(), None, width, both)
+    def _chosen(cls, router: Any, experts: Any, activation: int) -> _ExpertFacts:
+        _, both, width = experts.gate_up_proj.shape
+        gate, up = experts.gate_up_proj[0].chunk(2)
         return cls(
-            LinearFacts(router.weight.data_ptr(), None, width, num),
-            *_halves(first, dtype),
-            LinearFacts(experts.down_proj.data_ptr(), None, both // 2, width),
+            LinearFacts.of(router.weight),
+            LinearFacts.of(gate),
+            LinearFacts.of(up),
+            LinearFacts.of(experts.down_proj[0]),
             both * width,
             both // 2 * width,
             router.top_k,
@@ -115,11 +113,11 @@ class LayerFacts(ctypes.Structure):
         Raises:
             UnknownDecoderError: the kernels do not support its dimensions or its activation.
         """
-        attention, dtype = layer.self_attn, decoder.embeddings.weight.dtype
+        attention = layer.self_attn
         dim, kinds = attention.head_dim, decoder.rotary.kinds
         facts = cls(
-            *_projections(attention, dtype),
-            experts=_ExpertFacts.of(layer.mlp, dtype),
+            *_projections(attention),
+            experts=_ExpertFacts.of(layer.mlp),
             window=window or 0,
             turned=turned if getattr(attention, "use_rope", True) else 0,
             positions=kinds.index(attention.layer_type) if kinds[0] else 0,
@@ -134,7 +132,7 @@ class LayerFacts(ctypes.Structure):
         )
         if (shape.heads, shape.key_dim, shape.value_dim) != (facts.k.out // dim, dim, dim):
             raise UnknownDecoderError(f"states of {shape} are not supported")
-        facts._check_sizes(vector_width(dtype))
+        facts._check_sizes(vector_width(decoder.weights))
         return facts
 
     def _check_sizes(self, width: int) -> None:
@@ -145,20 +143,18 @@ class LayerFacts(ctypes.Structure):
             raise UnknownDecoderError(f"layers of {inputs} to {outputs} are not supported")
 
 
-def _halves(both: LinearFacts, dtype: torch.dtype) -> tuple[LinearFacts, LinearFacts]:
-    half = both.out // 2
-    return both.part(0, half, dtype), both.part(half, half, dtype)
+def _linear(linear: nn.Linear) -> LinearFacts:
+    return LinearFacts.of(linear.weight, linear.bias)
 
 
-def _projections(attention: Any, dtype: torch.dtype) -> list[LinearFacts]:
-    out = LinearFacts.of(attention.o_proj)
+def _projections(attention: Any) -> list[LinearFacts]:
+    out = _linear(attention.o_proj)
     if not hasattr(attention, "qkv_proj"):
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        return [*map(LinearFacts.of, projections), out]
-    packed = LinearFacts.of(attention.qkv_proj)
-    num = (packed.out - out.in_) // 2  # of keys, and of values
+        return [*map(_linear, (attention.q_proj, attention.k_proj, attention.v_proj)), out]
+    packed = attention.qkv_proj
+    num = (packed.out_features - out.in_) // 2  # of keys, and of values
     parts = ((0, out.in_), (out.in_, num), (out.in_ + num, num))
-    return [*(packed.part(begin, some, dtype) for begin, some in parts), out]
+    return [*(LinearFacts.part(packed, begin, some) for begin, some in parts), out]
 
 
 def _norms(layer: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ts_stateful.language.kv.spans import Table
 
@@ -57,20 +57,20 @@ class LinearFacts(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, linear: nn.Linear) -> LinearFacts:
-        """Describe a layer, whose parameters must stay where they are."""
-        bias = None if linear.bias is None else linear.bias.data_ptr()
-        return cls(linear.weight.data_ptr(), bias, linear.in_features, linear.out_features)
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> LinearFacts:
+        """Describe a layer by its weights `(out, in)` and biases, which must stay where they are."""
+        outputs, inputs = weight.shape
+        return cls(weight.data_ptr(), None if bias is None else bias.data_ptr(), inputs, outputs)
 
-    def part(self, begin: int, num: int, dtype: torch.dtype) -> LinearFacts:
-        """Return the layer of `num` of the outputs, from output `begin` on; `dtype` is that of its parameters."""
-        bias = None if self.bias is None else self.bias + dtype.itemsize * begin
-        weight = self.weight + dtype.itemsize * begin * self.in_
-        return LinearFacts(weight, bias, self.in_, num)
+    @classmethod
+    def part(cls, linear: nn.Linear, begin: int, num: int) -> LinearFacts:
+        """Describe the layer of `num` of the outputs of another, from output `begin` on."""
+        outputs = slice(begin, begin + num)
+        return cls.of(linear.weight[outputs], None if linear.bias is None else linear.bias[outputs])
 
 
 class Functions(NamedTuple):
-    """The library's functions for one dtype, declared; `most_rows` of a step go through layers in one call."""
+    """The library's functions for a dtype of states and one of weights; `most_rows` of a step go through layers in one call."""
 
     write: Callable[..., None]
     attend: Callable[..., None]
@@ -98,30 +98,42 @@ def num_splits(table: Table, heads: int, group: int) -> int:
 
 
 @cache
-def functions_for(library: ctypes.CDLL, dtype: torch.dtype) -> Functions:
-    """Return the library's functions for weights and states of a dtype: float32 or bfloat16."""
-    word, address = ctypes.c_int64, ctypes.c_void_p
+def functions_for(
+    library: ctypes.CDLL, dtype: torch.dtype, weights: torch.dtype | None = None
+) -> Functions:
+    """Return the library's functions for states and inputs of a dtype, float32 or bfloat16.
 
-    def declared(name: str, result: type[ctypes.c_int64] | None, *arguments: Any) -> Any:
-        function = getattr(library, f"{name}_{_NAMES[dtype]}")
+    `weights` is the dtype of linear layers' weights if it is another one: bfloat16 for float32, to which they are widened.
+    """
+    word, address = ctypes.c_int64, ctypes.c_void_p
+    own = _NAMES[dtype]
+    of_weights = own if weights in (None, dtype) else "widened"
+
+    def declared(
+        name: str, kind: str, result: type[ctypes.c_int64] | None, *arguments: Any
+    ) -> Any:
+        function = getattr(library, f"{name}_{kind}")
         function.restype, function.argtypes = result, arguments
         return function
 
     library.most_rows.restype = word
     library.spread_threads.restype, library.spread_threads.argtypes = None, [word]
     return Functions(
-        write=declared("write", None, *(address, address), *(word,) * 4, ctypes.c_int),
+        write=declared("write", own, None, *(address, address), *(word,) * 4, ctypes.c_int),
         attend=declared(
-            "attend", None, *(address,) * 3, word, word, address, word, address, address
+            "attend", own, None, *(address,) * 3, word, word, address, word, address, address
         ),
-        decode_scratch=declared("decode_scratch", word, address, word, word, word),
+        decode_scratch=declared(
+            "decode_scratch", of_weights, word, address, word, word, word
+        ),
         decode_layers=declared(
             "decode_layers",
+            of_weights,
             None,
             *(address, address, word, address, address, address, word, word, address, address),
         ),
         multiply_linear=declared(
-            "multiply_linear", None, *(address, address, word, word, address, address)
+            "multiply_linear", of_weights, None, *(address, address, word, word, address, address)
         ),
         most_rows=library.most_rows(),
         spread_threads=library.spread_threads,

@@ -8,7 +8,7 @@ from typing import Final, TypeGuard
 import torch
 from torch import nn
 
-__all__ = ["child_modules", "replace_linears"]
+__all__ = ["child_modules", "is_replaceable", "replace_linears"]
 
 _SMALLEST: Final = 1 << 16  # weight elements; for fewer a call takes longer than reading them
 _READ: Final = {"kv_b_proj"}  # layers whose weights `latent` reads as they are
@@ -23,7 +23,7 @@ def replace_linears(network: nn.Module, make: Callable[[nn.Linear], nn.Module | 
     """
     made: dict[nn.Module, nn.Module | None] = {}
     for parent, name, child in child_modules(network):
-        if name not in _READ and _is_worthwhile(child):
+        if name not in _READ and is_replaceable(child):
             if child not in made:
                 made[child] = make(child)
             other = made[child]
@@ -40,7 +40,8 @@ def child_modules(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Modul
                 yield parent, name, child
 
 
-def _is_worthwhile(module: nn.Module) -> TypeGuard[nn.Linear]:
+def is_replaceable(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return True for a plain linear layer that is large enough to gain."""
     return (
         type(module) is nn.Linear
         and type(module.weight) is nn.Parameter  # not a quantised one

@@ -67,6 +67,23 @@ def test_outputs_are_those_of_torch(
     torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 11, 24, 25, 33, 63, 64, 65, 100])
+def test_weights_in_bfloat16_are_multiplied_in_float32(rows: int, bias: bool) -> None:
+    """Nothing but the weights is rounded, and these were representable; biases stay as they are."""
+    torch.manual_seed(rows)
+    linear = nn.Linear(224, 333, bias=bias)
+    linear.weight.data = linear.weight.data.bfloat16().float()
+    own = CompiledLinear(linear, library(), weights=torch.bfloat16)
+    inputs = torch.randn(rows, 224)
+    with torch.inference_mode():
+        expected, found = linear(inputs), own(inputs)
+    assert own.weight.dtype is torch.bfloat16
+    assert own.bias is linear.bias
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own(inputs), expected)  # with gradients torch computes
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("way", [_by_onednn, _in_float32])

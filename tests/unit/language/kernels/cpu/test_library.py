@@ -51,7 +51,7 @@ def test_linear_layers_take_as_many_rows_as_a_step(rows: int, dtype: torch.dtype
     assert built is not None
     torch.manual_seed(rows)
     linear = torch.nn.Linear(224, 333).to(dtype)
-    facts = LinearFacts.of(linear)
+    facts = LinearFacts.of(linear.weight, linear.bias)
     inputs, found = torch.randn(rows, 224).to(dtype), torch.empty(rows, 333, dtype=dtype)
     scratch = torch.empty_like(inputs)
     functions_for(built, dtype).multiply_linear(

@@ -1,0 +1,128 @@
+"""Float32 weights that are held in bfloat16: the same replies from half the bytes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.harness import Harness, reference_reply
+from tests.support.tiny import MODELS, MORE_MODELS, llama, save
+from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.cpu_kernels.build import is_worthwhile
+from ts_stateful.language.kernels.cpu import replace_linears
+from ts_stateful.language.kernels.cpu.compact_weights import find_compact
+from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers
+from ts_stateful.language.network.load import Model, accelerate, load_model
+
+BUILDERS = {**MODELS, **MORE_MODELS}
+DENSE = (
+    *("gemma2", "gemma3", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"),
+    *("smollm3", "gemma3_vision", "llava", "qwen2_5_vl"),
+)
+pytestmark = [
+    pytest.mark.skipif(
+        not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+    ),
+    pytest.mark.skipif(
+        not is_worthwhile(torch.device("cpu"), torch.float32), reason="not used on this processor"
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replace_linears, "_SMALLEST", 1)
+
+
+def rounded(name: str) -> Model:
+    """Build a small model in float32 whose weights bfloat16 represents, as those of most checkpoints."""
+    model = BUILDERS[name]()
+    for parameter in model.network.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return model
+
+
+def layers_of(model: Model) -> list[nn.Linear]:
+    modules = model.network.get_decoder().layers.modules()
+    return [module for module in modules if isinstance(module, nn.Linear)]
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_replies_are_those_of_stock_code(name: str) -> None:
+    """In any family of one call, turn after turn, prompts of one piece and of several."""
+    model, stock = rounded(name), rounded(name)
+    accelerate(model, HandlerConfig())
+    assert isinstance(model.forward._shortcut, FusedLayers)
+    assert {layer.weight.dtype for layer in layers_of(model)} == {torch.bfloat16}
+    assert model.network.dtype is model.forward.layout.dtype is torch.float32
+    harness = Harness(model)
+    harness.open("s")
+    for times in (1, 12, 2):
+        harness.prompt("s", "What is it? " * times, max_new_tokens=12)
+        reference_reply(stock, harness, "s", 12)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_checkpoint_in_bfloat16_is_computed_in_float32(tmp_path: Path, tied: bool) -> None:
+    """As it lies on the hub. Embeddings stay in float32, also those that the output layer shares."""
+    model = llama()
+    model.network.config.tie_word_embeddings = tied
+    if tied:
+        model.network.tie_weights()
+    model.network.bfloat16()
+    folder = save(model, tmp_path)
+    settings = HandlerConfig(model=str(folder), dtype="float32")
+    device = torch.device("cpu")
+    loaded = load_model(settings, folder, device)
+    plain = load_model(
+        HandlerConfig(model=str(folder), dtype="float32", compact_weights=False), folder, device
+    )
+    assert {layer.weight.dtype for layer in layers_of(loaded)} == {torch.bfloat16}
+    assert {layer.weight.dtype for layer in layers_of(plain)} == {torch.float32}
+    assert loaded.network.get_output_embeddings().weight.dtype is torch.bfloat16
+    assert loaded.network.get_input_embeddings().weight.dtype is torch.float32
+    assert loaded.fingerprint == plain.fingerprint
+    harness = Harness(loaded)
+    harness.open("s")
+    harness.prompt("s", "What is it?", max_new_tokens=12)
+    reference_reply(plain, harness, "s", 12)
+
+
+def test_layers_are_compact_together() -> None:
+    """One call has one dtype of weights; the output layer decides for itself."""
+    model = rounded("llama")
+    head = model.network.get_output_embeddings()
+    assert find_compact(model.network) == {*layers_of(model), head}
+    weight = layers_of(model)[3].weight
+    weight.data[0, 0] += 2**-12
+    assert find_compact(model.network) == {head}
+    head.weight.data[0, 0] = torch.nan
+    assert find_compact(model.network) == set()
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_keep_their_weights(name: str) -> None:
+    """They are no linear layers of torch, so the layers around them keep theirs."""
+    model = rounded(name)
+    assert find_compact(model.network) == {model.network.get_output_embeddings()}
+    accelerate(model, HandlerConfig())
+    assert isinstance(model.forward._shortcut, FusedLayers)
+
+
+def test_other_networks_are_left_alone() -> None:
+    """Unknown decoders, those in bfloat16, and layers that are watched."""
+    assert find_compact(rounded("gpt2").network) == set()
+    model = rounded("llama")
+    layers_of(model)[0].register_forward_hook(lambda *_: None)
+    assert find_compact(model.network) == {model.network.get_output_embeddings()}
+    assert find_compact(rounded("llama").network.bfloat16()) == set()
+
+
+def test_small_layers_stay_and_keep_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call would take longer than reading their weights."""
+    monkeypatch.setattr(replace_linears, "_SMALLEST", 1 << 16)
+    assert find_compact(rounded("llama").network) == set()
