@@ -16,7 +16,7 @@ from benchmarks.names import LLAMA, VLLM
 from benchmarks.plan import FULL, QUICK
 from benchmarks.progress import Progress
 from benchmarks.ratios import ratios_of
-from benchmarks.rig import Rig
+from benchmarks.rig import Rig, TextDtypes
 from benchmarks.servers import ROOT
 from benchmarks.stages import (
     decode,
@@ -101,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began_at = time.monotonic()
     failed: list[str] = []
     programs = {LLAMA: options.llama_server, VLLM: options.vllm_server}
-    with Rig(plan, folder, options.threads, progress, programs, options.dtype) as rig:
+    dtypes = TextDtypes(options.dtype, options.compute_dtype or options.dtype)
+    with Rig(plan, folder, options.threads, progress, programs, dtypes) as rig:
         for name in names:
             # A stage that fails loses its own numbers, not those of the other stages.
             try:
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             about["llama_server"] = rig.llama_server.about
         if "vllm" in names and "vllm" not in failed:
             about["vllm_server"] = rig.vllm_server.about
-    about["text_dtype"] = options.dtype
+    about["text_dtypes"] = dtypes._asdict()
     about["minutes"] = round((time.monotonic() - began_at) / 60, 1)
     report.write_results(folder / "results.json", about, plan, rig.samples)
     caption = f"{about['cpu']}, {about['cores']} cores, {about['date'][:10]}"
@@ -158,6 +159,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("float32", "bfloat16"),
         default="float32",
         help="of the text model's weights in the stages llama and vllm, for all systems (default: float32)",
+    )
+    parser.add_argument(
+        "--compute-dtype",
+        choices=("float32", "bfloat16"),
+        help="in which our servers compute with these weights (default: that of --dtype)",
     )
     parser.add_argument(
         "--llama-server",

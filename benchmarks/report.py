@@ -140,13 +140,14 @@ def ratio_table(ratios: dict[str, float]) -> str:
 
 
 def _machine_line(machine: dict[str, Any]) -> str:
+    dtypes = machine["text_dtypes"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     busy = machine["other_load"]
     other = f" Other processes took {busy:.0%} of these cores at first." if busy > 0.1 else ""
     return (
         f"{machine['date']}, {machine['cpu']}, {machine['cores']} of {machine['cores_of_machine']}"
         f" cores, {machine['threads']} threads, {machine['memory_gib']} GiB; text model in"
-        f" {machine['text_dtype']}; commit"
+        f" {dtypes['weights']}, computed by our servers in {dtypes['computed']}; commit"
         f" {machine['commit']}; {versions}; Python {machine['python']}; {machine['java']}.{other}\n"
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from benchmarks.bare_steps import BareSteps
 from benchmarks.clients.conversation import Client
@@ -52,7 +53,14 @@ from benchmarks.text_model.held_out import MODEL
 from benchmarks.vllm_server import VllmServer
 from ts_stateful.serving.server import LocalServer
 
-__all__ = ["Rig"]
+__all__ = ["Rig", "TextDtypes"]
+
+
+class TextDtypes(NamedTuple):
+    """The dtype of the text model's weights, for all servers, and the one in which ours compute with them."""
+
+    weights: str
+    computed: str
 
 
 class Rig:
@@ -69,7 +77,7 @@ class Rig:
         threads: int,
         progress: Progress,
         others: Mapping[str, Path],
-        text_dtype: str = "float32",
+        text_dtypes: TextDtypes,
     ) -> None:
         self.plan = plan
         self.folder = folder
@@ -78,7 +86,7 @@ class Rig:
         self.inputs = Inputs()
         self.samples = Samples()
         self._others = others
-        self.text_dtype = text_dtype
+        self.text_dtypes = text_dtypes
         self._stack = contextlib.ExitStack()
 
     @cached_property
@@ -86,7 +94,7 @@ class Rig:
         """The folders of the LLaVA and of its text part."""
         self.progress.say("      building the model")
         (self.folder / "text.gguf").unlink(missing_ok=True)  # of another model
-        return build(self.folder / "model", self.text_dtype)
+        return build(self.folder / "model", self.text_dtypes.weights)
 
     @cached_property
     def floor(self) -> OwnProcess:
@@ -163,7 +171,11 @@ class Rig:
         self.progress.say("      starting vLLM")
         log = self.folder / "vllm.log"
         server = VllmServer(
-            self._others[VLLM], self.models[1], log, threads=self.threads, dtype=self.text_dtype
+            self._others[VLLM],
+            self.models[1],
+            log,
+            threads=self.threads,
+            dtype=self.text_dtypes.weights,
         )
         return self._stack.enter_context(server)
 
@@ -205,7 +217,7 @@ class Rig:
         if archive == RECOMPUTE_ARCHIVE:
             pack_recompute(archive, llava, folder, threads=threads)
         elif archive == TEXT_ARCHIVE:
-            pack_chat(archive, text, folder, dtype=self.text_dtype, threads=threads)
+            pack_chat(archive, text, folder, dtype=self.text_dtypes.computed, threads=threads)
         else:
             profile = "async" if archive == CHAT_ASYNC_ARCHIVE else "continuous"
             pack_chat(archive, llava, folder, profile=profile, threads=threads)

@@ -67,7 +67,7 @@ def compare_replies(rig: Rig, other: Client, name: str) -> None:
     """
     inputs, plan = rig.inputs, rig.plan
     systems = (rig.connect(TEXT_HTTP), other)
-    if rig.text_dtype == "bfloat16":
+    if rig.text_dtypes.weights == "bfloat16":
         prompts = [inputs.prompt(PROMPT_TOKENS) for _ in range(plan.same_prompts)]
         firsts = [[_replies(client, [prompt], 1) for prompt in prompts] for client in systems]
         num_same = sum(our == their for our, their in zip(*firsts, strict=True))

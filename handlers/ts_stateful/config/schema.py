@@ -97,7 +97,7 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     pack_linears: bool = True
     """On a CPU with AVX2 or AVX-512, multiply few rows at the speed at which weights are read."""
     compact_weights: bool = True
-    """Of these layers, hold float32 weights that bfloat16 represents exactly in it: half the bytes, for the same results."""
+    """Of these layers, hold float32 weights in bfloat16 or float16 if it represents them exactly: half the bytes to read."""
     fused_layers: bool = True
     """On a CPU with AVX2 or AVX-512, compute all layers of a Llama-like model in one call, for steps without images."""
     attention_kernels: bool = True

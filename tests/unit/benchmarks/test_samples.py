@@ -253,7 +253,7 @@ def test_results_hold_everything(tmp_path: Path) -> None:
         "cores_of_machine": 4,
         "threads": 2,
         "memory_gib": 8,
-        "text_dtype": "bfloat16",
+        "text_dtypes": {"weights": "bfloat16", "computed": "float32"},
         "other_load": 0.5,
         "commit": "abc",
         "python": "3.11",

@@ -80,7 +80,8 @@ EXPORT_STATES(float32, float)
 EXPORT_STATES(bfloat16, bfloat16)
 EXPORT_WEIGHTS(float32, float)
 EXPORT_WEIGHTS(bfloat16, bfloat16)
-EXPORT_WEIGHTS(widened, widened)
+EXPORT_WEIGHTS(wide_bfloat16, wide_bfloat16)
+EXPORT_WEIGHTS(wide_float16, wide_float16)
 
 extern "C" int64_t most_rows() { return MOST; }
 

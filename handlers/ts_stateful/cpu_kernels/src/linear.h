@@ -21,7 +21,7 @@ constexpr int SOME = 16;      // so many at a time
 template <class T> struct Linear { const T* weight; const Input<T>* bias; int64_t in, out; };  // (out, in), (out,) or null
 template <class T> struct Norm { const T* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none
 
-// Rows are packed in groups of QUARTER, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH). Inputs of weights that are widened
+// Rows are packed in groups of QUARTER, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH). Inputs of wide_bfloat16
 // have their even numbers first in each WIDTH.
 struct Place { int begin, group; };
 inline Place place_of(int rows, int m) {
@@ -33,7 +33,7 @@ inline Place place_of(int rows, int m) {
 template <class T> inline void put(Input<T>* target, int rows, int m, int64_t in, int64_t d, V x) {
   const Place place = place_of(rows, m);
   Input<T>* vector = target + place.begin * in + (m - place.begin + d / WIDTH<T> * place.group) * WIDTH<T>;
-  if constexpr (std::is_same_v<T, widened>) split(vector + d % WIDTH<T> / 2, x);
+  if constexpr (std::is_same_v<T, wide_bfloat16>) split(vector + d % WIDTH<T> / 2, x);
   else store(vector + d % WIDTH<T>, x);
 }
 

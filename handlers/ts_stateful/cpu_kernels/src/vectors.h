@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#if defined(__AVX2__) && defined(__FMA__)
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define HAS_AVX2
 #include <immintrin.h>
 #endif
@@ -24,9 +24,11 @@ constexpr int QUARTER = LANES / 4;  // so many by 4 products at a time: their su
 constexpr int LINE = 64;            // bytes of a line of a cache
 
 struct bfloat16 { uint16_t bits; };
-struct widened { uint16_t bits; };  // weights in bfloat16 for inputs in float32
-template <class T> constexpr int WIDTH = LANES * 4 / int(sizeof(T));  // numbers in the bytes of a vector
-template <class T> using Input = std::conditional_t<std::is_same_v<T, widened>, float, T>;  // of weights of type T
+struct wide_bfloat16 { uint16_t bits; };  // weights that are widened to float32, the type of their inputs
+struct wide_float16 { uint16_t bits; };
+template <class T> constexpr bool IS_WIDENED = std::is_same_v<T, wide_bfloat16> || std::is_same_v<T, wide_float16>;
+template <class T> constexpr int WIDTH = LANES * 4 / int(sizeof(T));      // numbers in the bytes of a vector
+template <class T> using Input = std::conditional_t<IS_WIDENED<T>, float, T>;  // of weights of type T
 
 inline float number(float x) { return x; }
 inline float number(bfloat16 x) {
@@ -34,6 +36,13 @@ inline float number(bfloat16 x) {
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
+}
+
+inline float number(wide_float16 x) {  // finite
+  const uint32_t bits = uint32_t(x.bits & 0x7fff) << 13;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return (x.bits & 0x8000 ? -0x1p112f : 0x1p112f) * value;
 }
 
 // A vector of LANES numbers, and one of twice as many bfloat16.
@@ -47,6 +56,7 @@ inline V load(const bfloat16* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
+inline V load(const wide_float16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline Pairs whole(const bfloat16* p) { return _mm512_loadu_si512(p); }
 inline V first(Pairs p) { return _mm512_castsi512_ps(_mm512_slli_epi32(p, 16)); }
 inline V second(Pairs p) { return _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32(-65536))); }
@@ -89,6 +99,7 @@ inline V load(const bfloat16* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
+inline V load(const wide_float16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Pairs whole(const bfloat16* p) { return _mm256_loadu_si256(reinterpret_cast<const Pairs*>(p)); }
 inline V first(Pairs p) { return _mm256_castsi256_ps(_mm256_slli_epi32(p, 16)); }
 inline V second(Pairs p) { return _mm256_castsi256_ps(_mm256_and_si256(p, _mm256_set1_epi32(-65536))); }
@@ -116,6 +127,7 @@ inline V all(float x) { V r; EACH r.lane[i] = x; return r; }
 inline V zero() { return all(0); }
 inline V load(const float* p) { V r; std::memcpy(&r, p, sizeof r); return r; }
 inline V load(const bfloat16* p) { V r; EACH r.lane[i] = number(p[i]); return r; }
+inline V load(const wide_float16* p) { V r; EACH r.lane[i] = number(p[i]); return r; }
 inline Pairs whole(const bfloat16* p) {
   Pairs r;
   EACH r.even.lane[i] = number(p[2 * i]), r.odd.lane[i] = number(p[2 * i + 1]);
@@ -136,19 +148,20 @@ inline V sums(const V* x) {
 }
 #endif
 
-// Two vectors of neighbors: of bfloat16 that are widened, or of the inputs that they are multiplied by.
-struct Wide { V even, odd; };
-inline Wide whole(const widened* p) {
+// Two vectors: of weights that are widened, or of their inputs. Those of bfloat16 are the even ones and the odd ones.
+struct Wide { V first, second; };
+inline Wide whole(const wide_bfloat16* p) {
   const Pairs pairs = whole(reinterpret_cast<const bfloat16*>(p));
   return {first(pairs), second(pairs)};
 }
+inline Wide whole(const wide_float16* p) { return {load(p), load(p + LANES)}; }
 inline V whole(const float* p) { return load(p); }
 inline V dot(V x, V y, V z) { return fma(x, y, z); }
-inline V dot(Wide x, Wide y, V z) { return fma(x.odd, y.odd, fma(x.even, y.even, z)); }
+inline V dot(Wide x, Wide y, V z) { return fma(x.second, y.second, fma(x.first, y.first, z)); }
 
 // Packed inputs of a vector of weights of type T.
 template <class T> inline auto packed_inputs(const Input<T>* p) {
-  if constexpr (std::is_same_v<T, widened>) return Wide{load(p), load(p + LANES)};
+  if constexpr (IS_WIDENED<T>) return Wide{load(p), load(p + LANES)};
   else return whole(p);
 }
 
@@ -159,7 +172,7 @@ template <class X> inline X held(X x) {
 #endif
   return x;
 }
-inline Wide held(Wide x) { return {held(x.even), held(x.odd)}; }
+inline Wide held(Wide x) { return {held(x.first), held(x.second)}; }
 
 // Rounds to the nearest, ties to even.
 inline void store(bfloat16* p, V x) {

@@ -177,9 +177,11 @@ def _replace_linears(network: PreTrainedModel, device: torch.device, *, compact:
         load_library(cache_folder(), "language") if is_worthwhile(device, network.dtype) else None
     )
     if library is not None:
-        smaller = find_compact(network) if compact else frozenset()
-        logger.info("%d linear layers are compiled", compile_linears(network, library, smaller))
-        logger.info("%d of them hold their weights in bfloat16", len(smaller))
+        dtypes = find_compact(network) if compact else {}
+        compiled = compile_linears(network, library, dtypes)
+        logger.info(
+            "%d linear layers are compiled, %d hold their weights in 16 bits", compiled, len(dtypes)
+        )
     elif can_pack(device, network.dtype):
         logger.info("%d linear layers are packed", pack(network))
 

@@ -1,6 +1,9 @@
-"""Float32 weights that bfloat16 holds exactly, as those of most checkpoints."""
+"""Float32 weights that 16 bits hold exactly, as those of most checkpoints."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import nn
@@ -12,31 +15,40 @@ from ts_stateful.language.kernels.cpu.replace_linears import is_replaceable
 
 __all__ = ["find_compact"]
 
+_DTYPES: Final = (torch.bfloat16, torch.float16)
 
-def find_compact(network: PreTrainedModel) -> frozenset[nn.Module]:
-    """Return the linear layers of a float32 network whose weights may be held in bfloat16.
 
-    These are those of a known decoder, and the output layer by itself. One call computes the decoder layers, so either all of
-    their weights have another dtype or none has. Images, whose many patches are bound by arithmetic, gain nothing.
+def find_compact(network: PreTrainedModel) -> dict[nn.Module, torch.dtype]:
+    """Return the linear layers of a float32 network whose weights may be held in 16 bits, and in which dtype.
+
+    These are those of a known decoder, and the output layer by itself. One call computes the decoder layers, so all of their
+    weights have the same dtype. Images gain nothing: arithmetic bounds the time of their many patches.
     """
     if network.dtype is not torch.float32:
-        return frozenset()
+        return {}
     try:
         decoder = find_decoder(network)
     except UnknownDecoderError:
-        return frozenset()
+        return {}
     modules = [module for layer in decoder.layers for module in layer.modules()]
     linears = [module for module in modules if isinstance(module, nn.Linear)]
     matrices = [p for module in modules for p in module.parameters(recurse=False) if p.dim() > 1]
-    only_linears = len(matrices) == len(linears)  # experts' weights are no linear layers
-    found = linears if only_linears and all(map(_fits, linears)) else []
-    return frozenset([*found, *filter(_fits, [decoder.head])])
+    groups = [[decoder.head]]
+    if len(matrices) == len(linears):  # experts' weights are no linear layers
+        groups.append(linears)
+    found = ((group, _dtype_of(group)) for group in groups)
+    return {linear: dtype for group, dtype in found if dtype for linear in group}
 
 
-def _fits(linear: nn.Linear) -> bool:
+def _dtype_of(linears: Sequence[nn.Linear]) -> torch.dtype | None:
+    """Return a dtype that holds the weights of all of these layers."""
+    return next((d for d in _DTYPES if all(_fits(linear, d) for linear in linears)), None)
+
+
+def _fits(linear: nn.Linear, dtype: torch.dtype) -> bool:
     weight = linear.weight
     return (
         is_replaceable(linear)
-        and CompiledLinear.serves(linear, torch.bfloat16)
-        and torch.equal(weight.bfloat16().float(), weight)
+        and CompiledLinear.serves(linear, dtype)
+        and torch.equal(weight.to(dtype).float(), weight)
     )

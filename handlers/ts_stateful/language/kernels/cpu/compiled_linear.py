@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class CompiledLinear(nn.Linear):
     Few rows are read at the speed of the memory; torch reaches it only with packed weights (`packed_linear`). Those take the
     plain form away and do not pay for a single row. torch computes steps of many rows, by `many`.
 
-    If `weights` is bfloat16, a float32 layer holds its weights in it, and widens them where they are multiplied.
+    A float32 layer can hold its weights in a dtype of 16 bits, `weights`, and widens them where they are multiplied.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class CompiledLinear(nn.Linear):
         self.train(linear.training)
         self._facts = LinearFacts.of(self.weight, linear.bias)
         is_widened = self.weight.dtype is not dtype
-        self._many = _in_float32 if is_widened else many
+        self._many = _in_float32(many) if is_widened else many
         self._most_rows = _MOST_WIDENED if is_widened else _MOST_ROWS
         self._functions = functions_for(library, dtype, weights)
 
@@ -92,13 +93,15 @@ class CompiledLinear(nn.Linear):
 
 
 def compile_linears(
-    network: nn.Module, library: ctypes.CDLL, compact: Container[nn.Module] = ()
+    network: nn.Module,
+    library: ctypes.CDLL,
+    compact: Mapping[nn.Module, torch.dtype] = MappingProxyType({}),
 ) -> int:
     """Replace linear layers in place where the compiled ones agree with torch; return their number.
 
-    Those in `compact` hold their weights in bfloat16.
+    Those in `compact` hold their weights in another dtype.
     """
-    verified: dict[tuple[int, int, bool, bool], bool] = {}
+    verified: dict[tuple[torch.Size, bool, torch.dtype], bool] = {}
     ways: dict[torch.dtype, Multiply] = {}
 
     def make(linear: nn.Linear) -> CompiledLinear | None:
@@ -107,12 +110,12 @@ def compile_linears(
         dtype = linear.weight.dtype
         if dtype not in ways:
             ways[dtype] = _fastest(dtype)
-        weights = torch.bfloat16 if linear in compact else dtype
+        weights = compact.get(linear, dtype)
         made = CompiledLinear(linear, library, ways[dtype], weights)
-        shape = (*linear.weight.shape, linear.bias is not None, weights is dtype)
-        if shape not in verified:
-            verified[shape] = _agrees(made, linear)
-        return made if verified[shape] else None
+        kind = (linear.weight.shape, linear.bias is not None, weights)
+        if kind not in verified:
+            verified[kind] = _agrees(made, linear)
+        return made if verified[kind] else None
 
     return replace_linears(network, make)
 
@@ -122,12 +125,18 @@ def _by_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return output
 
 
-def _in_float32(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    wide, outputs = input.float(), max(1, _BLOCK // weight.shape[1])
-    output = torch.cat([multiply(wide, some.float()) for some in weight.split(outputs)], -1)
-    if bias is not None:
-        output += bias
-    return output.to(input.dtype)
+def _in_float32(many: Multiply) -> Multiply:
+    """Return the way of multiplying by weights of 16 bits that widens them, some at a time, and then uses `many`."""
+
+    def multiply_widened(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        wide, outputs = input.float(), max(1, _BLOCK // weight.shape[1])
+        parts = [many(wide, some.float(), None) for some in weight.split(outputs)]
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        if bias is not None:
+            output += bias
+        return output.to(input.dtype)
+
+    return multiply_widened
 
 
 @torch.inference_mode()
@@ -137,7 +146,7 @@ def _fastest(dtype: torch.dtype) -> Multiply:
     if has_operators(dtype):
         ways["oneDNN"] = _by_onednn
     if dtype is not torch.float32:
-        ways["float32"] = _in_float32
+        ways["float32"] = _in_float32(_fastest(torch.float32))
     rows, inputs, outputs = _TIMED
     input, weight = torch.ones(rows, inputs, dtype=dtype), torch.ones(outputs, inputs, dtype=dtype)
 

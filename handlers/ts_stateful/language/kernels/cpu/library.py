@@ -27,6 +27,7 @@ LANES: Final = 16  # all dimensions are multiples of it
 _SHARE: Final = 256  # minimum tokens of a split
 _TOGETHER: Final = 16  # queries of rows that are computed together, see `attention.h`
 _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of dtypes in the library
+_WIDENED: Final = {torch.bfloat16: "wide_bfloat16", torch.float16: "wide_float16"}
 
 
 class StepFacts(ctypes.Structure):
@@ -103,15 +104,13 @@ def functions_for(
 ) -> Functions:
     """Return the library's functions for states and inputs of a dtype, float32 or bfloat16.
 
-    `weights` is the dtype of linear layers' weights if it is another one: bfloat16 for float32, to which they are widened.
+    `weights` is the dtype of linear layers' weights if it is another one: of 16 bits for float32, to which they are widened.
     """
     word, address = ctypes.c_int64, ctypes.c_void_p
     own = _NAMES[dtype]
-    of_weights = own if weights in (None, dtype) else "widened"
+    of_weights = own if weights in (None, dtype) else _WIDENED[weights]
 
-    def declared(
-        name: str, kind: str, result: type[ctypes.c_int64] | None, *arguments: Any
-    ) -> Any:
+    def declared(name: str, kind: str, result: type[ctypes.c_int64] | None, *arguments: Any) -> Any:
         function = getattr(library, f"{name}_{kind}")
         function.restype, function.argtypes = result, arguments
         return function
@@ -123,9 +122,7 @@ def functions_for(
         attend=declared(
             "attend", own, None, *(address,) * 3, word, word, address, word, address, address
         ),
-        decode_scratch=declared(
-            "decode_scratch", of_weights, word, address, word, word, word
-        ),
+        decode_scratch=declared("decode_scratch", of_weights, word, address, word, word, word),
         decode_layers=declared(
             "decode_layers",
             of_weights,

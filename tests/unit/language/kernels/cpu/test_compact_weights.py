@@ -1,4 +1,4 @@
-"""Float32 weights that are held in bfloat16: the same replies from half the bytes."""
+"""Float32 weights that are held in 16 bits: the same replies from half the bytes."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replace_linears, "_SMALLEST", 1)
 
 
-def rounded(name: str) -> Model:
-    """Build a small model in float32 whose weights bfloat16 represents, as those of most checkpoints."""
+def rounded(name: str, dtype: torch.dtype = torch.bfloat16) -> Model:
+    """Build a small model in float32 whose weights a smaller dtype represents, as those of most checkpoints."""
     model = BUILDERS[name]()
     for parameter in model.network.parameters():
-        parameter.data = parameter.data.bfloat16().float()
+        parameter.data = parameter.data.to(dtype).float()
     return model
 
 
@@ -51,13 +51,15 @@ def layers_of(model: Model) -> list[nn.Linear]:
     return [module for module in modules if isinstance(module, nn.Linear)]
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_replies_are_those_of_stock_code(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.bfloat16) for name in DENSE), ("phi3", torch.float16)]
+)
+def test_replies_are_those_of_stock_code(name: str, dtype: torch.dtype) -> None:
     """In any family of one call, turn after turn, prompts of one piece and of several."""
-    model, stock = rounded(name), rounded(name)
+    model, stock = rounded(name, dtype), rounded(name, dtype)
     accelerate(model, HandlerConfig())
     assert isinstance(model.forward._shortcut, FusedLayers)
-    assert {layer.weight.dtype for layer in layers_of(model)} == {torch.bfloat16}
+    assert {layer.weight.dtype for layer in layers_of(model)} == {dtype}
     assert model.network.dtype is model.forward.layout.dtype is torch.float32
     harness = Harness(model)
     harness.open("s")
@@ -66,14 +68,18 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
         reference_reply(stock, harness, "s", 12)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_checkpoint_in_bfloat16_is_computed_in_float32(tmp_path: Path, tied: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tied"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)]
+)
+def test_a_checkpoint_of_16_bits_is_computed_in_float32(
+    dtype: torch.dtype, tied: bool, tmp_path: Path
+) -> None:
     """As it lies on the hub. Embeddings stay in float32, also those that the output layer shares."""
     model = llama()
     model.network.config.tie_word_embeddings = tied
     if tied:
         model.network.tie_weights()
-    model.network.bfloat16()
+    model.network.to(dtype)
     folder = save(model, tmp_path)
     settings = HandlerConfig(model=str(folder), dtype="float32")
     device = torch.device("cpu")
@@ -81,9 +87,9 @@ def test_a_checkpoint_in_bfloat16_is_computed_in_float32(tmp_path: Path, tied: b
     plain = load_model(
         HandlerConfig(model=str(folder), dtype="float32", compact_weights=False), folder, device
     )
-    assert {layer.weight.dtype for layer in layers_of(loaded)} == {torch.bfloat16}
+    assert {layer.weight.dtype for layer in layers_of(loaded)} == {dtype}
     assert {layer.weight.dtype for layer in layers_of(plain)} == {torch.float32}
-    assert loaded.network.get_output_embeddings().weight.dtype is torch.bfloat16
+    assert loaded.network.get_output_embeddings().weight.dtype is dtype
     assert loaded.network.get_input_embeddings().weight.dtype is torch.float32
     assert loaded.fingerprint == plain.fingerprint
     harness = Harness(loaded)
@@ -96,33 +102,36 @@ def test_layers_are_compact_together() -> None:
     """One call has one dtype of weights; the output layer decides for itself."""
     model = rounded("llama")
     head = model.network.get_output_embeddings()
-    assert find_compact(model.network) == {*layers_of(model), head}
+    assert find_compact(model.network) == dict.fromkeys([*layers_of(model), head], torch.bfloat16)
     weight = layers_of(model)[3].weight
-    weight.data[0, 0] += 2**-12
-    assert find_compact(model.network) == {head}
+    weight.data[0, 0] = 1 + 2**-20
+    assert find_compact(model.network) == {head: torch.bfloat16}
+    head.weight.data[0, 0] = 1 + 2**-10
+    head.weight.data[1:] = 0.5
+    assert find_compact(model.network) == {head: torch.float16}
     head.weight.data[0, 0] = torch.nan
-    assert find_compact(model.network) == set()
+    assert find_compact(model.network) == {}
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
 def test_experts_keep_their_weights(name: str) -> None:
     """They are no linear layers of torch, so the layers around them keep theirs."""
     model = rounded(name)
-    assert find_compact(model.network) == {model.network.get_output_embeddings()}
+    assert find_compact(model.network) == {model.network.get_output_embeddings(): torch.bfloat16}
     accelerate(model, HandlerConfig())
     assert isinstance(model.forward._shortcut, FusedLayers)
 
 
 def test_other_networks_are_left_alone() -> None:
     """Unknown decoders, those in bfloat16, and layers that are watched."""
-    assert find_compact(rounded("gpt2").network) == set()
+    assert find_compact(rounded("gpt2").network) == {}
     model = rounded("llama")
     layers_of(model)[0].register_forward_hook(lambda *_: None)
-    assert find_compact(model.network) == {model.network.get_output_embeddings()}
-    assert find_compact(rounded("llama").network.bfloat16()) == set()
+    assert find_compact(model.network) == {model.network.get_output_embeddings(): torch.bfloat16}
+    assert find_compact(rounded("llama").network.bfloat16()) == {}
 
 
 def test_small_layers_stay_and_keep_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call would take longer than reading their weights."""
     monkeypatch.setattr(replace_linears, "_SMALLEST", 1 << 16)
-    assert find_compact(rounded("llama").network) == set()
+    assert find_compact(rounded("llama").network) == {}
