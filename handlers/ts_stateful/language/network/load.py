@@ -178,10 +178,8 @@ def _replace_linears(network: PreTrainedModel, device: torch.device, *, compact:
     )
     if library is not None:
         dtypes = find_compact(network) if compact else {}
-        compiled = compile_linears(network, library, dtypes)
-        logger.info(
-            "%d linear layers are compiled, %d hold their weights in 16 bits", compiled, len(dtypes)
-        )
+        count = compile_linears(network, library, dtypes)
+        logger.info("%d linear layers are compiled, %d of 16 bits", count, len(dtypes))
     elif can_pack(device, network.dtype):
         logger.info("%d linear layers are packed", pack(network))
 
