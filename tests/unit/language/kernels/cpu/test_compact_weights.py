@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.support.harness import Harness, reference_reply
+from tests.support.pictures import noise
 from tests.support.tiny import MODELS, MORE_MODELS, llama, save
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.cpu_kernels.build import is_worthwhile
@@ -55,14 +56,14 @@ def layers_of(model: Model) -> list[nn.Linear]:
     ("name", "dtype"), [*((name, torch.bfloat16) for name in DENSE), ("phi3", torch.float16)]
 )
 def test_replies_are_those_of_stock_code(name: str, dtype: torch.dtype) -> None:
-    """In any family of one call, turn after turn, prompts of one piece and of several."""
+    """In any family of one call, turn after turn, prompts of one piece and of several, about an image too."""
     model, stock = rounded(name, dtype), rounded(name, dtype)
     accelerate(model, HandlerConfig())
     assert isinstance(model.forward._shortcut, FusedLayers)
     assert {layer.weight.dtype for layer in layers_of(model)} == {dtype}
     assert model.network.dtype is model.forward.layout.dtype is torch.float32
     harness = Harness(model)
-    harness.open("s")
+    harness.open("s", [noise(1)] if model.encoder else [])
     for times in (1, 12, 2):
         harness.prompt("s", "What is it? " * times, max_new_tokens=12)
         reference_reply(stock, harness, "s", 12)
