@@ -16,6 +16,7 @@ from ts_stateful.language.kernels.cpu.replace_linears import is_replaceable
 __all__ = ["find_compact"]
 
 _DTYPES: Final = (torch.bfloat16, torch.float16)
+_OUTPUTS: Final = 1024  # whose weights are compared at a time: of an output layer, copies would take gigabytes
 
 
 def find_compact(network: PreTrainedModel) -> dict[nn.Module, torch.dtype]:
@@ -46,9 +47,6 @@ def _dtype_of(linears: Sequence[nn.Linear]) -> torch.dtype | None:
 
 
 def _fits(linear: nn.Linear, dtype: torch.dtype) -> bool:
-    weight = linear.weight
-    return (
-        is_replaceable(linear)
-        and CompiledLinear.serves(linear, dtype)
-        and torch.equal(weight.to(dtype).float(), weight)
-    )
+    if not (is_replaceable(linear) and CompiledLinear.serves(linear, dtype)):
+        return False
+    return all(torch.equal(some.to(dtype).float(), some) for some in linear.weight.split(_OUTPUTS))
