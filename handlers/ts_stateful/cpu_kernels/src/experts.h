@@ -10,7 +10,8 @@ enum Activation : int64_t { SILU, GELU_TANH };
 
 // Weights are those of the first expert; `stride` and `down_stride` are the weights from one expert's to the next one's.
 template <class T> struct Experts {
-  Linear<T> router, gate, up, down;  // router.weight null: one expert for all rows
+  Linear<Input<T>> router;  // without weights: one expert for all rows
+  Linear<T> gate, up, down;
   int64_t stride, down_stride, chosen, rescaled, activation;
   int64_t num() const { return router.weight ? router.out : 1; }
 };

@@ -91,7 +91,7 @@ void feed(const Decoder<T>& d, const Scratch& at, int rows, AllRows& everyone, R
     alignas(64) float result[MOST * WIDE];
     float* scores = scratch + at.routes;
 #pragma omp for schedule(static)
-    for (int m = 0; m < rows; m++) pack<T>(hidden + m * in, d.ffn_norm, rows, m, in, inputs);
+    for (int m = 0; m < rows; m++) pack<Input<T>>(hidden + m * in, d.ffn_norm, rows, m, in, inputs);
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < e.router.out; n += WIDE) {
       const int num = outputs(e.router, n, inputs, rows, result);

@@ -179,7 +179,7 @@ def _replace_linears(network: PreTrainedModel, device: torch.device, *, compact:
     if library is not None:
         dtypes = find_compact(network) if compact else {}
         count = compile_linears(network, library, dtypes)
-        logger.info("%d linear layers are compiled, %d of 16 bits", count, len(dtypes))
+        logger.info("%d linear layers are compiled; %d hold 16 bits", count, len(dtypes))
     elif can_pack(device, network.dtype):
         logger.info("%d linear layers are packed", pack(network))
 

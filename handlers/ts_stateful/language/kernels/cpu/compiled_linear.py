@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as multiply
 
+from ts_stateful.language.kernels.cpu.compact_experts import make_compact
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for, vector_width
 from ts_stateful.language.kernels.cpu.packed_linear import has_operators
 from ts_stateful.language.kernels.cpu.replace_linears import replace_linears
@@ -99,8 +100,9 @@ def compile_linears(
 ) -> int:
     """Replace linear layers in place where the compiled ones agree with torch; return their number.
 
-    Those in `compact` hold their weights in another dtype.
+    Those in `compact`, and experts there, hold their weights in another dtype.
     """
+    make_compact(network, compact)
     verified: dict[tuple[torch.Size, bool, torch.dtype], bool] = {}
     ways: dict[torch.dtype, Multiply] = {}
 

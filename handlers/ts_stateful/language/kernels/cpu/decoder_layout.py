@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
+from ts_stateful.language.kernels.cpu.compact_experts import CompactExperts
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 from ts_stateful.language.kernels.cpu.rotary import Rotary
 
@@ -68,7 +69,7 @@ _DECODERS: Final = {
 # Their modules are classes of their own source file, or these.
 _COMMON: Final = frozenset(
     {
-        *(nn.Linear, CompiledLinear, nn.Embedding, nn.ModuleList, nn.Dropout),
+        *(nn.Linear, CompiledLinear, CompactExperts, nn.Embedding, nn.ModuleList, nn.Dropout),
         *(nn.SiLU, SiLUActivation, GELUTanh),
     }
 )
@@ -83,7 +84,7 @@ class Decoder:
     """The parts of a recognized network, as it has them, and the numbers between them.
 
     `modules` take part in a step: if one of them has a hook, the stock network must run. `weights` is the dtype of the layers'
-    weights; other parameters have the network's.
+    and experts' weights; other parameters have the network's.
     """
 
     embeddings: nn.Embedding
@@ -132,11 +133,13 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         _demand(not module.training, module, "is in training")
         kinds = {type(parameter) for parameter in module._parameters.values()}
         _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
-    weights = model.layers[0].self_attn.o_proj.weight.dtype  # another one: see `CompiledLinear`
-    for parameter in (*model.layers.parameters(), *model.norm.parameters()):
-        dtype = weights if parameter.dim() > 1 else network.dtype
-        plain = parameter.dtype is dtype and _is_plain(parameter)
-        _demand(plain, model, f"has weights that are not plain {dtype}")
+    weights = model.layers[0].self_attn.o_proj.weight.dtype  # another one: see `compact_weights`
+    for module in (*model.layers.modules(), model.norm):
+        for parameter in module.parameters(recurse=False):
+            is_matrix = isinstance(module, nn.Linear) and parameter.dim() > 1
+            dtype = weights if is_matrix or parameter.dim() == 3 else network.dtype
+            plain = parameter.dtype is dtype and _is_plain(parameter)
+            _demand(plain, model, f"has weights that are not plain {dtype}")
     _demand(type(head) in (nn.Linear, CompiledLinear), head)
     _demand(len(model.layers) == config.num_hidden_layers, model.layers)
     return Decoder(

@@ -20,9 +20,9 @@ from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers
 from ts_stateful.language.network.load import Model, accelerate, load_model
 
 BUILDERS = {**MODELS, **MORE_MODELS}
-DENSE = (
-    *("gemma2", "gemma3", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"),
-    *("smollm3", "gemma3_vision", "llava", "qwen2_5_vl"),
+FAMILIES = (
+    *("gemma2", "gemma3", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2"),
+    *("qwen3", "smollm3", "gemma3_vision", "llava", "qwen2_5_vl"),
 )
 pytestmark = [
     pytest.mark.skipif(
@@ -53,7 +53,7 @@ def layers_of(model: Model) -> list[nn.Linear]:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, torch.bfloat16) for name in DENSE), ("phi3", torch.float16)]
+    ("name", "dtype"), [*((name, torch.bfloat16) for name in FAMILIES), ("phi3", torch.float16)]
 )
 def test_replies_are_those_of_stock_code(name: str, dtype: torch.dtype) -> None:
     """In any family of one call, turn after turn, prompts of one piece and of several, about an image too."""
@@ -114,13 +114,24 @@ def test_layers_are_compact_together() -> None:
     assert find_compact(model.network) == {}
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
-def test_experts_keep_their_weights(name: str) -> None:
-    """They are no linear layers of torch, so the layers around them keep theirs."""
-    model = rounded(name)
-    assert find_compact(model.network) == {model.network.get_output_embeddings(): torch.bfloat16}
+def test_experts_are_compact_with_their_layers() -> None:
+    """All of them or none; a router's scores are computed from float32."""
+    model = rounded("mixtral")
+    layer = model.network.get_decoder().layers[1]
     accelerate(model, HandlerConfig())
-    assert isinstance(model.forward._shortcut, FusedLayers)
+    assert layer.mlp.experts.down_proj.dtype is torch.bfloat16
+    assert layer.mlp.gate.weight.dtype is torch.float32
+    other = rounded("mixtral")
+    other.network.get_decoder().layers[1].mlp.experts.down_proj.data[2, 3, 4] = 1 + 2**-20
+    assert find_compact(other.network) == {other.network.get_output_embeddings(): torch.bfloat16}
+    accelerate(other, HandlerConfig())
+    assert isinstance(other.forward._shortcut, FusedLayers)
+
+
+def test_experts_whose_inputs_do_not_fill_a_vector_stay() -> None:
+    """With them, all decoder layers."""
+    model = rounded("qwen3_moe")  # 48 inputs
+    assert find_compact(model.network) == {model.network.get_output_embeddings(): torch.bfloat16}
 
 
 def test_other_networks_are_left_alone() -> None:
