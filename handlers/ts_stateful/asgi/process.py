@@ -50,9 +50,8 @@ FRONT = "ts-front"
 """The name of the process in `ps -e` and `top`."""
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-_COLLECT_AFTER = (
-    10_000  # objects; with Python's 700, collections take 3 % of the time of 128 sequences' steps
-)
+# Objects between collections: with Python's 700, they take 3 % of the time of 128 sequences' steps.
+_COLLECT_AFTER = 10_000
 _GRACE_S = 1.0  # for calls that are answered, to end
 _MOST_FILES = 1 << 20  # of a hard limit that may be infinite
 

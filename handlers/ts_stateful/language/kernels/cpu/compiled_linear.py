@@ -50,15 +50,14 @@ class CompiledLinear(nn.Linear):
     ) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         dtype = linear.weight.dtype
-        self.weight = linear.weight
-        if weights not in (None, dtype):
+        if weights in (None, dtype):
+            self.weight, self._many, self._most_rows = linear.weight, many, _MOST_ROWS
+        else:
             self.weight = nn.Parameter(linear.weight.to(weights), requires_grad=False)
+            self._many, self._most_rows = _in_float32(many), _MOST_WIDENED
         self.register_parameter("bias", linear.bias)
         self.train(linear.training)
         self._facts = LinearFacts.of(self.weight, linear.bias)
-        is_widened = self.weight.dtype is not dtype
-        self._many = _in_float32(many) if is_widened else many
-        self._most_rows = _MOST_WIDENED if is_widened else _MOST_ROWS
         self._functions = functions_for(library, dtype, weights)
 
     @staticmethod

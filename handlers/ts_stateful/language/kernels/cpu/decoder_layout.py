@@ -133,13 +133,7 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         _demand(not module.training, module, "is in training")
         kinds = {type(parameter) for parameter in module._parameters.values()}
         _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
-    weights = model.layers[0].self_attn.o_proj.weight.dtype  # another one: see `compact_weights`
-    for module in (*model.layers.modules(), model.norm):
-        for parameter in module.parameters(recurse=False):
-            is_matrix = isinstance(module, nn.Linear) and parameter.dim() > 1
-            dtype = weights if is_matrix or parameter.dim() == 3 else network.dtype
-            plain = parameter.dtype is dtype and _is_plain(parameter)
-            _demand(plain, model, f"has weights that are not plain {dtype}")
+    weights = _weights_of(model, network.dtype)
     _demand(type(head) in (nn.Linear, CompiledLinear), head)
     _demand(len(model.layers) == config.num_hidden_layers, model.layers)
     return Decoder(
@@ -155,6 +149,18 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         logit_divisor=getattr(config, "logits_scaling", 1.0),
         logit_cap=getattr(config, "final_logit_softcapping", None),
     )
+
+
+def _weights_of(model: Any, dtype: torch.dtype) -> torch.dtype:
+    """Return the one dtype of a decoder's linear layers and experts; `dtype` is that of all other parameters."""
+    weights: torch.dtype = model.layers[0].self_attn.o_proj.weight.dtype  # see `compact_weights`
+    for module in (*model.layers.modules(), model.norm):
+        for parameter in module.parameters(recurse=False):
+            is_matrix = isinstance(module, nn.Linear) and parameter.dim() > 1
+            expected = weights if is_matrix or parameter.dim() == 3 else dtype
+            plain = parameter.dtype is expected and _is_plain(parameter)
+            _demand(plain, model, f"has weights that are not plain {expected}")
+    return weights
 
 
 def _is_stock(module: nn.Module) -> bool:
