@@ -124,7 +124,7 @@ template <class T> void gate(const Experts<T>& e, const Routes& routes, const In
     outputs(of_expert(e.gate, stride), n, inputs + begin * in, count, gates);
     outputs(of_expert(e.up, stride), n, inputs + begin * in, count, ups);
     activate(e.activation, gates, count * WIDE, ups);
-    for (int m = 0; m < count; m++) put<T>(inner + begin * width, count, m, width, n, load(ups + m * WIDE));
+    for (int m = 0; m < count; m++) put<T>(inner + begin * width, count, m, width, n, [&](int i) { return load(ups + i * WIDE); });
   }
 }
 

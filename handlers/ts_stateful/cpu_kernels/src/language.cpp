@@ -65,7 +65,7 @@ void multiply_linear(const Linear<T>& linear, const Input<T>* x, int rows, int n
   {
     alignas(64) float result[MOST * WIDE];
 #pragma omp for schedule(static)
-    for (int m = 0; m < rows; m++) pack<T>(x + m * linear.in, rows, m, linear.in, scratch);
+    for (int m = 0; m < rows; m++) pack<T>(x, rows, m, linear.in, scratch);
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < linear.out; n += WIDE) {
       const int num = outputs(linear, n, scratch, rows, result);

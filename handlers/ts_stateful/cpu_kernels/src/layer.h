@@ -91,7 +91,7 @@ void feed(const Decoder<T>& d, const Scratch& at, int rows, AllRows& everyone, R
     alignas(64) float result[MOST * WIDE];
     float* scores = scratch + at.routes;
 #pragma omp for schedule(static)
-    for (int m = 0; m < rows; m++) pack<Input<T>>(hidden + m * in, d.ffn_norm, rows, m, in, inputs);
+    for (int m = 0; m < rows; m++) pack<Input<T>>([&](int i) { return hidden + i * in; }, d.ffn_norm, rows, m, in, inputs);
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < e.router.out; n += WIDE) {
       const int num = outputs(e.router, n, inputs, rows, result);
@@ -105,7 +105,8 @@ void feed(const Decoder<T>& d, const Scratch& at, int rows, AllRows& everyone, R
   for (int slot = 0; slot < rows * int(e.chosen); slot++) {
     const int group = int(std::upper_bound(routes.begin, routes.begin + routes.num, slot) - routes.begin) - 1;
     const int begin = routes.begin[group];
-    pack<T>(hidden + routes.row[slot] * in, d.ffn_norm, routes.begin[group + 1] - begin, slot - begin, in, inputs + begin * in);
+    const auto row = [&](int i) { return hidden + routes.row[begin + i] * in; };
+    pack<T>(row, d.ffn_norm, routes.begin[group + 1] - begin, slot - begin, in, inputs + begin * in);
   }
   gate(e, routes, inputs, inner);
   add_outputs(e.down, e.down_stride, routes, inner, d.fed_norm, d.residual, rows, scratch + at.sum, hidden);
@@ -122,11 +123,11 @@ void decode(const Step& step, const Decoder<T>& d, const float* cos, const float
   float* qkv = scratch + at.qkv;
   AllRows everyone(rows);
 #pragma omp for schedule(static)
-  for (int m = 0; m < rows; m++) pack<T>(hidden + m * d.q.in, d.norm, rows, m, d.q.in, inputs);
+  for (int m = 0; m < rows; m++) pack<T>([&](int i) { return hidden + i * d.q.in; }, d.norm, rows, m, d.q.in, inputs);
   project(step, d, cos + table, sin + table, inputs, qkv);
   attend_share<Input<T>>(step, d.attention, qkv, dim, width, nullptr, num_splits, scratch + at.partial, mixed);
 #pragma omp for schedule(static)
-  for (int m = 0; m < rows; m++) pack<T>(mixed + m * d.o.in, rows, m, d.o.in, inputs);
+  for (int m = 0; m < rows; m++) pack<T>(mixed, rows, m, d.o.in, inputs);
   add_outputs(d.o, 0, everyone.routes(), inputs, d.attended_norm, d.residual, rows, scratch + at.sum, hidden);
   feed(d, at, rows, everyone, shared, scratch, hidden);
 }

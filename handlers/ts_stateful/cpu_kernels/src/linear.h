@@ -1,40 +1,47 @@
 // Linear layers and norms of few rows on a CPU.
 //
 // A linear layer of few rows is bound by reading its weights. They are read in place, once for all rows: an output after the
-// other for up to three rows, four outputs at a time for more. The inputs are read for every output, so they are packed into
-// reading order, as numbers of the weights' type T, or as float32 for weights that are widened. Sums are float32.
+// other for up to three rows, four outputs at a time for more. Of float32, which comes from the caches at half the speed, LANES
+// rows lie side by side in a vector, and each weight is repeated in one (AVX-512). The inputs are read for every output, so they
+// are packed into reading order, as numbers of the weights' type T, or as float32 for weights that are widened. Sums are float32.
 
 #pragma once
 
-#include "vectors.h"
+#include "beside.h"
 
 namespace {
 
-constexpr int MOST = 64;      // rows
 constexpr int WIDE = LANES;   // outputs of a linear layer that a thread computes at once
 constexpr int FAR = 8192;     // bytes between what is read and what is prefetched, where weights are read in turn
-// Where it is prefetched to: 3, the fastest cache, or 2, the next one where the inputs of a step fill a smaller one.
-constexpr int LOCALITY = 0 < FIRST_CACHE && FIRST_CACHE < 48 ? 2 : 3;
 constexpr int MANY = 24;      // rows whose inputs stay in the fastest cache while a layer's weights are read; more are taken
 constexpr int SOME = 16;      // so many at a time
 
 template <class T> struct Linear { const T* weight; const Input<T>* bias; int64_t in, out; };  // (out, in), (out,) or null
 template <class T> struct Norm { const T* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none
 
+template <class T> inline int num_beside(int rows) { return IS_BESIDE<T> ? rows / LANES * LANES : 0; }
+
 // Rows are packed in groups of QUARTER, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH). Inputs of wide_bfloat16
-// have their even numbers first in each WIDTH.
+// have their even numbers first in each WIDTH. The first num_beside(rows) are packed in groups of LANES, as (in, LANES).
 struct Place { int begin, group; };
 inline Place place_of(int rows, int m) {
   const int quarters = rows / QUARTER * QUARTER, twos = rows / 2 * 2;
   if (m < quarters) return {m / QUARTER * QUARTER, QUARTER};
   return m < twos ? Place{quarters, 2} : Place{twos, 1};
 }
-// Store numbers d to d + LANES of row m.
-template <class T> inline void put(Input<T>* target, int rows, int m, int64_t in, int64_t d, V x) {
-  const Place place = place_of(rows, m);
-  Input<T>* vector = target + place.begin * in + (m - place.begin + d / WIDTH<T> * place.group) * WIDTH<T>;
-  if constexpr (std::is_same_v<T, wide_bfloat16>) split(vector + d % WIDTH<T> / 2, x);
-  else store(vector + d % WIDTH<T>, x);
+// Store numbers d to d + LANES of row m, the vector x(m). The first of LANES rows that lie side by side stores those of all.
+template <class T, class X> inline void put(Input<T>* target, int rows, int m, int64_t in, int64_t d, X x) {
+  const int beside = num_beside<T>(rows);
+  if constexpr (IS_BESIDE<T>)
+    if (m < beside) {
+      if (m % LANES == 0) put_beside(target + m * in + d * LANES, m, x);
+      return;
+    }
+  const Place place = place_of(rows - beside, m - beside);
+  const int begin = beside + place.begin;
+  Input<T>* vector = target + begin * in + (m - begin + d / WIDTH<T> * place.group) * WIDTH<T>;
+  if constexpr (std::is_same_v<T, wide_bfloat16>) split(vector + d % WIDTH<T> / 2, x(m));
+  else store(vector + d % WIDTH<T>, x(m));
 }
 
 template <class T> inline V norm_scale(const Norm<T>& norm, const float* x) {
@@ -52,13 +59,18 @@ template <class T> void normalize(const Norm<T>& norm, float* x) {
   for (int64_t d = 0; d < norm.dim; d += LANES) store(x + d, normed(norm, x, d, scale));
 }
 
-// Pack row m, its norm if there is one.
-template <class T> void pack(const float* x, const Norm<Input<T>>& norm, int rows, int m, int64_t in, Input<T>* target) {
-  const V scale = norm.weight ? norm_scale(norm, x) : zero();
-  for (int64_t d = 0; d < in; d += LANES) put<T>(target, rows, m, in, d, norm.weight ? normed(norm, x, d, scale) : load(x + d));
+// Pack row m, which begins at row(m), or its norm if there is one; or those of all rows that lie beside it.
+template <class T, class Row>
+void pack(Row row, const Norm<Input<T>>& norm, int rows, int m, int64_t in, Input<T>* target) {
+  const bool is_beside = m < num_beside<T>(rows);
+  if (is_beside && m % LANES) return;
+  V scale[LANES];
+  if (norm.weight) for (int i = 0; i < (is_beside ? LANES : 1); i++) scale[i] = norm_scale(norm, row(m + i));
+  for (int64_t d = 0; d < in; d += LANES)
+    put<T>(target, rows, m, in, d, [&](int i) { return norm.weight ? normed(norm, row(i), d, scale[i - m]) : load(row(i) + d); });
 }
-template <class T> void pack(const Input<T>* x, int rows, int m, int64_t in, Input<T>* target) {
-  for (int64_t d = 0; d < in; d += LANES) put<T>(target, rows, m, in, d, load(x + d));
+template <class T, class X> void pack(const X* x, int rows, int m, int64_t in, Input<T>* target) {
+  for (int64_t d = 0; d < in; d += LANES) put<T>(target, rows, m, in, d, [&](int i) { return load(x + i * in + d); });
 }
 
 // Products of WIDE rows of weights and a group of M inputs; result[m][n]. One row after the other: so the memory is read fastest.
@@ -130,25 +142,31 @@ void multiply_rows(const T* w, const Input<T>* x, int rows, int64_t in, bool is_
   }
 }
 
-// Store output n + i of row m in result[m][i], i < WIDE, from packed inputs; return how many of the WIDE exist.
-template <class T> int outputs(const Linear<T>& linear, int64_t n, const Input<T>* x, int rows, float* result) {
-  const int64_t in = linear.in;
-  const int num = int(std::min<int64_t>(WIDE, linear.out - n)), fours = num / 4 * 4;
-  const T* w = linear.weight + n * in;
+// Products of `num` rows of weights and rows of inputs that do not lie side by side; result[m][n].
+template <class T> void multiply_grouped(const T* w, int num, const Input<T>* x, int rows, int64_t in, float* result) {
   if (rows <= 3 && num == WIDE) {
     if (rows >= 2) multiply_in_turn<2>(w, x, in, result);
     if (rows % 2) multiply_in_turn<1>(w, x + (rows - 1) * in, in, result + (rows - 1) * WIDE);
-  } else {
-    const int most = rows <= MANY ? rows : SOME;
-    for (int m = 0; m < rows; m += most) {
-      const Input<T>* inputs = x + m * in;
-      const int some = std::min(most, rows - m);
-      float* target = result + m * WIDE;
-      int i = 0;
-      for (; i < fours; i += 4) multiply_rows<4>(w + i * in, inputs, some, in, m == 0, target + i);
-      for (; i < num; i++) multiply_rows<1>(w + i * in, inputs, some, in, m == 0, target + i);
-    }
+    return;
   }
+  const int most = rows <= MANY ? rows : SOME, fours = num / 4 * 4;
+  for (int m = 0; m < rows; m += most) {
+    const Input<T>* inputs = x + m * in;
+    const int some = std::min(most, rows - m);
+    float* target = result + m * WIDE;
+    int i = 0;
+    for (; i < fours; i += 4) multiply_rows<4>(w + i * in, inputs, some, in, m == 0, target + i);
+    for (; i < num; i++) multiply_rows<1>(w + i * in, inputs, some, in, m == 0, target + i);
+  }
+}
+
+// Store output n + i of row m in result[m][i], i < WIDE, from packed inputs; return how many of the WIDE exist.
+template <class T> int outputs(const Linear<T>& linear, int64_t n, const Input<T>* x, int rows, float* result) {
+  const int64_t in = linear.in;
+  const int num = int(std::min<int64_t>(WIDE, linear.out - n)), beside = num_beside<T>(rows);
+  const T* w = linear.weight + n * in;
+  if constexpr (IS_BESIDE<T>) if (beside) multiply_rows_beside(w, num, x, beside, in, result);
+  if (beside < rows) multiply_grouped(w, num, x + beside * in, rows - beside, in, result + beside * WIDE);
   if (linear.bias)
     for (int m = 0; m < rows; m++) for (int i = 0; i < num; i++) result[m * WIDE + i] += number(linear.bias[n + i]);
   return num;

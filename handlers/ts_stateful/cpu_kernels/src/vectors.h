@@ -83,6 +83,24 @@ inline V sums(const V* x) {
     c[i] = add(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xDD));
   return add(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
 }
+// Lane j of y[i]: lane i of x[j].
+inline void transpose(const V* x, V* y) {
+  V a[4], b[4][4];
+  for (int i = 0; i < 4; i++) {
+    for (int j = 0; j < 4; j++)
+      a[j] = j % 2 ? _mm512_unpackhi_ps(x[4 * i + j - 1], x[4 * i + j]) : _mm512_unpacklo_ps(x[4 * i + j], x[4 * i + j + 1]);
+    for (int j = 0; j < 4; j++) {
+      const __m512d low = _mm512_castps_pd(a[j / 2]), high = _mm512_castps_pd(a[j / 2 + 2]);
+      b[j][i] = _mm512_castpd_ps(j % 2 ? _mm512_unpackhi_pd(low, high) : _mm512_unpacklo_pd(low, high));
+    }
+  }
+  for (int j = 0; j < 4; j++) {
+    const V even[] = {_mm512_shuffle_f32x4(b[j][0], b[j][1], 0x88), _mm512_shuffle_f32x4(b[j][2], b[j][3], 0x88)};
+    const V odd[] = {_mm512_shuffle_f32x4(b[j][0], b[j][1], 0xDD), _mm512_shuffle_f32x4(b[j][2], b[j][3], 0xDD)};
+    y[j] = _mm512_shuffle_f32x4(even[0], even[1], 0x88), y[j + 8] = _mm512_shuffle_f32x4(even[0], even[1], 0xDD);
+    y[j + 4] = _mm512_shuffle_f32x4(odd[0], odd[1], 0x88), y[j + 12] = _mm512_shuffle_f32x4(odd[0], odd[1], 0xDD);
+  }
+}
 // Store the even lanes from p on, and the odd ones from p + LANES on.
 inline void split(float* p, V x) {
   const V halves = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15), x);

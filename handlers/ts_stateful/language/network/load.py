@@ -23,7 +23,7 @@ from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compact_weights import find_compact
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
-from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack
+from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack, pack_towers
 from ts_stateful.language.kernels.gpu.cuda_graphs import CudaCapturer
 from ts_stateful.language.kernels.select import find_kernels
 from ts_stateful.language.kv.cache import KVCache
@@ -178,8 +178,8 @@ def _replace_linears(network: PreTrainedModel, device: torch.device, *, compact:
     )
     if library is not None:
         dtypes = find_compact(network) if compact else {}
-        count = compile_linears(network, library, dtypes)
-        logger.info("%d linear layers are compiled; %d hold 16 bits", count, len(dtypes))
+        counts = pack_towers(network), compile_linears(network, library, dtypes), len(dtypes)
+        logger.info("linear layers: %d packed, %d compiled, of which %d hold 16 bits", *counts)
     elif can_pack(device, network.dtype):
         logger.info("%d linear layers are packed", pack(network))
 

@@ -22,9 +22,7 @@ __all__ = ["CompiledLinear", "Multiply", "compile_linears"]
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # of the largest output
-_MOST_ROWS = 32  # with more, torch is as fast or faster
-_MOST_WIDENED = 64  # of weights that are widened, which torch has to do by itself
-_VERIFIED_ROWS = (1, 2, 7, 32, 33, 65)
+_VERIFIED_ROWS = (1, 2, 7, 20, 33, 64, 65)
 _TIMED = (256, 512, 1408)  # rows, inputs and outputs
 _TIMES = 7
 _BLOCK = 1 << 20  # weights that are converted at a time, so that they stay in a cache
@@ -51,10 +49,10 @@ class CompiledLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         dtype = linear.weight.dtype
         if weights in (None, dtype):
-            self.weight, self._many, self._most_rows = linear.weight, many, _MOST_ROWS
+            self.weight, self._many = linear.weight, many
         else:
             self.weight = nn.Parameter(linear.weight.to(weights), requires_grad=False)
-            self._many, self._most_rows = _in_float32(many), _MOST_WIDENED
+            self._many = _in_float32(many)
         self.register_parameter("bias", linear.bias)
         self.train(linear.training)
         self._facts = LinearFacts.of(self.weight, linear.bias)
@@ -75,7 +73,7 @@ class CompiledLinear(nn.Linear):
         num_rows = input.numel() // self.in_features
         if not num_rows or torch.is_grad_enabled():
             return multiply(input, self.weight.to(input.dtype), self.bias)
-        if num_rows > self._most_rows:
+        if num_rows > self._functions.most_rows:
             self._functions.spread_threads(torch.get_num_threads())  # or two may share a processor
             return self._many(input, self.weight, self.bias)
         input = input.contiguous()

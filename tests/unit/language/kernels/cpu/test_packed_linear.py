@@ -9,14 +9,23 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    CLIPVisionConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
-from ts_stateful.language.kernels.cpu.packed_linear import PackedLinear, can_pack, pack, unpack
+from ts_stateful.language.kernels.cpu.packed_linear import (
+    PackedLinear,
+    can_pack,
+    pack,
+    pack_towers,
+    unpack,
+)
 
 torch.set_num_threads(1)  # these models are too small to gain from more
 
@@ -81,6 +90,31 @@ def test_rows_are_independent() -> None:
         together = packed(inputs)
         for rows in (2, 5, 16, 31):
             assert torch.equal(packed(inputs[:rows]), together[:rows])
+
+
+@ON_FLOAT32
+def test_towers_alone_are_packed() -> None:
+    """What sees has packed layers and gives the same features, the text part keeps plain ones; bfloat16 is left alone."""
+    torch.manual_seed(1)
+    sizes = {key: SIZES[key] for key in SIZES if key not in ("vocab_size", "num_key_value_heads")}
+    vision = CLIPVisionConfig(**sizes, image_size=56, patch_size=14)
+    config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**SIZES))
+    network = LlavaForConditionalGeneration(config).eval()
+    stock, pixels = copy.deepcopy(network), torch.randn(2, 3, 56, 56)
+    assert pack_towers(copy.deepcopy(network).bfloat16()) == 0
+    assert pack_towers(network) == 2 * 6
+    assert not any(
+        isinstance(module, PackedLinear) for module in network.model.language_model.modules()
+    )
+    with torch.inference_mode():
+        expected, found = (n.get_image_features(pixels).pooler_output for n in (stock, network))
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+
+
+@ON_FLOAT32
+def test_a_text_model_has_no_towers() -> None:
+    """It is not taken for one itself."""
+    assert pack_towers(llama(tied=False)) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
