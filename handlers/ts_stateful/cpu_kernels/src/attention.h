@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "vectors.h"
+#include "beside.h"
 
 namespace {
 
@@ -56,9 +56,9 @@ void score(const float* query, const T* keys, int count, int dim, float scale, b
   }
 }
 
-// Add weighted values to mean[q][d], q < Q, d < N vectors.
-template <int Q, int N, class T>
-void gather(const float (*weights)[BLOCK], const T* values, int count, int dim, bool fetches, float* mean) {
+// Add values, weighted by weights[q * BY_QUERY + i * BY_KEY], to mean[q][d], q < Q, d < N vectors.
+template <int Q, int N, int BY_QUERY, int BY_KEY, class T>
+void gather(const float* weights, const T* values, int count, int dim, bool fetches, float* mean) {
   V sum[Q][N];
   for (int q = 0; q < Q; q++) for (int n = 0; n < N; n++) sum[q][n] = load(mean + q * dim + n * LANES);
   for (int i = 0; i < count; i++) {
@@ -66,10 +66,20 @@ void gather(const float (*weights)[BLOCK], const T* values, int count, int dim, 
     if (fetches) fetch(value + 24 * dim, N * LANES);
     for (int n = 0; n < N; n++) {
       const V v = load(value + n * LANES);
-      for (int q = 0; q < Q; q++) sum[q][n] = fma(all(weights[q][i]), v, sum[q][n]);
+      for (int q = 0; q < Q; q++) sum[q][n] = fma(all(weights[q * BY_QUERY + i * BY_KEY]), v, sum[q][n]);
     }
   }
   for (int q = 0; q < Q; q++) for (int n = 0; n < N; n++) store(mean + q * dim + n * LANES, sum[q][n]);
+}
+
+// The same for all dimensions.
+template <int Q, int BY_QUERY, int BY_KEY, class T>
+void gather_all(const float* weights, const T* values, int count, int dim, bool fetches, float* mean) {
+  constexpr int VECTORS = std::min(TILE / LANES, LANES / Q);
+  int d = 0;
+  for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES)
+    gather<Q, VECTORS, BY_QUERY, BY_KEY>(weights, values + d, count, dim, fetches, mean + d);
+  for (; d < dim; d += LANES) gather<Q, 1, BY_QUERY, BY_KEY>(weights, values + d, count, dim, fetches, mean + d);
 }
 
 struct Layer { int64_t heads, group, key_dim, value_dim; float scale, softcap; };
@@ -110,18 +120,79 @@ void attend_block(const Layer& layer, const float* query, const T* keys, const T
 #pragma omp simd
     for (int d = 0; d < value_dim; d++) mean[q * value_dim + d] *= shrink;
   }
-  constexpr int VECTORS = std::min(TILE / LANES, LANES / Q);
-  int d = 0;
-  for (; d + VECTORS * LANES <= value_dim; d += VECTORS * LANES)
-    gather<Q, VECTORS>(scores, values + d, num, value_dim, fetches, mean + d);
-  for (; d < value_dim; d += LANES) gather<Q, 1>(scores, values + d, num, value_dim, fetches, mean + d);
+  gather_all<Q, BLOCK, 1>(*scores, values, num, value_dim, fetches, mean);
 }
+
+#ifdef __AVX512F__
+// Attend with LANES queries of one head, which lie side by side as (key_dim, LANES), to a block of keys; see attend_block.
+template <class T>
+void attend_beside(const Layer& layer, const float* query, const T* keys, const T* values, int64_t begin, int num,
+                   Query* queries, float* mean) {
+  const int key_dim = int(layer.key_dim), value_dim = int(layer.value_dim);
+  alignas(64) float scores[BLOCK][LANES], higher[LANES], sum[LANES] = {}, wide[SEVERAL * 1024];
+  int first[LANES], end[LANES];
+  for (int i = 0; i < num; i += SEVERAL) {
+    const int some = std::min(SEVERAL, num - i);
+    const T* key = keys + int64_t(i) * key_dim;
+    const float* weights = wide;
+    for (int k = 0; k < some; k++) fetch(key + (k + 24) * key_dim, key_dim);
+    if constexpr (std::is_same_v<T, float>) weights = key;
+    else for (int d = 0; d < some * key_dim; d += LANES) store(wide + d, load(key + d));
+    V products[SEVERAL];
+    if (some == SEVERAL) multiply_beside<SEVERAL>(weights, query, key_dim, nullptr, products);
+    else for (int k = 0; k < some; k++) multiply_beside<1>(weights + k * key_dim, query, key_dim, nullptr, products + k);
+    for (int k = 0; k < some; k++) store(scores[i + k], mul(products[k], all(layer.scale)));
+  }
+  if (layer.softcap > 0)
+    for (int i = 0; i < num; i++) for (float& s : scores[i]) s = layer.softcap * std::tanh(s / layer.softcap);
+  for (int q = 0; q < LANES; q++) {
+    higher[q] = queries[q].highest;
+    first[q] = int(std::clamp<int64_t>(queries[q].begin - begin, 0, num)), end[q] = int(std::clamp<int64_t>(queries[q].end - begin, 0, num));
+  }
+  for (int i = 0; i < num; i++)
+#pragma omp simd
+    for (int q = 0; q < LANES; q++) {
+      if (i < first[q] || i >= end[q]) scores[i][q] = -INFINITY;
+      higher[q] = std::max(higher[q], scores[i][q]);
+    }
+  for (int i = 0; i < num; i++)
+#pragma omp simd
+    for (int q = 0; q < LANES; q++) sum[q] += scores[i][q] = scores[i][q] == -INFINITY ? 0 : power(scores[i][q] - higher[q]);
+  for (int q = 0; q < LANES; q++) {
+    const float shrink = higher[q] > queries[q].highest ? std::exp(queries[q].highest - higher[q]) : 1;
+    queries[q].highest = higher[q];
+    queries[q].total = queries[q].total * shrink + sum[q];
+    if (shrink == 1) continue;
+#pragma omp simd
+    for (int d = 0; d < value_dim; d++) mean[q * value_dim + d] *= shrink;
+  }
+  for (int q = 0; q < LANES; q += QUERIES)
+    gather_all<QUERIES, 1, LANES>(*scores + q, values, num, value_dim, q == 0, mean + q * value_dim);
+}
+
+// Attend with at most LANES queries of one head to the `count` keys of a part; `queries` and `means` have room for LANES.
+template <class T>
+void attend_all_beside(const Layer& layer, const float* query, const T* keys, const T* values, int64_t count, int num,
+                       Query* queries, float* means) {
+  alignas(64) float turned[1024 * LANES];
+  for (int i = num; i < LANES; i++) queries[i] = {0, count, -INFINITY, 0};
+  for (int64_t d = 0; d < layer.key_dim; d += LANES)
+    put_beside(turned + d * LANES, 0, [&](int i) { return i < num ? load(query + i * layer.key_dim + d) : zero(); });
+  std::fill(means, means + LANES * layer.value_dim, 0.0f);
+  for (int64_t begin = 0; begin < count; begin += BLOCK)
+    attend_beside(layer, turned, keys + begin * layer.key_dim, values + begin * layer.value_dim, begin,
+                  int(std::min<int64_t>(BLOCK, count - begin)), queries, means);
+}
+#endif
 
 // Attend with `num` queries of one head to the `count` keys of a part: each key comes from the memory once.
 template <class T>
 void attend_queries(const Layer& layer, const float* query, const T* keys, const T* values, int64_t count, int num,
                     Query* queries, float* means) {
   const int64_t key_dim = layer.key_dim, value_dim = layer.value_dim;
+#ifdef __AVX512F__
+  if (num > LANES / 2) return attend_all_beside(layer, query, keys, values, count, num, queries, means);
+#endif
   std::fill(means, means + num * value_dim, 0.0f);
   for (int64_t begin = 0; begin < count; begin += BLOCK) {
     const int some = int(std::min<int64_t>(BLOCK, count - begin));
