@@ -1,12 +1,12 @@
-// Attention of single tokens of many sessions on a CPU, and the writing of their states.
+// Attention of single tokens of many sessions on a CPU.
 //
 // Each session's states are read in place, by address, up to its length, once, at the speed of the memory. Splits share a row's
-// tokens where there are fewer heads than threads (flash decoding, https://pytorch.org/blog/flash-decoding/). See spans.py for
-// the table.
+// tokens where there are fewer heads than threads (flash decoding, https://pytorch.org/blog/flash-decoding/).
 
 #pragma once
 
 #include "beside.h"
+#include "step.h"
 
 namespace {
 
@@ -124,6 +124,8 @@ void attend_block(const Layer& layer, const float* query, const T* keys, const T
 }
 
 #ifdef __AVX512F__
+static_assert(TOGETHER == LANES, "queries and means have room for TOGETHER");
+
 // Attend with LANES queries of one head, which lie side by side as (key_dim, LANES), to a block of keys; see attend_block.
 template <class T>
 void attend_beside(const Layer& layer, const float* query, const T* keys, const T* values, int64_t begin, int num,
@@ -147,7 +149,8 @@ void attend_beside(const Layer& layer, const float* query, const T* keys, const 
     for (int i = 0; i < num; i++) for (float& s : scores[i]) s = layer.softcap * std::tanh(s / layer.softcap);
   for (int q = 0; q < LANES; q++) {
     higher[q] = queries[q].highest;
-    first[q] = int(std::clamp<int64_t>(queries[q].begin - begin, 0, num)), end[q] = int(std::clamp<int64_t>(queries[q].end - begin, 0, num));
+    first[q] = int(std::clamp<int64_t>(queries[q].begin - begin, 0, num));
+    end[q] = int(std::clamp<int64_t>(queries[q].end - begin, 0, num));
   }
   for (int i = 0; i < num; i++)
 #pragma omp simd
@@ -205,28 +208,6 @@ void attend_queries(const Layer& layer, const float* query, const T* keys, const
     for (; q + QUERIES <= num; q += QUERIES) attend(std::integral_constant<int, QUERIES>(), q);
     for (; q + 2 <= num; q += 2) attend(std::integral_constant<int, 2>(), q);
     if (q < num) attend(std::integral_constant<int, 1>(), q);
-  }
-}
-
-struct Step {
-  const int64_t *table;
-  int64_t num_tokens, num_rows, num_spans, layer, window;
-  int64_t token(int64_t row) const { return table[2 * num_tokens + row]; }
-  int64_t span(int64_t token) const { return table[token]; }
-  int64_t position(int64_t token) const { return table[num_tokens + token]; }
-  int64_t capacity(int64_t span) const { return table[2 * num_tokens + num_rows + span]; }
-  template <class T> T* states(int64_t span, int which) const {
-    return reinterpret_cast<T*>(table[2 * num_tokens + num_rows + num_spans + (2 * layer + which) * num_spans + span]);
-  }
-};
-
-template <class T> void write_states(const Step& step, const T* states, int64_t head_stride, int64_t token_stride,
-                                     int64_t heads, int64_t dim, int which) {
-  for (int64_t token = 0; token < step.num_tokens; token++) {
-    const int64_t span = step.span(token);
-    T* target = step.states<T>(span, which) + step.position(token) * dim;
-    for (int64_t head = 0; head < heads; head++)
-      std::memcpy(target + head * step.capacity(span) * dim, states + head * head_stride + token * token_stride, dim * sizeof(T));
   }
 }
 

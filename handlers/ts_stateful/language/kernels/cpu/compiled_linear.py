@@ -22,6 +22,7 @@ __all__ = ["CompiledLinear", "Multiply", "compile_linears"]
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # of the largest output
+_MOST_ROWS = 32  # with more, torch is as fast or faster, but for `is_faster` below
 _VERIFIED_ROWS = (1, 2, 7, 20, 33, 64, 65)
 _TIMED = (256, 512, 1408)  # rows, inputs and outputs
 _TIMES = 7
@@ -48,15 +49,17 @@ class CompiledLinear(nn.Linear):
     ) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         dtype = linear.weight.dtype
-        if weights in (None, dtype):
-            self.weight, self._many = linear.weight, many
-        else:
+        self.weight, self._many = linear.weight, many
+        if weights not in (None, dtype):
             self.weight = nn.Parameter(linear.weight.to(weights), requires_grad=False)
             self._many = _in_float32(many)
         self.register_parameter("bias", linear.bias)
         self.train(linear.training)
         self._facts = LinearFacts.of(self.weight, linear.bias)
         self._functions = functions_for(library, dtype, weights)
+        has_lanes = torch.backends.cpu.get_cpu_capability() == "AVX512"  # for rows side by side
+        is_faster = self.weight.dtype is not dtype or (dtype is torch.float32 and has_lanes)
+        self._most_rows = self._functions.most_rows if is_faster else _MOST_ROWS
 
     @staticmethod
     def serves(linear: nn.Linear, weights: torch.dtype | None = None) -> bool:
@@ -73,7 +76,7 @@ class CompiledLinear(nn.Linear):
         num_rows = input.numel() // self.in_features
         if not num_rows or torch.is_grad_enabled():
             return multiply(input, self.weight.to(input.dtype), self.bias)
-        if num_rows > self._functions.most_rows:
+        if num_rows > self._most_rows:
             self._functions.spread_threads(torch.get_num_threads())  # or two may share a processor
             return self._many(input, self.weight, self.bias)
         input = input.contiguous()
