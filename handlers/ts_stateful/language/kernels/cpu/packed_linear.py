@@ -73,14 +73,17 @@ def pack(network: nn.Module) -> int:
 
 
 def pack_towers(network: PreTrainedModel) -> int:
-    """Pack the linear layers of what sees or hears, which always has many rows; return their number.
+    """Pack the linear layers of what sees or hears, projectors included, which always have many rows; return their number.
 
     In float32, where blocks are the fastest for many rows; bfloat16 is not always multiplied by oneDNN.
     """
     if network.dtype is not torch.float32 or not can_pack(network.device, network.dtype):
         return 0
-    towers = {network.get_encoder(modality=modality) for modality in ("image", "audio")}
-    return sum(map(pack, towers - {None, network, network.base_model}))
+    text = {network.get_decoder(), network.get_output_embeddings()}
+    if network.base_model in text:
+        return 0
+    parts = {*network.children(), *network.base_model.children()}
+    return sum(pack(part) for part in parts if text.isdisjoint(part.modules()))
 
 
 @torch.no_grad()

@@ -94,7 +94,7 @@ def test_rows_are_independent() -> None:
 
 @ON_FLOAT32
 def test_towers_alone_are_packed() -> None:
-    """What sees has packed layers and gives the same features, the text part keeps plain ones; bfloat16 is left alone."""
+    """What sees and its projector have packed layers and give the same features, the text part keeps plain ones; bfloat16 is left alone."""
     torch.manual_seed(1)
     sizes = {key: SIZES[key] for key in SIZES if key not in ("vocab_size", "num_key_value_heads")}
     vision = CLIPVisionConfig(**sizes, image_size=56, patch_size=14)
@@ -102,7 +102,7 @@ def test_towers_alone_are_packed() -> None:
     network = LlavaForConditionalGeneration(config).eval()
     stock, pixels = copy.deepcopy(network), torch.randn(2, 3, 56, 56)
     assert pack_towers(copy.deepcopy(network).bfloat16()) == 0
-    assert pack_towers(network) == 2 * 6
+    assert pack_towers(network) == 2 * 6 + 2
     assert not any(
         isinstance(module, PackedLinear) for module in network.model.language_model.modules()
     )
