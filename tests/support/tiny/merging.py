@@ -16,6 +16,8 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from tests.support.tiny.published import Checkpoint, loaded
@@ -41,6 +43,12 @@ MERGED_TOWER = {
     "intermediate_size": 64,
     "out_hidden_size": 64,
 }
+_DEEP_TOWER = {
+    **MERGED_TOWER,
+    "patch_size": 16,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0, 1],
+}
 
 
 def qwen2_vl() -> Model:
@@ -56,6 +64,11 @@ def qwen2_5_vl() -> Model:
 def qwen3_vl() -> Model:
     """Build Qwen3-VL: feature maps of several depths are added in the first layers."""
     return loaded(_qwen3_vl)
+
+
+def qwen3_vl_moe() -> Model:
+    """Build Qwen3-VL-MoE: experts, and feature maps of several depths as Qwen3-VL."""
+    return loaded(_qwen3_vl_moe)
 
 
 def qwen3_5_vision() -> Model:
@@ -135,19 +148,28 @@ def _qwen2_5_vl() -> Checkpoint:
 
 
 def _qwen3_vl() -> Checkpoint:
-    vision = {
-        **MERGED_TOWER,
-        "patch_size": 16,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0, 1],
-    }
     return _merging(
         26,
         Qwen3VLForConditionalGeneration,
         Qwen3VLConfig,
-        vision,
+        _DEEP_TOWER,
         "Qwen3VLProcessor",
         "Qwen2VLImageProcessorFast",
+    )
+
+
+def _qwen3_vl_moe() -> Checkpoint:
+    return _merging(
+        62,
+        Qwen3VLMoeForConditionalGeneration,
+        Qwen3VLMoeConfig,
+        _DEEP_TOWER,
+        "Qwen3VLProcessor",
+        "Qwen2VLImageProcessorFast",
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=64,
     )
 
 

@@ -16,6 +16,7 @@ template <class T> struct Decoder {
   Experts<T> experts;
   Layer attention;
   int64_t window, turned, positions;  // 0: none; rotated dimensions of each head, 0: none; table of positions
+  int64_t neighbors;                  // 1: a number is rotated with its neighbor, 0: with the one half of `turned` away
   float residual;                     // factor of what is added to hidden
 };
 
@@ -26,6 +27,15 @@ inline void turn(float* x, const float* cos, const float* sin, int64_t dim) {
     const float a = x[d], b = x[d + half];
     x[d] = a * cos[d] - b * sin[d];
     x[d + half] = b * cos[d + half] + a * sin[d + half];
+  }
+}
+
+inline void turn_neighbors(float* x, const float* cos, const float* sin, int64_t dim) {
+#pragma omp simd
+  for (int64_t d = 0; d < dim; d += 2) {
+    const float a = x[d], b = x[d + 1];
+    x[d] = a * cos[d] - b * sin[d];
+    x[d + 1] = b * cos[d + 1] + a * sin[d + 1];
   }
 }
 
@@ -72,7 +82,7 @@ void project(const Step& step, const Decoder<T>& d, const float* cos, const floa
     const bool is_q = head < num_q, is_v = head >= num_q + num_kv;
     float* x = qkv + i * dim;
     if (!is_v && d.q_norm.weight && d.q_norm.dim == dim) normalize(is_q ? d.q_norm : d.k_norm, x);
-    if (d.turned && !is_v) turn(x, cos + m * d.turned, sin + m * d.turned, d.turned);
+    if (d.turned && !is_v) (d.neighbors ? turn_neighbors : turn)(x, cos + m * d.turned, sin + m * d.turned, d.turned);
     if (is_q) continue;
     const int64_t token = step.token(m), span = step.span(token), kv = head - num_q - (is_v ? num_kv : 0);
     Input<T>* states = step.states<Input<T>>(span, is_v) + (kv * step.capacity(span) + step.position(token)) * dim;

@@ -16,54 +16,60 @@ from ts_stateful.language.kernels.cpu.rotary import Rotary
 
 __all__ = ["Decoder", "UnknownDecoderError", "find_decoder"]
 
-# Outermost classes that compute, without images or audio, only embeddings, decoder and output layer.
+# Outermost classes that compute, without images or audio, only embeddings, decoder and output layer. So does a decoder's own
+# `...ForCausalLM`.
 _NETWORKS: Final = frozenset(
     {
         "AudioFlamingo3ForConditionalGeneration",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
         "Gemma3ForConditionalGeneration",
+        "Glm4vForConditionalGeneration",
         "GlmAsrForConditionalGeneration",
-        "GraniteForCausalLM",
         "Idefics3ForConditionalGeneration",
         "InternVLForConditionalGeneration",
-        "LlamaForCausalLM",
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "Olmo2ForCausalLM",
-        "Phi3ForCausalLM",
-        "Qwen2AudioForConditionalGeneration",
-        "Qwen2ForCausalLM",
-        "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        "Qwen2AudioForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
-        "SmolLM3ForCausalLM",
+        "Qwen3VLMoeForConditionalGeneration",
         "SmolVLMForConditionalGeneration",
         "VoxtralForConditionalGeneration",
     }
 )
 # Decoders, and the number that their norms add to their weights.
 _DECODERS: Final = {
+    "Ernie4_5Model": 0.0,
     "Gemma2Model": 1.0,
     "Gemma3TextModel": 1.0,
+    "GemmaModel": 1.0,
+    "Glm4Model": 0.0,
+    "Glm4vTextModel": 0.0,
+    "GlmModel": 0.0,
     "GraniteModel": 0.0,
     "LlamaModel": 0.0,
+    "Ministral3Model": 0.0,
+    "MinistralModel": 0.0,
     "MistralModel": 0.0,
     "MixtralModel": 0.0,
     "Olmo2Model": 0.0,
+    "Olmo3Model": 0.0,
+    "OlmoeModel": 0.0,
     "Phi3Model": 0.0,
+    "Qwen2_5_VLTextModel": 0.0,
+    "Qwen2_5OmniThinkerTextModel": 0.0,
     "Qwen2Model": 0.0,
     "Qwen2VLTextModel": 0.0,
-    "Qwen2_5_VLTextModel": 0.0,
     "Qwen3Model": 0.0,
     "Qwen3MoeModel": 0.0,
+    "Qwen3OmniMoeThinkerTextModel": 0.0,
+    "Qwen3VLMoeTextModel": 0.0,
     "Qwen3VLTextModel": 0.0,
+    "SeedOssModel": 0.0,
     "SmolLM3Model": 0.0,
 }
 # Their modules are classes of their own source file, or these.
@@ -83,8 +89,9 @@ class UnknownDecoderError(ValueError):
 class Decoder:
     """The parts of a recognized network, as it has them, and the numbers between them.
 
-    `modules` take part in a step: if one of them has a hook, the stock network must run. `weights` is the dtype of the layers'
-    and experts' weights; other parameters have the network's.
+    `modules` take part in a step: if one of them has a hook, the stock network must run. So it must for a position from
+    `num_positions` on, where queries grow. `weights` is the dtype of the layers' and experts' weights; other parameters have
+    the network's.
     """
 
     embeddings: nn.Embedding
@@ -94,6 +101,7 @@ class Decoder:
     head: nn.Linear
     modules: list[nn.Module]
     weights: torch.dtype
+    num_positions: int | None
     norm_offset: float
     embedding_factor: float
     logit_divisor: float
@@ -121,13 +129,15 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         UnknownDecoderError: a class is unknown, or a module has other weights, is in training, or has its own `forward`.
     """
     model: Any = network.get_decoder()
-    _demand(_is_stock(network) and type(network).__name__ in _NETWORKS, network)
-    _demand(_is_stock(model) and type(model).__name__ in _DECODERS, model)
+    name = type(model).__name__
+    own = name.removesuffix("Model").removesuffix("Text") + "ForCausalLM"
+    _demand(name in _DECODERS and type(network).__name__ in _NETWORKS | {own}, network)
+    _demand(_is_stock(network) and _is_stock(model), network)
     config, head = model.config, network.get_output_embeddings()
     modules = [network, network.base_model, *model.modules(), head]
     for module in model.modules():
-        own = type(module).__module__ == type(model).__module__
-        _demand(own or type(module) in _COMMON, module)
+        is_own = type(module).__module__ == type(model).__module__
+        _demand(is_own or type(module) in _COMMON, module)
     for module in modules:
         _demand("forward" not in vars(module), module, "has its own forward")
         _demand(not module.training, module, "is in training")
@@ -135,6 +145,7 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
     weights = _weights_of(model, network.dtype)
     _demand(type(head) in (nn.Linear, CompiledLinear), head)
+    _demand(getattr(config, "clip_qkv", None) is None, model, "clips queries, keys and values")
     _demand(len(model.layers) == config.num_hidden_layers, model.layers)
     return Decoder(
         embeddings=model.embed_tokens,
@@ -144,11 +155,17 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         head=head,
         modules=modules,
         weights=weights,
-        norm_offset=_DECODERS[type(model).__name__],
+        num_positions=_num_positions(config),
+        norm_offset=_DECODERS[name],
         embedding_factor=getattr(model, "embedding_multiplier", 1.0),
         logit_divisor=getattr(config, "logits_scaling", 1.0),
         logit_cap=getattr(config, "final_logit_softcapping", None),
     )
+
+
+def _num_positions(config: Any) -> int | None:
+    grows = config.rope_parameters.get("llama_4_scaling_beta") is not None  # of Ministral 3
+    return int(config.rope_parameters["original_max_position_embeddings"]) if grows else None
 
 
 def _weights_of(model: Any, dtype: torch.dtype) -> torch.dtype:

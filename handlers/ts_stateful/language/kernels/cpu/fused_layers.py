@@ -96,10 +96,12 @@ class FusedLayers:
     def __call__(self, rows: Rows) -> Tensor | None:
         """Return the logits after the tokens to keep.
 
-        Return None if the stock network must run, because there are too many tokens or it has hooks.
+        Return None if the stock network must run, because there are too many tokens, a position is too far, or it has hooks.
         """
         is_long = len(rows.ids) > self._functions.most_rows
-        if (is_long and not self.cuts_steps) or any(self._hooks):
+        end = self._decoder.num_positions
+        is_far = end is not None and int(rows.positions.max()) >= end
+        if (is_long and not self.cuts_steps) or is_far or any(self._hooks):
             self._functions.spread_threads(torch.get_num_threads())
             return None
         logits = [self._piece(piece) for piece in rows.pieces(self._functions.most_rows)]

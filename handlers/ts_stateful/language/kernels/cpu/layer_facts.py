@@ -98,7 +98,7 @@ class LayerFacts(ctypes.Structure):
         *((name, NormFacts) for name in ("attended_norm", "ffn_norm", "fed_norm")),
         ("experts", _ExpertFacts),
         ("attention", AttentionFacts),
-        *((name, _WORD) for name in ("window", "turned", "positions")),
+        *((name, _WORD) for name in ("window", "turned", "positions", "neighbors")),
         ("residual", ctypes.c_float),
     ]
 
@@ -115,12 +115,14 @@ class LayerFacts(ctypes.Structure):
         """
         attention = layer.self_attn
         dim, kinds = attention.head_dim, decoder.rotary.kinds
+        kind = getattr(attention, "layer_type", None) or getattr(attention, "attention_type", None)
         facts = cls(
             *_projections(attention),
             experts=_ExpertFacts.of(layer.mlp),
             window=window or 0,
             turned=turned if getattr(attention, "use_rope", True) else 0,
-            positions=kinds.index(attention.layer_type) if kinds[0] else 0,
+            positions=kinds.index(kind) if kinds[0] else 0,
+            neighbors=decoder.rotary.neighbors,
             residual=getattr(layer, "residual_multiplier", 1.0),
         )
         for name, norm in _norms(layer).items():
@@ -166,5 +168,7 @@ def _norms(layer: Any) -> dict[str, Any]:
             "ffn_norm": "pre_feedforward_layernorm",
             "fed_norm": "post_feedforward_layernorm",
         }
+    if hasattr(layer, "post_mlp_layernorm"):
+        names |= {"attended_norm": "post_self_attn_layernorm", "fed_norm": "post_mlp_layernorm"}
     norms = {place: getattr(layer, name, None) for place, name in names.items()}
     return norms | {name: getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")}

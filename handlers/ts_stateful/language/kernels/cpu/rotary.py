@@ -11,17 +11,22 @@ __all__ = ["Rotary"]
 
 # Kinds of frequencies that are the same in every step. Those of others depend on a step's last position.
 _CONSTANT: Final = frozenset({"default", "linear", "llama3", "yarn"})
+# Modules of networks that rotate neighbors together; these repeat the first half of what their module returns.
+_HALVES: Final = frozenset({"Ernie4_5RotaryEmbedding", "Glm4RotaryEmbedding", "GlmRotaryEmbedding"})
+_NEIGHBORS: Final = _HALVES | {"Glm4vTextRotaryEmbedding"}
 _GRAIN: Final = 1024  # positions
 
 
 class Rotary:
     """The turns of a network's positions. A position's are computed once, and looked up from then on, where that is exact.
 
-    `kinds` are the kinds of layers that differ in their positions, and `[None]` where all have the same.
+    `kinds` are the kinds of layers that differ in their positions, and `[None]` where all have the same. `neighbors` is True if
+    a number is rotated with the next one, and False if with the one half of the rotated dimensions away.
     """
 
     def __init__(self, module: Any) -> None:
         self.kinds: list[str | None] = list(getattr(module, "layer_types", [None]))
+        self.neighbors = type(module).__name__ in _NEIGHBORS
         self._module = module
         types: Any = getattr(module, "rope_type", "")
         self._is_constant = _CONSTANT.issuperset(types.values() if self.kinds[0] else [types])
@@ -39,4 +44,11 @@ class Rotary:
 
     def _compute(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         found = [self._module(hidden, positions, *filter(None, (kind,))) for kind in self.kinds]
-        return torch.cat([cos for cos, _ in found]), torch.cat([sin for _, sin in found])
+        cos, sin = (torch.cat(tables) for tables in zip(*found, strict=True))
+        if type(self._module).__name__ not in _HALVES:
+            return cos, sin
+        return _repeated(cos), _repeated(sin)
+
+
+def _repeated(table: Tensor) -> Tensor:
+    return table.chunk(2, -1)[0].repeat_interleave(2, -1)

@@ -33,6 +33,15 @@ def test_other_families_are_not(name: str) -> None:
         find_decoder(network)
 
 
+def test_clipped_queries_are_not_computed() -> None:
+    """OLMoE can be configured to clip what stock code projects."""
+    network = MORE_MODELS["olmoe"]().network
+    assert find_decoder(network).num_positions is None
+    network.config.clip_qkv = 3.0
+    with pytest.raises(UnknownDecoderError, match="clips"):
+        find_decoder(network)
+
+
 class _Own(nn.Linear):
     """A user's layer."""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny import MODELS, MORE_MODELS, llama, save
+from tests.support.tiny.like_llama import FAR
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
@@ -28,21 +29,14 @@ from ts_stateful.protocol.requests import Prompt
 
 BUILDERS = {**MODELS, **MORE_MODELS}
 TEXT = (
-    *(
-        "gemma2",
-        "gemma3",
-        "granite",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "phi3",
-        "qwen2",
-        "qwen3",
-    ),
-    *("qwen3_moe", "smollm3"),
+    *("ernie4_5", "gemma", "gemma2", "gemma3", "glm", "glm4", "granite", "llama", "ministral"),
+    *("ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi3", "qwen2", "qwen3"),
+    *("qwen3_moe", "seed_oss", "smollm3"),
 )
-SEEING = ("gemma3_vision", "idefics3", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+SEEING = (
+    *("gemma3_vision", "glm4v", "idefics3", "llava", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"),
+    *("qwen3_omni", "qwen3_vl", "qwen3_vl_moe"),
+)
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
 )
@@ -260,6 +254,18 @@ def test_replies_about_images_are_those_of_stock_code(name: str) -> None:
 
 
 @torch.inference_mode()
+def test_the_stock_network_computes_positions_where_queries_grow() -> None:
+    """Ministral 3's logits beside a session of that length are those of stock code, too."""
+    model = BUILDERS["ministral3"]()
+    fused = fused_of(model.forward)
+    (kv,) = sessions(model, 1)
+    rows = rows_of(model, [kv], 7)
+    assert fused(rows) is not None
+    assert fused(rows._replace(positions=torch.tensor([[FAR - 1]]))) is not None
+    assert fused(rows._replace(positions=torch.tensor([[FAR]]))) is None
+
+
+@torch.inference_mode()
 def test_hooks_are_called() -> None:
     """While a module has a hook, the stock network runs."""
     model = llama()
@@ -347,7 +353,7 @@ def test_a_shortcut_that_fails_is_rejected() -> None:
 
 
 @needs_vectors
-@pytest.mark.parametrize("name", ["cohere", "gemma3n", "glm4v", "gpt2", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["cohere", "gemma3n", "gpt2", "qwen2_moe"])
 def test_other_models_keep_their_layers(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Fused layers are not considered for other families, and the log names what is unknown."""
     model = BUILDERS[name]()

@@ -94,7 +94,7 @@ def test_rows_are_independent() -> None:
 
 @ON_FLOAT32
 def test_towers_alone_are_packed() -> None:
-    """What sees and its projector have packed layers and give the same features, the text part keeps plain ones; bfloat16 is left alone."""
+    """What sees and its projector are packed and give the same features; the text part and bfloat16 stay plain."""
     torch.manual_seed(1)
     sizes = {key: SIZES[key] for key in SIZES if key not in ("vocab_size", "num_key_value_heads")}
     vision = CLIPVisionConfig(**sizes, image_size=56, patch_size=14)
