@@ -12,6 +12,8 @@ import torch
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -22,6 +24,10 @@ from transformers import (
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -75,6 +81,7 @@ _BUILDERS: Final[dict[str, Callable[[], PreTrainedModel]]] = {
     "gemma3": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(**_TEXT, head_dim=64, query_pre_attn_scalar=64, sliding_window=256)
     ),
+    "glm4": lambda: Glm4ForCausalLM(Glm4Config(**_TEXT, head_dim=64)),
     "granite": lambda: GraniteForCausalLM(
         GraniteConfig(**_TEXT, attention_multiplier=0.125, residual_multiplier=0.25)
     ),
@@ -84,6 +91,10 @@ _BUILDERS: Final[dict[str, Callable[[], PreTrainedModel]]] = {
         MixtralConfig(**{**_TEXT, "intermediate_size": 704}, num_local_experts=8)
     ),
     "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**_TEXT)),
+    "olmo3": lambda: Olmo3ForCausalLM(Olmo3Config(**_TEXT, sliding_window=256)),
+    "olmoe": lambda: OlmoeForCausalLM(
+        OlmoeConfig(**{**_TEXT, "intermediate_size": 352}, num_experts=16, num_experts_per_tok=4)
+    ),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**_TEXT)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_TEXT)),
     "qwen2_5_vl": lambda: Qwen2_5_VLForConditionalGeneration(
