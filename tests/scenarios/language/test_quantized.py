@@ -18,10 +18,17 @@ from compressed_tensors.quantization import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torchao.quantization import Int8WeightOnlyConfig
-from transformers import LlamaConfig, LlamaForCausalLM, TorchAoConfig
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    TorchAoConfig,
+)
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.tiny.small import SMALL
+from tests.support.tiny.text import MIXED
 from tests.support.tiny.tokens import chatml
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.network.load import load_model
@@ -82,6 +89,25 @@ def fp8(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     size = {"weight_block_size": [_BLOCK, _BLOCK]}
     _declare(folder, {"quant_method": "fp8", **size, "activation_scheme": "dynamic"})
+
+
+def mxfp4(folder: Path) -> None:
+    """Experts in 4 bits, with an exponent for 32 of them, as gpt-oss is published; a CPU gets them dequantised."""
+    torch.manual_seed(81)
+    config = GptOssConfig(**MIXED, num_local_experts=4, num_experts_per_tok=2)
+    GptOssForCausalLM(config).save_pretrained(folder)
+    weights: _Tensors = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if weight.dim() < 3:
+            weights[name] = weight
+            continue
+        experts, inputs, outputs = weight.shape
+        groups = experts, outputs, inputs // _BLOCK
+        weights[f"{name}_blocks"] = torch.randint(256, (*groups, _BLOCK // 2), dtype=torch.uint8)
+        weights[f"{name}_scales"] = torch.full(groups, 127 - 4, dtype=torch.uint8)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    others = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"]
+    _declare(folder, {"quant_method": "mxfp4", "modules_to_not_convert": [*others, "lm_head"]})
 
 
 def gptq(folder: Path) -> None:
@@ -166,6 +192,7 @@ def _declare(folder: Path, settings: _Json) -> None:
         (torchao, "torchao"),
         (compressed_tensors, "compressed-tensors"),
         (fp8, "fp8"),
+        (mxfp4, "mxfp4"),
         (gptq, "gptq"),
         (awq, "awq"),
     ],

@@ -6,13 +6,14 @@
 
 namespace {
 
-enum Activation : int64_t { SILU, GELU_TANH };
+enum Activation : int64_t { SILU, GELU_TANH, CLAMPED };
 
-// Weights are those of the first expert; `stride` and `down_stride` are the weights from one expert's to the next one's.
+// Weights and biases are those of the first expert; `stride` and `down_stride` are the weights from one expert's to the next one's.
 template <class T> struct Experts {
   Linear<Input<T>> router;  // without weights: one expert for all rows
   Linear<T> gate, up, down;
   int64_t stride, down_stride, chosen, rescaled, activation;
+  float alpha, limit;  // of CLAMPED
   int64_t num() const { return router.weight ? router.out : 1; }
 };
 
@@ -70,12 +71,19 @@ template <class T> Routes choose(const Experts<T>& e, int rows, float* scores, i
 
 template <class T> Linear<T> of_expert(Linear<T> linear, int64_t weights) {
   linear.weight += weights;
+  if (linear.bias) linear.bias += weights / linear.in;
   return linear;
 }
 
 // ups (num,) *= the activation of gates.
-void activate(int64_t activation, const float* gates, int num, float* ups) {
-  if (activation == GELU_TANH) {  // (1 + tanh(z)) / 2 is sigmoid(2 z)
+template <class T> void activate(const Experts<T>& e, const float* gates, int num, float* ups) {
+  if (e.activation == CLAMPED) {
+#pragma omp simd
+    for (int i = 0; i < num; i++) {
+      const float gate = std::min(gates[i], e.limit), up = std::max(-e.limit, std::min(ups[i], e.limit));
+      ups[i] = (up + 1) * gate * sigmoid(e.alpha * gate);
+    }
+  } else if (e.activation == GELU_TANH) {  // (1 + tanh(z)) / 2 is sigmoid(2 z)
 #pragma omp simd
     for (int i = 0; i < num; i++) ups[i] *= gates[i] * sigmoid(1.5957691216f * (gates[i] + 0.044715f * gates[i] * gates[i] * gates[i]));
   } else {
@@ -123,7 +131,7 @@ template <class T> void gate(const Experts<T>& e, const Routes& routes, const In
     const int begin = routes.begin[group], count = routes.begin[group + 1] - begin;
     outputs(of_expert(e.gate, stride), n, inputs + begin * in, count, gates);
     outputs(of_expert(e.up, stride), n, inputs + begin * in, count, ups);
-    activate(e.activation, gates, count * WIDE, ups);
+    activate(e, gates, count * WIDE, ups);
     for (int m = 0; m < count; m++) put<T>(inner + begin * width, count, m, width, n, [&](int i) { return load(ups + i * WIDE); });
   }
 }

@@ -17,6 +17,7 @@ template <class T> struct Decoder {
   Layer attention;
   int64_t window, turned, positions;  // 0: none; rotated dimensions of each head, 0: none; table of positions
   int64_t neighbors;                  // 1: a number is rotated with its neighbor, 0: with the one half of `turned` away
+  const float* sinks;                 // a score of each head, of no value; or null
   float residual;                     // factor of what is added to hidden
 };
 
@@ -135,7 +136,7 @@ void decode(const Step& step, const Decoder<T>& d, const float* cos, const float
 #pragma omp for schedule(static)
   for (int m = 0; m < rows; m++) pack<T>([&](int i) { return hidden + i * d.q.in; }, d.norm, rows, m, d.q.in, inputs);
   project(step, d, cos + table, sin + table, inputs, qkv);
-  attend_share<Input<T>>(step, d.attention, qkv, dim, width, nullptr, num_splits, scratch + at.partial, mixed);
+  attend_share<Input<T>>(step, d.attention, qkv, dim, width, d.sinks, num_splits, scratch + at.partial, mixed);
 #pragma omp for schedule(static)
   for (int m = 0; m < rows; m++) pack<T>(mixed, rows, m, d.o.in, inputs);
   add_outputs(d.o, 0, everyone.routes(), inputs, d.attended_norm, d.residual, rows, scratch + at.sum, hidden);

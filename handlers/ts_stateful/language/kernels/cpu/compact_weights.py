@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 from ts_stateful.language.kernels.cpu.decoder_layout import UnknownDecoderError, find_decoder
-from ts_stateful.language.kernels.cpu.library import vector_width
+from ts_stateful.language.kernels.cpu.kept_experts import are_served
 from ts_stateful.language.kernels.cpu.replace_linears import is_replaceable
 
 __all__ = ["find_compact"]
@@ -55,9 +55,8 @@ def _fits(module: nn.Module, dtype: torch.dtype) -> bool:
         weights = [module.weight]
         serves = is_replaceable(module) and CompiledLinear.serves(module, dtype)
     else:
-        weights = list(module.parameters(recurse=False))
-        fits = all(weight.shape[-1] % vector_width(dtype) == 0 for weight in weights)
-        serves = fits and not (module._forward_hooks or module._forward_pre_hooks)
+        weights = [p for p in module.parameters(recurse=False) if p.dim() == 3]
+        serves = are_served(module, dtype)
     return serves and all(
         torch.equal(some.to(dtype).float(), some)
         for weight in weights

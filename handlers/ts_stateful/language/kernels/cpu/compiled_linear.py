@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as multiply
 
-from ts_stateful.language.kernels.cpu.compact_experts import make_compact
+from ts_stateful.language.kernels.cpu.kept_experts import keep_experts
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for, vector_width
 from ts_stateful.language.kernels.cpu.packed_linear import has_operators
 from ts_stateful.language.kernels.cpu.replace_linears import replace_linears
@@ -102,7 +102,7 @@ def compile_linears(
 
     Those in `compact`, and experts there, hold their weights in another dtype.
     """
-    make_compact(network, compact)
+    keep_experts(network, compact)
     verified: dict[tuple[torch.Size, bool, torch.dtype], bool] = {}
     ways: dict[torch.dtype, Multiply] = {}
 
@@ -117,7 +117,13 @@ def compile_linears(
         kind = (linear.weight.shape, linear.bias is not None, weights)
         if kind not in verified:
             verified[kind] = _agrees(made, linear)
-        return made if verified[kind] else None
+        if not verified[kind]:
+            return None
+        if weights is not dtype:
+            linear.weight = nn.Parameter(
+                torch.empty(0)
+            )  # `compact` keeps the module, not its weights
+        return made
 
     return replace_linears(network, make)
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
-from ts_stateful.language.kernels.cpu.compact_experts import CompactExperts
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
+from ts_stateful.language.kernels.cpu.kept_experts import CompactExperts, TurnedExperts
 from ts_stateful.language.kernels.cpu.rotary import Rotary
 
 __all__ = ["Decoder", "UnknownDecoderError", "find_decoder"]
@@ -50,6 +50,7 @@ _DECODERS: Final = {
     "Glm4Model": 0.0,
     "Glm4vTextModel": 0.0,
     "GlmModel": 0.0,
+    "GptOssModel": 0.0,
     "GraniteModel": 0.0,
     "LlamaModel": 0.0,
     "Ministral3Model": 0.0,
@@ -75,8 +76,8 @@ _DECODERS: Final = {
 # Their modules are classes of their own source file, or these.
 _COMMON: Final = frozenset(
     {
-        *(nn.Linear, CompiledLinear, CompactExperts, nn.Embedding, nn.ModuleList, nn.Dropout),
-        *(nn.SiLU, SiLUActivation, GELUTanh),
+        *(nn.Linear, CompiledLinear, nn.Embedding, nn.ModuleList, nn.Dropout),
+        *(CompactExperts, TurnedExperts, nn.SiLU, SiLUActivation, GELUTanh),
     }
 )
 

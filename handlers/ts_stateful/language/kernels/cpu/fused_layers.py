@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,10 @@ class FusedLayers:
             LayerFacts.of(decoder, *each, turned)
             for each in zip(decoder.layers, layout.layers, windows, strict=True)
         ]
+        # Those of bfloat16 are copies.
+        self._sinks = [_sinks_of(layer) for layer in decoder.layers]
+        for facts, sinks in zip(layers, self._sinks, strict=True):
+            facts.sinks = None if sinks is None else sinks.data_ptr()
         self._layers = (LayerFacts * len(layers))(*layers)
         self._norm = NormFacts.of(decoder.norm, decoder.norm_offset)
         self._heads = min(shape.heads for shape in layout.layers)
@@ -145,3 +150,8 @@ class FusedLayers:
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size)
         return self._scratch.data_ptr()
+
+
+def _sinks_of(layer: Any) -> Tensor | None:
+    sinks = getattr(layer.self_attn, "sinks", None)
+    return None if sinks is None else sinks.detach().float()

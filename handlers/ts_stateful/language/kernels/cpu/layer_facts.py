@@ -9,6 +9,7 @@ from torch import nn
 from transformers.activations import GELUTanh, SiLUActivation
 
 from ts_stateful.language.kernels.cpu.decoder_layout import Decoder, UnknownDecoderError
+from ts_stateful.language.kernels.cpu.kept_experts import TurnedExperts
 from ts_stateful.language.kernels.cpu.library import (
     LANES,
     AttentionFacts,
@@ -20,6 +21,7 @@ from ts_stateful.language.kv.cache import LayerShape
 __all__ = ["LayerFacts", "NormFacts"]
 
 _WORD: Final = ctypes.c_int64
+_CLAMPED: Final = 2  # the activation of gpt-oss
 _ACTIVATIONS: Final = {nn.SiLU: 0, SiLUActivation: 0, GELUTanh: 1}
 
 
@@ -48,6 +50,7 @@ class _ExpertFacts(ctypes.Structure):
     _fields_ = [
         *((name, LinearFacts) for name in ("router", "gate", "up", "down")),
         *((name, _WORD) for name in ("stride", "down_stride", "chosen", "rescaled", "activation")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
     ]
 
     @classmethod
@@ -58,7 +61,11 @@ class _ExpertFacts(ctypes.Structure):
             UnknownDecoderError: its activation is unknown.
         """
         experts = getattr(mlp, "experts", mlp)
-        function = getattr(experts, "act_fn", None) or experts.activation_fn
+        if isinstance(experts, TurnedExperts):
+            facts = cls._chosen(mlp.router, experts, _CLAMPED)
+            facts.alpha, facts.limit = experts.alpha, experts.limit
+            return facts
+        function = getattr(experts, "act_fn", None) or getattr(experts, "activation_fn", experts)
         if type(function) not in _ACTIVATIONS:
             raise UnknownDecoderError(f"{type(function).__name__} is not known")
         activation = _ACTIVATIONS[type(function)]
@@ -76,11 +83,15 @@ class _ExpertFacts(ctypes.Structure):
     def _chosen(cls, router: Any, experts: Any, activation: int) -> _ExpertFacts:
         _, both, width = experts.gate_up_proj.shape
         gate, up = experts.gate_up_proj[0].chunk(2)
+        biases, down_biases = (
+            getattr(experts, f"{name}_bias", None) for name in ("gate_up_proj", "down_proj")
+        )
+        gate_bias, up_bias = (None, None) if biases is None else biases[0].chunk(2)
         return cls(
-            LinearFacts.of(router.weight),
-            LinearFacts.of(gate),
-            LinearFacts.of(up),
-            LinearFacts.of(experts.down_proj[0]),
+            LinearFacts.of(router.weight, getattr(router, "bias", None)),
+            LinearFacts.of(gate, gate_bias),
+            LinearFacts.of(up, up_bias),
+            LinearFacts.of(experts.down_proj[0], None if down_biases is None else down_biases[0]),
             both * width,
             both // 2 * width,
             router.top_k,
@@ -99,6 +110,7 @@ class LayerFacts(ctypes.Structure):
         ("experts", _ExpertFacts),
         ("attention", AttentionFacts),
         *((name, _WORD) for name in ("window", "turned", "positions", "neighbors")),
+        ("sinks", ctypes.c_void_p),
         ("residual", ctypes.c_float),
     ]
 

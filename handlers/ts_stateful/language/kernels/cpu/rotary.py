@@ -13,6 +13,7 @@ __all__ = ["Rotary"]
 _CONSTANT: Final = frozenset({"default", "linear", "llama3", "yarn"})
 # Modules of networks that rotate neighbors together; these repeat the first half of what their module returns.
 _HALVES: Final = frozenset({"Ernie4_5RotaryEmbedding", "Glm4RotaryEmbedding", "GlmRotaryEmbedding"})
+_ONCE: Final = frozenset({"GptOssRotaryEmbedding"})  # modules that return only the first half
 _NEIGHBORS: Final = _HALVES | {"Glm4vTextRotaryEmbedding"}
 _GRAIN: Final = 1024  # positions
 
@@ -45,10 +46,11 @@ class Rotary:
     def _compute(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         found = [self._module(hidden, positions, *filter(None, (kind,))) for kind in self.kinds]
         cos, sin = (torch.cat(tables) for tables in zip(*found, strict=True))
-        if type(self._module).__name__ not in _HALVES:
-            return cos, sin
-        return _repeated(cos), _repeated(sin)
+        return self._whole(cos), self._whole(sin)
 
-
-def _repeated(table: Tensor) -> Tensor:
-    return table.chunk(2, -1)[0].repeat_interleave(2, -1)
+    def _whole(self, table: Tensor) -> Tensor:
+        """Return a table with a number for each rotated dimension."""
+        name = type(self._module).__name__
+        if name in _HALVES:
+            return table.chunk(2, -1)[0].repeat_interleave(2, -1)
+        return torch.cat([table, table], -1) if name in _ONCE else table

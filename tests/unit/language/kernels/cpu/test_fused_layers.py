@@ -20,6 +20,7 @@ from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
+from ts_stateful.language.kernels.cpu.kept_experts import keep_experts
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.network.forward import Forward
@@ -29,7 +30,18 @@ from ts_stateful.protocol.requests import Prompt
 
 BUILDERS = {**MODELS, **MORE_MODELS}
 TEXT = (
-    *("ernie4_5", "gemma", "gemma2", "gemma3", "glm", "glm4", "granite", "llama", "ministral"),
+    *(
+        "ernie4_5",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "glm",
+        "glm4",
+        "gpt_oss",
+        "granite",
+        "llama",
+        "ministral",
+    ),
     *("ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi3", "qwen2", "qwen3"),
     *("qwen3_moe", "seed_oss", "smollm3"),
 )
@@ -58,6 +70,7 @@ def build(name: str) -> Model:
 def fused_of(forward: Forward) -> FusedLayers:
     library = load_library(cache_folder(), "language")
     assert library is not None
+    keep_experts(forward.network, {})
     return FusedLayers(find_decoder(forward.network), forward.layout, forward.windows, library)
 
 
@@ -174,7 +187,9 @@ def test_bfloat16_is_as_near_to_float32_as_stock_code(name: str, threads: int) -
             for span in spans:
                 span.kv.length = span.stop
     right, theirs, ours = (torch.cat(logits) for logits in found)
-    assert (ours - right).norm() < 1.1 * (theirs - right).norm() < 0.1 * right.norm()
+    assert (ours - right).norm() < 1.1 * (theirs - right).norm()
+    # Rounding exchanges some of the small gpt-oss's experts.
+    assert name == "gpt_oss" or (theirs - right).norm() < 0.1 * right.norm()
 
 
 @torch.inference_mode()

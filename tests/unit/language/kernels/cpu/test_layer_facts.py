@@ -9,6 +9,7 @@ import torch
 
 from tests.support.tiny import MODELS, MORE_MODELS
 from ts_stateful.language.kernels.cpu.decoder_layout import UnknownDecoderError, find_decoder
+from ts_stateful.language.kernels.cpu.kept_experts import keep_experts
 from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts
 from ts_stateful.language.network.load import Model
 
@@ -65,6 +66,19 @@ def test_experts_are_a_stride_apart() -> None:
     assert experts.router.out == 4
     assert experts.gate.weight + 4 * experts.stride == stock.gate_up_proj[1].data_ptr()
     assert experts.down.weight + 4 * experts.down_stride == stock.down_proj[1].data_ptr()
+
+
+def test_turned_experts_have_biases_and_a_clamped_activation() -> None:
+    """And the layer has a score of each head that has no value."""
+    model = MORE_MODELS["gpt_oss"]()
+    keep_experts(model.network, {})
+    facts = facts_of(model, 0)
+    turned: Any = model.network.model.layers[0].mlp.experts
+    assert facts.experts.router.bias == model.network.model.layers[0].mlp.router.bias.data_ptr()
+    assert facts.experts.up.bias == turned.gate_up_proj_bias[0, 128:].data_ptr()
+    assert facts.experts.down.bias == turned.down_proj_bias.data_ptr()
+    limits = facts.experts.alpha, facts.experts.limit
+    assert limits == pytest.approx((turned.alpha, turned.limit))
 
 
 def test_layers_of_unsupported_sizes_are_refused() -> None:
