@@ -119,10 +119,8 @@ def compile_linears(
             verified[kind] = _agrees(made, linear)
         if not verified[kind]:
             return None
-        if weights is not dtype:
-            linear.weight = nn.Parameter(
-                torch.empty(0)
-            )  # `compact` keeps the module, not its weights
+        if weights is not dtype:  # `compact` keeps the module; its weights are not needed
+            linear.weight = nn.Parameter(torch.empty(0))
         return made
 
     return replace_linears(network, make)
