@@ -20,6 +20,7 @@ from tests.support.tiny.latent import (
 )
 from tests.support.tiny.like_llama import (
     ernie4_5,
+    exaone4,
     gemma,
     glm,
     glm4,
@@ -151,6 +152,7 @@ MORE_MODELS = _named(
     deepseek_v3,
     deepseek_v32,
     ernie4_5,
+    exaone4,
     falcon,
     falcon_alibi,
     falcon_h1,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from transformers import (
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     GemmaConfig,
     GemmaForCausalLM,
     Glm4Config,
@@ -30,6 +32,7 @@ from ts_stateful.language.network.load import Model
 __all__ = [
     "FAR",
     "ernie4_5",
+    "exaone4",
     "gemma",
     "glm",
     "glm4",
@@ -46,6 +49,11 @@ FAR = 800  # the position from which on Ministral 3's queries grow
 def ernie4_5() -> Model:
     """Build ERNIE 4.5: interleaved rotation, biases everywhere."""
     return chats("ernie4_5", 51, Ernie4_5ForCausalLM, Ernie4_5Config(**SMALL, use_bias=True))
+
+
+def exaone4() -> Model:
+    """Build EXAONE 4: norms after instead of before, windows in every other layer, no positions in those without."""
+    return chats("exaone4", 52, Exaone4ForCausalLM, Exaone4Config(**MIXED))
 
 
 def gemma() -> Model:

@@ -171,8 +171,10 @@ def _attention(
     if not isinstance(key, Tensor):  # the states of many sessions
         is_batch = len(query) > 1  # of one token each
         row = query.transpose(0, 2) if is_batch else query
-        # Qwen2-MoE leaves the window to its mask.
-        window = sliding_window or getattr(module, "sliding_window", None)
+        window = sliding_window
+        # Qwen2-MoE leaves the window to its mask. All layers of EXAONE 4 name it, also those that do not have it.
+        if window is None and getattr(module, "is_sliding", True):
+            window = getattr(module, "sliding_window", None)
         attended = key.attend(row, Rule(scaling, softcap, s_aux), window, indices)
         return attended.transpose(0, 1) if is_batch else attended, None
     output: tuple[Tensor, None] = sdpa_attention_forward(

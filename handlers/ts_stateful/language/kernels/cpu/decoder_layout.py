@@ -44,6 +44,7 @@ _NETWORKS: Final = frozenset(
 # Decoders, and the number that their norms add to their weights.
 _DECODERS: Final = {
     "Ernie4_5Model": 0.0,
+    "Exaone4Model": 0.0,
     "Gemma2Model": 1.0,
     "Gemma3TextModel": 1.0,
     "GemmaModel": 1.0,

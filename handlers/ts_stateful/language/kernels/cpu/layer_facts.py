@@ -132,7 +132,7 @@ class LayerFacts(ctypes.Structure):
             *_projections(attention),
             experts=_ExpertFacts.of(layer.mlp),
             window=window or 0,
-            turned=turned if getattr(attention, "use_rope", True) else 0,
+            turned=turned if _has_positions(attention) else 0,
             positions=kinds.index(kind) if kinds[0] else 0,
             neighbors=decoder.rotary.neighbors,
             residual=getattr(layer, "residual_multiplier", 1.0),
@@ -169,6 +169,13 @@ def _projections(attention: Any) -> list[LinearFacts]:
     num = (packed.out_features - out.in_) // 2  # of keys, and of values
     parts = ((0, out.in_), (out.in_, num), (out.in_ + num, num))
     return [*(LinearFacts.part(packed, begin, some) for begin, some in parts), out]
+
+
+def _has_positions(attention: Any) -> bool:
+    """Return False for layers whose queries and keys are not rotated: SmolLM3's, and beside windows EXAONE 4's."""
+    if type(attention).__name__ == "Exaone4Attention":
+        return attention.sliding_window is None or bool(attention.is_sliding)
+    return bool(getattr(attention, "use_rope", True))
 
 
 def _norms(layer: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ BUILDERS = {**MODELS, **MORE_MODELS}
 TEXT = (
     *(
         "ernie4_5",
+        "exaone4",
         "gemma",
         "gemma2",
         "gemma3",
