@@ -120,19 +120,8 @@ PROBE: Final = "probe"  # of the machine itself
 
 # Text models of the stage `families`.
 FAMILIES: Final = (
-    *(
-        "gemma3",
-        "glm4",
-        "granite",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "olmo3",
-        "olmoe",
-        "phi3",
-    ),
-    *("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_vl"),
+    *("gemma3", "glm4", "granite", "llama", "mistral", "mixtral", "olmo2", "olmo3", "olmoe"),
+    *("phi3", "qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_vl"),
 )
 
 

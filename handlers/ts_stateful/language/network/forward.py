@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ts_stateful.language.kernels.attention import StepCache, unused_mask
 from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs, RowInputs
+from ts_stateful.language.kernels.routers import all_chosen
 from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kernels.verify import verify_steps
 from ts_stateful.language.kv.cache import KVCache, KVLayout
@@ -200,9 +201,10 @@ class Forward:
             return self(rows.ids, rows.spans, rows.positions, list(range(len(rows.ids))))
 
         try:
-            reason = verify_steps(
-                stock, shortcut, self.layout, self.windows, self.vocab_size, self.position_axes
-            )
+            with all_chosen(self.network):
+                reason = verify_steps(
+                    stock, shortcut, self.layout, self.windows, self.vocab_size, self.position_axes
+                )
         except Exception as error:  # it may raise anything; the model works without it
             reason = f"{type(error).__name__}: {error}"
         if not reason:

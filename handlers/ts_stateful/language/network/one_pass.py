@@ -12,6 +12,7 @@ from ts_stateful.language.kernels.attention import FLAT
 from ts_stateful.language.kernels.indexes import few_chosen
 from ts_stateful.language.kernels.latent import keep_latents
 from ts_stateful.language.kernels.own_attention import exchange_methods
+from ts_stateful.language.kernels.routers import all_chosen
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.layer_kinds import (
@@ -48,7 +49,8 @@ def find_forward(network: PreTrainedModel, layout: KVLayout) -> Forward:
         keep_latents(network)
         exchange_methods(network)
         exchange_biased(network)
-        reason = _difference_of_batch(forward) if others else _difference(forward)
+        with all_chosen(network):
+            reason = _difference_of_batch(forward) if others else _difference(forward)
         forward.flat = not (reason or others)
         forward.batched = bool(others) and not reason
     if reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
@@ -16,8 +16,9 @@ from ts_stateful.language.kernels.cpu.kept_experts import keep_experts
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for, vector_width
 from ts_stateful.language.kernels.cpu.packed_linear import has_operators
 from ts_stateful.language.kernels.cpu.replace_linears import replace_linears
+from ts_stateful.language.kernels.cpu.widening import Multiply, in_float32
 
-__all__ = ["CompiledLinear", "Multiply", "compile_linears"]
+__all__ = ["CompiledLinear", "compile_linears"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +27,6 @@ _MOST_ROWS = 32  # with more, torch is as fast or faster, but for `is_faster` be
 _VERIFIED_ROWS = (1, 2, 7, 20, 33, 64, 65)
 _TIMED = (256, 512, 1408)  # rows, inputs and outputs
 _TIMES = 7
-_BLOCK = 1 << 20  # weights that are converted at a time, so that they stay in a cache
-
-Multiply = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]  # of inputs, weights and biases
 
 
 class CompiledLinear(nn.Linear):
@@ -52,7 +50,7 @@ class CompiledLinear(nn.Linear):
         self.weight, self._many = linear.weight, many
         if weights not in (None, dtype):
             self.weight = nn.Parameter(linear.weight.to(weights), requires_grad=False)
-            self._many = _in_float32(many)
+            self._many = in_float32(many)
         self.register_parameter("bias", linear.bias)
         self.train(linear.training)
         self._facts = LinearFacts.of(self.weight, linear.bias)
@@ -131,20 +129,6 @@ def _by_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return output
 
 
-def _in_float32(many: Multiply) -> Multiply:
-    """Return the way of multiplying by weights of 16 bits that widens them, some at a time, and then uses `many`."""
-
-    def multiply_widened(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        wide, outputs = input.float(), max(1, _BLOCK // weight.shape[1])
-        parts = [many(wide, some.float(), None) for some in weight.split(outputs)]
-        output = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        if bias is not None:
-            output += bias
-        return output.to(input.dtype)
-
-    return multiply_widened
-
-
 @torch.inference_mode()
 def _fastest(dtype: torch.dtype) -> Multiply:
     """Return the way of multiplying many rows that takes the least time; this depends on the processor."""
@@ -152,7 +136,7 @@ def _fastest(dtype: torch.dtype) -> Multiply:
     if has_operators(dtype):
         ways["oneDNN"] = _by_onednn
     if dtype is not torch.float32:
-        ways["float32"] = _in_float32(_fastest(torch.float32))
+        ways["float32"] = in_float32(_fastest(torch.float32))
     rows, inputs, outputs = _TIMED
     input, weight = torch.ones(rows, inputs, dtype=dtype), torch.ones(outputs, inputs, dtype=dtype)
 

@@ -18,7 +18,7 @@ from ts_stateful.language.kernels.cpu.decoder_layout import (
     UnknownDecoderError,
     find_decoder,
 )
-from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts, NormFacts
+from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts, NormFacts, router_of
 from ts_stateful.language.kernels.cpu.library import (
     StepFacts,
     functions_for,
@@ -90,6 +90,8 @@ class FusedLayers:
         for facts, sinks in zip(layers, self._sinks, strict=True):
             facts.sinks = None if sinks is None else sinks.data_ptr()
         self._layers = (LayerFacts * len(layers))(*layers)
+        routers = [router_of(layer.mlp) for layer in decoder.layers]
+        self._routed = [(f.experts, r) for f, r in zip(self._layers, routers, strict=True) if r]
         self._norm = NormFacts.of(decoder.norm, decoder.norm_offset)
         self._heads = min(shape.heads for shape in layout.layers)
         self._group = max(layer.attention.group for layer in layers)
@@ -109,6 +111,8 @@ class FusedLayers:
         if (is_long and not self.cuts_steps) or is_far or any(self._hooks):
             self._functions.spread_threads(torch.get_num_threads())
             return None
+        for experts, router in self._routed:
+            experts.chosen = router.top_k  # which `all_chosen` changes
         logits = [self._piece(piece) for piece in rows.pieces(self._functions.most_rows)]
         return torch.cat([some for some in logits if some is not None]) if is_long else logits[0]
 

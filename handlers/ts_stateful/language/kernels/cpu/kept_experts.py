@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn.functional import linear as multiply
 
 from ts_stateful.language.kernels.cpu.library import vector_width
 from ts_stateful.language.kernels.cpu.replace_linears import child_modules
+from ts_stateful.language.kernels.cpu.widening import in_float32
 
 __all__ = ["CompactExperts", "TurnedExperts", "are_served", "keep_experts"]
 
@@ -110,8 +111,12 @@ def _are_of_gpt_oss(module: nn.Module) -> bool:
 
 
 def _product(inputs: Tensor, weights: Tensor, biases: Tensor | None, expert: int) -> Tensor:
-    product = multiply(inputs, weights[expert].to(inputs.dtype))
+    is_held = weights.dtype is inputs.dtype
+    product = (multiply if is_held else _multiply_widened)(inputs, weights[expert], None)
     return product if biases is None else product + biases[expert]
+
+
+_multiply_widened: Final = in_float32(multiply)
 
 
 def _in_halves(weights: Tensor) -> Tensor:

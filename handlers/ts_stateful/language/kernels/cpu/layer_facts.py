@@ -18,7 +18,7 @@ from ts_stateful.language.kernels.cpu.library import (
 )
 from ts_stateful.language.kv.cache import LayerShape
 
-__all__ = ["LayerFacts", "NormFacts"]
+__all__ = ["LayerFacts", "NormFacts", "router_of"]
 
 _WORD: Final = ctypes.c_int64
 _CLAMPED: Final = 2  # the activation of gpt-oss
@@ -62,7 +62,7 @@ class _ExpertFacts(ctypes.Structure):
         """
         experts = getattr(mlp, "experts", mlp)
         if isinstance(experts, TurnedExperts):
-            facts = cls._chosen(mlp.router, experts, _CLAMPED)
+            facts = cls._chosen(router_of(mlp), experts, _CLAMPED)
             facts.alpha, facts.limit = experts.alpha, experts.limit
             return facts
         function = getattr(experts, "act_fn", None) or getattr(experts, "activation_fn", experts)
@@ -70,7 +70,7 @@ class _ExpertFacts(ctypes.Structure):
             raise UnknownDecoderError(f"{type(function).__name__} is not known")
         activation = _ACTIVATIONS[type(function)]
         if experts is not mlp:
-            return cls._chosen(mlp.gate, experts, activation)
+            return cls._chosen(router_of(mlp), experts, activation)
         if hasattr(mlp, "gate_up_proj"):
             half = mlp.gate_up_proj.out_features // 2
             gate, up = (LinearFacts.part(mlp.gate_up_proj, at, half) for at in (0, half))
@@ -155,6 +155,11 @@ class LayerFacts(ctypes.Structure):
         uneven = any(size % width for size in inputs) or any(size % LANES for size in outputs)
         if uneven or self.turned % 2:
             raise UnknownDecoderError(f"layers of {inputs} to {outputs} are not supported")
+
+
+def router_of(mlp: Any) -> Any | None:
+    """Return the router of a stock feed-forward part; None if it has no experts to choose."""
+    return getattr(mlp, "router", None) or (mlp.gate if hasattr(mlp, "experts") else None)
 
 
 def _linear(linear: nn.Linear) -> LinearFacts:

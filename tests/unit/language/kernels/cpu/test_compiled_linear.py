@@ -13,16 +13,15 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ts_stateful.cpu_kernels.build import cache_folder, load_library
-from ts_stateful.language.kernels.cpu import compiled_linear
+from ts_stateful.language.kernels.cpu import widening
 from ts_stateful.language.kernels.cpu.compiled_linear import (
     CompiledLinear,
-    Multiply,
     _by_onednn,
-    _in_float32,
     compile_linears,
 )
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.packed_linear import has_operators
+from ts_stateful.language.kernels.cpu.widening import Multiply, in_float32
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
@@ -70,7 +69,7 @@ def test_outputs_are_those_of_torch(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 11, 24, 25, 33, 63, 64, 65, 100])
-def test_weights_of_16_bits_are_multiplied_in_float32(
+def test_weights_of_16_bits_are_multipliedin_float32(
     rows: int, bias: bool, dtype: torch.dtype
 ) -> None:
     """Nothing but the weights is rounded, and these were representable, very small ones too; biases stay as they are."""
@@ -90,14 +89,14 @@ def test_weights_of_16_bits_are_multiplied_in_float32(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("way", [_by_onednn, _in_float32(nn.functional.linear)])
+@pytest.mark.parametrize("way", [_by_onednn, in_float32(nn.functional.linear)])
 def test_many_rows_are_multiplied_in_any_way(
     way: Multiply, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fastest one is chosen by time, so each must be right, also for weights that are converted in several blocks."""
     if way is _by_onednn and not has_operators(dtype):
         pytest.skip("oneDNN does not multiply these numbers on this processor")
-    monkeypatch.setattr(compiled_linear, "_BLOCK", 224 * 50)
+    monkeypatch.setattr(widening, "_BLOCK", 224 * 50)
     torch.manual_seed(1)
     linear = nn.Linear(224, 333, bias=bias).to(dtype)
     inputs = torch.randn(70, 224).to(dtype)

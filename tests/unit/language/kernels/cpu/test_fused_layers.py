@@ -30,19 +30,8 @@ from ts_stateful.protocol.requests import Prompt
 
 BUILDERS = {**MODELS, **MORE_MODELS}
 TEXT = (
-    *(
-        "ernie4_5",
-        "exaone4",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "glm",
-        "glm4",
-        "gpt_oss",
-        "granite",
-        "llama",
-        "ministral",
-    ),
+    *("ernie4_5", "exaone4", "gemma", "gemma2", "gemma3", "glm", "glm4", "gpt_oss", "granite"),
+    *("llama", "ministral"),
     *("ministral3", "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi3", "qwen2", "qwen3"),
     *("qwen3_moe", "seed_oss", "smollm3"),
 )

@@ -1,0 +1,33 @@
+"""Routers choose all experts for a comparison of ways that round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tiny import MORE_MODELS
+from ts_stateful.language.kernels.routers import all_chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "chosen", "num"),
+    [
+        ("gpt_oss", "router", 2, 4),
+        ("mixtral", "gate", 2, 4),
+        ("olmoe", "gate", 3, 8),
+        ("qwen3_moe", "gate", 3, 8),
+    ],
+)
+def test_all_are_chosen_meanwhile_in_16_bits(name: str, where: str, chosen: int, num: int) -> None:
+    """And as many as before afterwards; float32 keeps its choice."""
+    network: Any = MORE_MODELS[name]().network
+    router = getattr(network.model.layers[1].mlp, where)
+    with all_chosen(network):
+        assert router.top_k == chosen
+    network.bfloat16()
+    with all_chosen(network):
+        assert router.top_k == num
+        assert network(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+    assert router.top_k == chosen
