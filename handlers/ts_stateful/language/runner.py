@@ -182,9 +182,13 @@ class Runner:
             self._positions(segments),
             due or [ends[-1] - 1],  # a model needs at least one
             [segment.sequence.context.adapter for segment in segments],
+            all(self._needs_only_highest(s.sequence) for s in segments if s.due),
             **self._encoded(segments, ids),
         )
         return Logits([segment.sequence for segment in segments if segment.due], rows[: len(due)])
+
+    def _needs_only_highest(self, sequence: Sequence) -> bool:
+        return sequence.needs_only_highest and not self._model.penalties.change_all
 
     def _encoded(self, segments: Items[_Segment], ids: list[int]) -> dict[str, Any]:
         """Return what the model needs of the images among these tokens, if there are any."""

@@ -52,6 +52,10 @@ class _Sample:
     def generates(self) -> bool:
         return True
 
+    @property
+    def needs_only_highest(self) -> bool:
+        return False
+
 
 @torch.inference_mode()
 def verify_media(model: Model) -> None:

@@ -74,11 +74,12 @@ template <class T, class X> void pack(const X* x, int rows, int m, int64_t in, I
 }
 
 // Products of WIDE rows of weights and a group of M inputs; result[m][n]. One row after the other: so the memory is read fastest.
-template <int M, class T>
+template <int M, int N = WIDE, class T>
 void multiply_in_turn(const T* __restrict w, const Input<T>* __restrict x, int64_t in, float* result) {
   constexpr int CHAINS = M == 1 ? 4 : 2, STEP = WIDTH<T>;
   V products[M][WIDE];
-  for (int n = 0; n < WIDE; n++, w += in) {
+  for (int m = 0; m < M; m++) for (int n = N; n < WIDE; n++) products[m][n] = zero();
+  for (int n = 0; n < N; n++, w += in) {
     V sum[CHAINS][M];
     for (int c = 0; c < CHAINS; c++) for (int m = 0; m < M; m++) sum[c][m] = zero();
     int64_t k = 0;

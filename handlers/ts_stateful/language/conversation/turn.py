@@ -193,6 +193,14 @@ class Sequence:
         command = self.command
         return command.top_logprobs if isinstance(command, Prompt) and command.logprobs else None
 
+    @property
+    def needs_only_highest(self) -> bool:
+        """Return True if the token with the highest logit is its next one, and all other logits are of no use."""
+        if not self.generates:
+            return True
+        plain = self.penalties is NO_PENALTIES and self.matcher is None
+        return plain and self.num_logprobs is None and not self.row.temperature
+
     def take(self, chosen: Chosen, eos_ids: Collection[int]) -> str | None:
         """Add a chosen token to the reply; return the finish reason if that ends it.
 

@@ -50,13 +50,15 @@ class Span(NamedTuple):
 class Rows(NamedTuple):
     """The tokens of a step, without blocks. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host.
 
-    `keep` are the tokens after which logits are wanted; None: all.
+    `keep` are the tokens after which logits are wanted; None: all. With `only_highest` all but the highest of each may be
+    estimates that are lower.
     """
 
     ids: list[int]
     positions: Tensor
     spans: Sequence[Span]
     keep: Sequence[int] | None = None
+    only_highest: bool = False
 
     def pieces(self, most: int) -> Iterator[Rows]:
         """Yield pieces of at most `most` tokens, to be computed one after the other."""
@@ -71,6 +73,7 @@ class Rows(NamedTuple):
                 self.positions[..., first:stop],
                 list(self._between(first, stop)),
                 [token - first for token in keep if first <= token < stop],
+                self.only_highest,
             )
 
     def _between(self, first: int, stop: int) -> Iterator[Span]:

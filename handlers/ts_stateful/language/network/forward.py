@@ -69,16 +69,20 @@ class Forward:
         positions: Tensor | None,
         keep: list[int],
         adapters: Sequence[str | None] = (),
+        only_highest: bool = False,
         **inputs: Any,
     ) -> Tensor:
         """Return logits `(len(keep), vocabulary)` after the tokens `keep` of `ids`; `ids` are those of `spans` in order.
 
         `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE; None counts them from the spans. `adapters` are the
         names of the spans' adapters, if any has one. The spans' states are written, and are valid if nothing is raised. If not
-        `flat`, the spans of several sessions have one token each, which is not their first.
+        `flat`, the spans of several sessions have one token each, which is not their first. With `only_highest` all but the
+        highest logit of each token may be estimates that are lower.
         """
         positions = self.text_positions(spans) if positions is None else positions
-        compute = partial(self._compute, ids, spans, positions, keep, adapters, inputs)
+        compute = partial(
+            self._compute, ids, spans, positions, keep, adapters, only_highest, inputs
+        )
         if self.driver is None:
             return compute()
         return self.driver.run(ids, spans, positions, keep, inputs, compute)
@@ -90,6 +94,7 @@ class Forward:
         positions: Tensor,
         keep: list[int],
         adapters: Sequence[str | None],
+        only_highest: bool,
         inputs: dict[str, Any],
     ) -> Tensor:
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
@@ -100,7 +105,7 @@ class Forward:
             for span in spans:
                 span.kv.reserve(span.stop)
             some = keep if len(keep) < len(ids) else None
-            logits = self._shortcut(Rows(ids, positions, spans, some))
+            logits = self._shortcut(Rows(ids, positions, spans, some, only_highest))
         if logits is None:
             counts = [span.num_tokens for span in spans] if any(adapters) else []
             with self.adapters.applied(adapters, counts):

@@ -71,6 +71,11 @@ class Penalties:
                     "%s: generation_config.json sets %s, which is not supported", name, key
                 )
 
+    @property
+    def change_all(self) -> bool:
+        """Return True if the model's settings change the logits of every row."""
+        return bool(self._first or self._last)
+
     def row(self, command: Prompt, num_prompt: int) -> RowPenalties:
         """Return the settings of a turn, whose reply begins after `num_prompt` ids."""
         asked = command.repetition_penalty
@@ -89,7 +94,7 @@ class Penalties:
 
         The order is that of `GenerationMixin._get_logits_processor`; presence and frequency, which it lacks, come last.
         """
-        if not self._first and not self._last and all(row is NO_PENALTIES for row in rows):
+        if not self.change_all and all(row is NO_PENALTIES for row in rows):
             return logits
         for row, ids in zip(rows, contexts, strict=True):
             row.update(ids)

@@ -116,7 +116,10 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `(tokens, vocabulary)` after the last norm's outputs `(tokens, hidden)`."""
-        logits: Tensor = self.head(hidden)
+        return self.scaled(self.head(hidden))
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Return logits from the output layer's outputs."""
         if self.logit_divisor != 1:
             logits = logits / self.logit_divisor
         if self.logit_cap is not None:

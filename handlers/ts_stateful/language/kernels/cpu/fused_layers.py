@@ -24,6 +24,7 @@ from ts_stateful.language.kernels.cpu.library import (
     functions_for,
     num_splits,
 )
+from ts_stateful.language.kernels.cpu.shortlist import Shortlist
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.kv.spans import Rows, Table
 
@@ -96,6 +97,8 @@ class FusedLayers:
         self._heads = min(shape.heads for shape in layout.layers)
         self._group = max(layer.attention.group for layer in layers)
         self._functions = functions_for(library, layout.dtype, decoder.weights)
+        can_tie = decoder.logit_cap is not None  # unlike logits, where they are rounded
+        self._shortlist = None if can_tie else Shortlist.of(decoder.head, layout.dtype, library)
         self.cuts_steps = True
         self._step = StepFacts()
         self._scratch = torch.empty(0)
@@ -128,6 +131,10 @@ class FusedLayers:
             if not rows.keep:
                 return None
             hidden = hidden[torch.tensor(rows.keep)]
+        if self._shortlist is not None and rows.only_highest:
+            highest = self._shortlist(hidden)
+            if highest is not None:
+                return self._decoder.scaled(highest)
         return self._decoder.logits(hidden)
 
     def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:

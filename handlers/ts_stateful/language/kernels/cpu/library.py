@@ -78,6 +78,7 @@ class Functions(NamedTuple):
     decode_scratch: Callable[..., int]
     decode_layers: Callable[..., None]
     multiply_linear: Callable[..., None]
+    find_highest: Callable[..., bool] | None  # of float32 inputs alone
     spread_threads: Callable[[int], None]
     most_rows: int
 
@@ -110,7 +111,7 @@ def functions_for(
     own = _NAMES[dtype]
     of_weights = own if weights in (None, dtype) else _WIDENED[weights]
 
-    def declared(name: str, kind: str, result: type[ctypes.c_int64] | None, *arguments: Any) -> Any:
+    def declared(name: str, kind: str, result: type[Any] | None, *arguments: Any) -> Any:
         function = getattr(library, f"{name}_{kind}")
         function.restype, function.argtypes = result, arguments
         return function
@@ -132,6 +133,14 @@ def functions_for(
         multiply_linear=declared(
             "multiply_linear", of_weights, None, *(address, address, word, word, address, address)
         ),
+        find_highest=declared(
+            "find_highest",
+            of_weights,
+            ctypes.c_bool,
+            *(address, address, word, word, address, address),
+        )
+        if dtype is torch.float32
+        else None,
         most_rows=library.most_rows(),
         spread_threads=library.spread_threads,
     )

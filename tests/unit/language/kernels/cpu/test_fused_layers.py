@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,9 @@ from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.load import Model, accelerate, load_model
 from ts_stateful.language.network.model_support import verified_forward
+from ts_stateful.language.network.penalties import Penalties
 from ts_stateful.protocol.requests import Prompt
+from ts_stateful.protocol.response_format import JsonObject
 
 BUILDERS = {**MODELS, **MORE_MODELS}
 TEXT = (
@@ -224,6 +227,52 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
         if not model.encoder:
             for index in range(4):
                 reference_reply(model, harness, f"s{index}", 12)
+
+
+@needs_vectors
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7},
+        {"logprobs": True},
+        {"frequency_penalty": 0.5},
+        {"logit_bias": {5: 1.0}},
+        {"response_format": JsonObject()},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_all_logits_are_computed_where_more_than_the_highest_is_of_use(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one such reply, or a model with such settings, those of all rows; greedy replies alone need the highest."""
+    model = build("llama")
+    accelerate(model, HandlerConfig())
+    fused, asked = model.forward._shortcut, list[bool]()
+    assert isinstance(fused, FusedLayers)
+    assert fused._shortlist is not None
+
+    def spy(rows: Rows) -> Tensor | None:
+        asked.append(rows.only_highest)
+        return fused(rows)
+
+    monkeypatch.setattr(model.forward, "_shortcut", spy)
+    harness = Harness(model)
+    for session in ("greedy", "other"):
+        harness.open(session)
+    harness.prompt("greedy", "What is it?", max_new_tokens=5)
+    assert all(asked)
+    asked.clear()
+    for session, fields in (("greedy", {}), ("other", settings)):
+        harness.submit(
+            Prompt(session_id=session, prompt="And?", max_new_tokens=5, ignore_eos=True, **fields)
+        )
+    harness.run()
+    assert asked.count(False) == 5  # the steps of the other reply
+    reference_reply(model, harness, "greedy", 5)
+    monkeypatch.setattr(Penalties, "change_all", True)
+    asked.clear()
+    harness.prompt("greedy", "So?", max_new_tokens=5)
+    assert asked.count(False) == 5
 
 
 @needs_vectors

@@ -1,0 +1,131 @@
+"""The highest logits, by an output layer of which few weights are read."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
+from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for
+
+__all__ = ["Shortlist"]
+
+logger = logging.getLogger(__name__)
+
+# Rows, by the bytes of a weight: with more, reading the real weights is not what takes the time. See `shortlist.h`.
+_MOST_ROWS: Final = {4: 8, 2: 4}
+_AT_ONCE: Final = 1 << 24  # weights that are rounded at a time
+_LARGEST: Final = 127
+# Of the weights' length: more than float32 sums of their products are wrong by.
+_ROUNDING: Final = 2.0**-15
+_REST: Final = 256  # calls after one that was in vain
+_VERIFIED_ROWS: Final = (1, 2, 7)
+_TOLERANCE: Final = 1e-4  # of the largest output
+
+
+class _ShortlistFacts(ctypes.Structure):
+    """`Shortlist`: the layer, and the addresses of its weights in 8 bits, their units and their errors."""
+
+    _fields_ = [
+        ("linear", LinearFacts),
+        *((name, ctypes.c_void_p) for name in ("weight", "unit", "error")),
+    ]
+
+
+class Shortlist:
+    """The highest outputs of a float32 layer of very many, for few rows.
+
+    A copy of the weights in 8 bits, with bounds of its errors, shows which outputs may be the highest: a few of a vocabulary.
+    These are computed from the real weights, see `src/shortlist.h`. So the highest is the layer's own, and half to a quarter
+    of the bytes are read.
+    """
+
+    def __init__(self, linear: nn.Linear, library: ctypes.CDLL) -> None:
+        weights = linear.weight.dtype
+        find = functions_for(library, torch.float32, weights).find_highest
+        assert find is not None
+        self._find, self._linear = find, linear
+        self._bytes, self._units, self._errors = _rounded(linear.weight)
+        self._facts = _ShortlistFacts(
+            LinearFacts.of(linear.weight, linear.bias),
+            *(part.data_ptr() for part in (self._bytes, self._units, self._errors)),
+        )
+        self._most_rows = _MOST_ROWS[weights.itemsize]
+        self._rest = 0
+
+    @classmethod
+    def of(cls, head: nn.Linear, dtype: torch.dtype, library: ctypes.CDLL) -> Shortlist | None:
+        """Return the verified shortlist of an output layer whose inputs have this dtype; None where it has none."""
+        is_served = isinstance(head, CompiledLinear) or CompiledLinear.serves(head)
+        if dtype is not torch.float32 or not is_served:
+            return None
+        shortlist = cls(head, library)
+        reason = shortlist._difference()
+        if reason:
+            logger.warning("all logits are computed where the highest would do: %s", reason)
+            return None
+        logger.info("the output layer has a copy of 8 bits a weight, for greedy replies")
+        return shortlist
+
+    def __call__(self, inputs: Tensor) -> Tensor | None:
+        """Map `(rows, in_features)` to `(rows, out_features)`: of each row the highest, and others or lower estimates of them.
+
+        Return None where the layer must be called, because there are too many rows, or too many outputs may be the highest.
+        """
+        if len(inputs) > self._most_rows or self._rest:
+            self._rest = max(0, self._rest - 1)
+            return None
+        outputs = inputs.new_empty(len(inputs), self._linear.out_features)
+        scratch = torch.empty_like(inputs)
+        is_short = self._find(
+            ctypes.byref(self._facts),
+            inputs.data_ptr(),
+            len(inputs),
+            torch.get_num_threads(),
+            scratch.data_ptr(),
+            outputs.data_ptr(),
+        )
+        if is_short:
+            return outputs
+        self._rest = _REST
+        return None
+
+    @torch.inference_mode()
+    def _difference(self) -> str:
+        """Return how the highest outputs of random inputs differ from the layer's; empty if they do not."""
+        if not self._errors.isfinite().all():
+            return "the output layer has weights that are no finite numbers"
+        generator = torch.Generator().manual_seed(0)
+        for num_rows in _VERIFIED_ROWS:
+            inputs = torch.randn(num_rows, self._linear.in_features, generator=generator)
+            expected, found = self._linear(inputs), self(inputs)
+            self._rest = 0
+            if found is None:
+                continue
+            apart = float((found.amax(-1) - expected.amax(-1)).abs().max())
+            largest = float(expected.abs().max())
+            chosen = expected.gather(-1, found.argmax(-1, keepdim=True))[:, 0]
+            below = float((expected.amax(-1) - chosen).max())
+            if not max(apart, below) <= _TOLERANCE * largest:
+                return f"highest outputs differ by {max(apart, below):.2g} of {largest:.2g}"
+        return ""
+
+
+def _rounded(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights `(out, in)` in 8 bits, the unit of each row, and how long its error is at most."""
+    outputs, inputs = weights.shape
+    numbers = torch.empty(outputs, inputs, dtype=torch.int8)
+    units, errors = torch.empty(outputs), torch.empty(outputs)
+    for begin in range(0, outputs, max(1, _AT_ONCE // inputs)):
+        some = slice(begin, begin + max(1, _AT_ONCE // inputs))
+        rows = weights.detach()[some].float()
+        units[some] = rows.abs().amax(-1) / _LARGEST
+        unit = units[some, None].clamp(min=torch.finfo(torch.float32).tiny)
+        numbers[some] = (rows / unit).round().clamp(-_LARGEST, _LARGEST)
+        apart = torch.linalg.vector_norm(rows - numbers[some] * unit, dim=-1)
+        errors[some] = 1.001 * apart + _ROUNDING * torch.linalg.vector_norm(rows, dim=-1)
+    return numbers, units, errors

@@ -1,0 +1,189 @@
+"""The highest outputs are those of the layer, whatever its weights are."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ts_stateful.cpu_kernels.build import cache_folder, load_library
+from ts_stateful.language.kernels.cpu import shortlist
+from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
+from ts_stateful.language.kernels.cpu.shortlist import Shortlist
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def library() -> Any:
+    found = load_library(cache_folder(), "language")
+    assert found is not None
+    return found
+
+
+def make(
+    change: Callable[[Tensor], object] = lambda weights: None,
+    *,
+    outputs: int = 3003,
+    bias: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[CompiledLinear, Shortlist | None]:
+    """Return a layer of random weights, changed in place by `change`, and its shortlist."""
+    torch.manual_seed(2)
+    linear = nn.Linear(160, outputs, bias=bias)
+    nn.init.normal_(linear.weight)
+    with torch.no_grad():
+        change(linear.weight)
+    linear.weight.data = linear.weight.data.to(dtype).float()
+    layer = CompiledLinear(linear, library(), weights=dtype)
+    return layer, Shortlist.of(layer, torch.float32, library())
+
+
+def assert_highest(found: Tensor | None, expected: Tensor) -> None:
+    assert found is not None
+    assert torch.equal(found.argmax(-1), expected.argmax(-1))
+    torch.testing.assert_close(found.amax(-1), expected.amax(-1), rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8])
+def test_the_highest_outputs_are_those_of_the_layer(
+    rows: int, bias: bool, threads: int, dtype: torch.dtype
+) -> None:
+    """For outputs that fill no block; most others are estimates."""
+    layer, found = make(bias=bias, dtype=dtype)
+    assert found is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(20):
+            inputs = torch.randn(rows, 160)
+            expected, highest = layer(inputs), found(inputs)
+            if highest is None:
+                assert rows > 4
+                assert dtype is not torch.float32
+                return
+            assert_highest(highest, expected)
+            assert (highest == expected).float().mean() < 0.2
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+def test_outputs_that_are_nearly_equal_are_told_apart() -> None:
+    """Rows of weights differ by less than 8 bits can hold; of equal ones the first is chosen."""
+
+    def change(weights: Tensor) -> None:
+        weights[100:140] = 6 * weights[100] + 1e-2 * torch.randn(40, 160)
+        weights[140:160] = weights[100:120]
+
+    layer, found = make(change)
+    assert found is not None
+    chosen = set()
+    for _ in range(100):
+        inputs = 0.1 * layer.weight[100:101] + torch.randn(1, 160)
+        assert_highest(found(inputs), layer(inputs))
+        chosen.add(int(layer(inputs).argmax()))
+    assert len(chosen) > 5
+    assert max(chosen) < 140
+
+
+@torch.inference_mode()
+def test_rows_of_zeros_and_of_very_large_and_small_weights_are_right() -> None:
+    """Each row has a unit and a bound of its own; one large weight makes the unit of all others coarse."""
+
+    def change(weights: Tensor) -> None:
+        weights[:50] = 0
+        weights[50:100] *= 1e-6
+        weights[100:150, 7] = 1000
+        weights[150:160] = 1e-42
+
+    layer, found = make(change, outputs=8000)
+    assert found is not None
+    for sign in (1, -1) * 20:
+        inputs = torch.randn(2, 160)
+        inputs[0, 7] = 0.01 * sign
+        assert_highest(found(inputs), layer(inputs))
+    assert found(torch.zeros(1, 160)) is None  # all are equal
+
+
+@torch.inference_mode()
+def test_the_layer_is_called_while_too_many_outputs_may_be_the_highest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then the shortlist rests for some calls, in which it would be tried in vain."""
+    monkeypatch.setattr(shortlist, "_REST", 3)
+
+    def change(weights: Tensor) -> None:
+        weights[:] = weights[0] + 1e-3 * torch.randn(weights.shape)
+
+    _, found = make(change)
+    assert found is not None
+    calls = [found(torch.randn(1, 160)) is None for _ in range(4)]
+    assert calls == [True] * 4
+    found._find = lambda *arguments: True
+    assert found(torch.randn(1, 160)) is not None
+    assert found(torch.randn(9, 160)) is None
+
+
+@pytest.mark.parametrize("weight", [torch.inf, torch.nan])
+def test_weights_that_are_no_numbers_have_no_shortlist(
+    weight: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing bounds them."""
+
+    def change(weights: Tensor) -> None:
+        weights[5, 5] = weight
+
+    assert make(change)[1] is None
+    assert "no finite numbers" in caplog.text
+
+
+@torch.inference_mode()
+def test_a_wrong_shortlist_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A compiler may err."""
+    rounded = shortlist._rounded
+
+    def wrong(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        numbers, units, errors = rounded(weights)
+        return numbers.flip(0), units, errors
+
+    monkeypatch.setattr(shortlist, "_rounded", wrong)
+    assert make()[1] is None
+    assert "highest outputs differ" in caplog.text
+
+
+def test_weights_are_rounded_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pieces change nothing, and the bounds hold for every row."""
+    weights = torch.randn(301, 160) * torch.logspace(-3, 3, 301)[:, None]
+    whole = shortlist._rounded(weights)
+    monkeypatch.setattr(shortlist, "_AT_ONCE", 1000)
+    pieces = shortlist._rounded(weights)
+    assert all(map(torch.equal, whole, pieces))
+    numbers, units, errors = (part.double() for part in pieces)
+    apart = (weights.double() - numbers * units[:, None]).norm(dim=-1)
+    assert (apart <= errors).all()
+    assert (errors < 0.02 * weights.norm(dim=-1)).all()
+
+
+def test_layers_that_the_kernels_cannot_read_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    """Of bfloat16, or of inputs that fill no vector; torch's own are read too."""
+    caplog.set_level(logging.INFO)
+    layer, found = make()
+    assert found is not None
+    assert "8 bits a weight" in caplog.text
+    assert Shortlist.of(nn.Linear(160, 3003), torch.float32, library()) is not None
+    assert Shortlist.of(nn.Linear(150, 3003), torch.float32, library()) is None
+    assert Shortlist.of(layer, torch.bfloat16, library()) is None
