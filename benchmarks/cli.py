@@ -63,7 +63,7 @@ stages:
   many    512 open sessions, 8 active
   growth  10,000 open sessions of a very small model, 10 active, the engine without a server
   pause   the longest pause of a stream during another session's long prefill
-  forms   decode with a JSON schema for every row, beside the same without
+  forms   decode with a JSON schema for every row, and sampled, beside the same without
   families
           decode steps of 16 sessions of each family of text models, the engine alone beside the floor
   speculation

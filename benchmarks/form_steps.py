@@ -1,4 +1,4 @@
-"""Steps of replies that follow a JSON schema each, and of the same without, by the engine alone."""
+"""Steps of replies that follow a JSON schema each, of sampled ones and of plain ones, by the engine alone."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from ts_stateful.protocol.response_format import JsonSchema
 __all__ = ["FormSteps"]
 
 _VOCABULARY = 32_000  # tokens of bytes, as many as Llama 2 has
+_SPREAD = (
+    8.0  # times stock weights of the output layer: so its logits are as peaked as a trained model's
+)
 _SPECIAL = ("<s>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
 
 
@@ -37,10 +40,11 @@ class FormSteps:
         self._driver = Driver(model, config)
         self._names = (f"session-{number}" for number in itertools.count())
 
-    def step(self, width: int, num_steps: int, has_forms: bool) -> float:
-        """Return the time in milliseconds in which `width` rows, each with a schema of its own or none, get a token each.
+    def step(self, width: int, num_steps: int, has_forms: bool, are_drawn: bool) -> float:
+        """Return the time in milliseconds in which `width` rows get a token each.
 
-        A schema gives some tokens away: several of a row are then computed in one step, which takes longer.
+        Each may have a schema of its own, or be sampled. A schema gives some tokens away: several of a row are then computed in
+        one step, which takes longer.
         """
         driver, sessions = self._driver, list(itertools.islice(self._names, width))
         for session in sessions:
@@ -53,6 +57,9 @@ class FormSteps:
                     max_new_tokens=4 * num_steps,
                     ignore_eos=not has_forms,
                     response_format=_schema(number) if has_forms else None,
+                    temperature=0.7 if are_drawn else 0.0,
+                    top_p=0.9 if are_drawn else 1.0,
+                    seed=number,
                     stream=True,
                 )
             )
@@ -101,7 +108,9 @@ def _build_network(vocabulary: int) -> LlamaForCausalLM:
         bos_token_id=0,
         eos_token_id=1,
     )
-    return LlamaForCausalLM(config).eval()
+    network = LlamaForCausalLM(config).eval()
+    network.lm_head.weight.data *= _SPREAD
+    return network
 
 
 def _build_tokenizer() -> PreTrainedTokenizerFast:

@@ -13,6 +13,7 @@ __all__ = [
     "CACHES",
     "DECODE",
     "DRAFTED",
+    "DRAWN",
     "ENGINE",
     "FAMILIES",
     "FIRST_OPEN",
@@ -81,6 +82,7 @@ DRAFTED: Final = "engine alone, drafts"
 UNDRAFTED: Final = "engine alone, no drafts"
 LLAMA_DRAFTS: Final = "llama.cpp, ngram-simple"
 FORMED: Final = "engine alone, a JSON schema for each reply"
+DRAWN: Final = "engine alone, sampled replies"
 
 # The caches that the floor is measured with.
 CACHES: Final = ("dynamic", "static")

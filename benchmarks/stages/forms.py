@@ -1,26 +1,23 @@
-"""The cost of a form in a decode step: a JSON schema for every row, beside the same rows without."""
+"""The cost of choosing in a decode step: by a JSON schema for every row, or by sampling, beside the same rows without."""
 
 from __future__ import annotations
 
 import time
 from functools import partial
 
-from benchmarks.names import FORMED, FORMS, PLAIN
+from benchmarks.names import DRAWN, FORMED, FORMS, PLAIN
 from benchmarks.rig import Rig
 from benchmarks.samples import Sample, Trial, interleave
 
 __all__ = ["TITLE", "run"]
 
-TITLE = "a decode step with JSON schemas"
+TITLE = "a decode step with JSON schemas, and with sampling"
 
 
 def run(rig: Rig) -> None:
-    """Sample the milliseconds of a token of each of 16 rows, with a schema for each and without, by the engine alone."""
+    """Sample the milliseconds of a token of each of 16 rows, with a schema, sampled and without, by the engine alone."""
     plan = rig.plan
-    trials = [
-        Trial(system, partial(_step, rig, system, has_forms=system == FORMED))
-        for system in (PLAIN, FORMED)
-    ]
+    trials = [Trial(system, partial(_step, rig, system)) for system in (PLAIN, FORMED, DRAWN)]
     rig.progress.expect(plan.form_rounds * len(trials))
     interleave(
         trials,
@@ -32,7 +29,7 @@ def run(rig: Rig) -> None:
     )
 
 
-def _step(rig: Rig, system: str, *, has_forms: bool) -> list[Sample]:
-    plan = rig.plan
-    taken_ms = rig.form_steps.measure("step", plan.form_width, plan.form_steps, has_forms)
+def _step(rig: Rig, system: str) -> list[Sample]:
+    plan, kinds = rig.plan, (system == FORMED, system == DRAWN)
+    taken_ms = rig.form_steps.measure("step", plan.form_width, plan.form_steps, *kinds)
     return [Sample(FORMS, system, plan.form_width, taken_ms, "ms")]

@@ -141,6 +141,7 @@ def _one_of_each() -> Samples:
         *(Sample(of_family(family), "floor, static", 16, 100.0, "tokens/s") for family in FAMILIES),
         Sample("step, with forms", "engine alone, free replies", 16, 20.0, "ms"),
         Sample("step, with forms", "engine alone, a JSON schema for each reply", 16, 21.0, "ms"),
+        Sample("step, with forms", "engine alone, sampled replies", 16, 24.0, "ms"),
         Sample("drafts, repeating", "engine alone, drafts", 1, 300.0, "tokens/s"),
         Sample("drafts, repeating", "engine alone, no drafts", 1, 100.0, "tokens/s"),
         Sample("drafts, new", "engine alone, drafts", 1, 99.0, "tokens/s"),
@@ -211,6 +212,7 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["front_torchserve_cpu_s_per_1000_pieces"] == 0.2
     assert ratios["decode_16_speedup_over_recompute"] == 10
     assert ratios["open_first_over_floor"] == ratios["open_repeat_over_prefill"] == 2
+    assert ratios["drawn_step_16_over_plain"] == 1.2
     assert ratios["vision_over_stock"] == 0.5
     assert ratios["idle_bytes_over_state"] == pytest.approx(1.1)
     assert ratios["ttft_512_open_over_8_open"] == pytest.approx(1.2)

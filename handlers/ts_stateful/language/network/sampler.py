@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from ts_stateful.language.kv.to_device import to_device
 __all__ = ["SamplingRow", "sample", "uniform"]
 
 _MASK = 2**64 - 1
+# Tokens with more than such a share of the likeliest's probability are sorted; those with the first are enough for most draws.
+_SHARES = (2.0**-12, 2.0**-24, 0.0)
 
 
 class SamplingRow(NamedTuple):
@@ -43,7 +46,8 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
     if drawn:
         chosen = to_device(drawn, logits.device)
-        tokens[chosen] = _draw(logits[chosen].float(), [rows[index] for index in drawn])
+        some = logits if len(drawn) == len(rows) else logits[chosen]
+        tokens[chosen] = _draw(some.float(), [rows[index] for index in drawn])
     result: list[int] = tokens.tolist()
     return result
 
@@ -60,24 +64,82 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     numbers = [
         (
             row.temperature,
-            row.top_k or vocabulary,
+            row.top_k if 0 < row.top_k < vocabulary else torch.inf,
             row.top_p,
             row.min_p,
             uniform(row.seed, row.position),
         )
         for row in rows
     ]
-    columns = to_device(torch.tensor(numbers, dtype=torch.float64), logits.device)
-    temperature, top_k, top_p, min_p, drawn = columns.split(1, dim=1)  # (rows, 1)
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probabilities = (ordered.double() / temperature).softmax(dim=-1)
-    probabilities = probabilities * (torch.arange(vocabulary, device=logits.device) < top_k)
-    before = probabilities.cumsum(dim=-1) - probabilities
+    settings = to_device(torch.tensor(numbers, dtype=torch.float64), logits.device)
+    if logits.device.type != "cpu":  # a GPU sorts fast, and is not waited for
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        ranks, _ = _choose(ordered, settings)
+        return order.gather(1, ranks[:, None])[:, 0]
+    shares = logits - logits.amax(dim=-1, keepdim=True)
+    shares.mul_(settings[:, :1].reciprocal().float()).exp_()
+    mass = shares.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    tokens, due = torch.empty(len(rows), dtype=torch.long), torch.arange(len(rows))
+    for least in _SHARES:
+        tokens[due], is_known = _draw_from_head(logits, shares, settings, mass, least)
+        if is_known.all():
+            break
+        parts = (due, logits, shares, settings, mass)
+        due, logits, shares, settings, mass = (part[~is_known] for part in parts)
+    return tokens
+
+
+def _draw_from_head(
+    logits: Tensor, shares: Tensor, settings: Tensor, mass: Tensor, least: float
+) -> tuple[Tensor, Tensor]:
+    """Return a token of each row and whether it is the one to take, from those whose share is above the least alone.
+
+    A share is a token's probability over the likeliest's; `mass` is the sum of all.
+    """
+    found = np.flatnonzero(shares.numpy() > least)
+    rows, tokens = np.divmod(found, logits.shape[-1])
+    counts = np.bincount(rows, minlength=len(logits))
+    begins = counts.cumsum() - counts
+    values = np.full((len(logits), max(1, counts.max())), -np.inf, np.float32)
+    values[rows, np.arange(len(found)) - begins[rows]] = logits.numpy().ravel()[found]
+    ordered = np.sort(values, axis=-1)[:, ::-1].copy()  # in a fifth of torch's time
+    sizes = torch.from_numpy(counts)[:, None]
+    ranks, is_known = _choose(torch.from_numpy(ordered), settings, (sizes, mass) if least else None)
+    taken = []
+    for index, rank in enumerate(ranks.tolist()):
+        # Of equal logits the first comes first.
+        value = ordered[index, rank]
+        equal = np.flatnonzero(values[index, : counts[index]] == value)
+        before = np.count_nonzero(ordered[index, :rank] == value)
+        taken.append(tokens[begins[index] + equal[before]] if len(equal) else 0)
+    return torch.tensor(taken), is_known
+
+
+def _choose(
+    ordered: Tensor, settings: Tensor, head: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the ranks of the tokens to take, `(rows,)`, and which of them are known.
+
+    `ordered` are all logits of a row, descending. Or it is the `head` of so many of its highest ones, `(rows, 1)`, which may be
+    too few, and the second is the mass of all, in the likeliest's.
+    """
+    temperature, top_k, top_p, min_p, drawn = settings.split(1, dim=1)  # (rows, 1)
+    apart = ordered.double() - ordered[:, :1].double()
+    probabilities = (apart / temperature).exp()
+    probabilities = probabilities * (torch.arange(ordered.shape[-1], device=ordered.device) < top_k)
     total = probabilities.sum(dim=-1, keepdim=True)
+    size, mass = head or (top_k, total)
+    has_best = top_k <= size  # those that top-k leaves
+    total = torch.where(has_best, total, mass)
+    before = probabilities.cumsum(dim=-1) - probabilities
     # Top-p keeps the smallest head whose mass reaches p: every token with a mass below p before it.
     probabilities = probabilities * (before < top_p * total)
     # Min-p drops what is less likely than this share of the likeliest (Nguyen et al., arXiv 2407.01082).
     probabilities = probabilities * (probabilities >= min_p * probabilities[:, :1])
     cumulative = probabilities.cumsum(dim=-1)
-    ranks = torch.searchsorted(cumulative, drawn * cumulative[:, -1:], right=True)
-    return order.gather(1, ranks.clamp(max=vocabulary - 1)).squeeze(1)
+    is_open = top_k.isinf()
+    has_all = has_best | (is_open & ((probabilities > 0).sum(dim=-1, keepdim=True) < size))
+    target = drawn * torch.where(has_all, cumulative[:, -1:], mass)
+    is_early = is_open & (top_p >= 1) & (min_p <= 0) & (target < cumulative[:, -1:])
+    ranks = torch.searchsorted(cumulative, target, right=True)
+    return ranks.clamp(max=ordered.shape[-1] - 1)[:, 0], (has_all | is_early)[:, 0]

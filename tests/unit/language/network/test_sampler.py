@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from ts_stateful.language.network import sampler
 from ts_stateful.language.network.sampler import SamplingRow, sample, uniform
 
 
@@ -65,6 +67,87 @@ def test_draws_follow_the_distribution() -> None:
     expected = (given_logits[0].double() / 0.7).softmax(-1)
     for token, probability in enumerate(expected.tolist()):
         assert frequencies[token] / count == pytest.approx(probability, abs=0.03)
+
+
+def expected_draw(logits: torch.Tensor, row: SamplingRow) -> int:
+    """Return what is drawn from one row: by all of its tokens, sorted."""
+    order = (-logits.double().numpy()).argsort(kind="stable")
+    ordered = logits.double().numpy()[order]
+    probabilities = np.exp((ordered - ordered[0]) / row.temperature)
+    if row.top_k:
+        probabilities[row.top_k :] = 0
+    mass = probabilities.sum()
+    before = probabilities.cumsum() - probabilities
+    probabilities[before >= row.top_p * mass] = 0
+    probabilities[probabilities < row.min_p * probabilities[0]] = 0
+    cumulative = probabilities.cumsum()
+    target = uniform(row.seed, row.position) * cumulative[-1]
+    return int(order[cumulative.searchsorted(target, side="right")])
+
+
+@given(
+    spread=st.sampled_from([0.0, 0.3, 2.0, 8.0, 60.0]),
+    allowed=st.sampled_from([1, 3, 200, 900, 2000]),
+    step=st.sampled_from([0.0, 0.5]),
+    seed=st.integers(0, 999),
+    settings=st.lists(
+        st.builds(
+            SamplingRow,
+            temperature=st.sampled_from([0.05, 0.7, 1.0, 2.0]),
+            top_k=st.sampled_from([0, 0, 1, 40, 255, 256, 257, 700, 2000, 5000]),
+            top_p=st.sampled_from([1.0, 1.0, 0.95, 0.5, 1e-6]),
+            min_p=st.sampled_from([0.0, 0.0, 0.01, 0.3, 1.0]),
+            seed=st.integers(0, 999),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_few_sorted_logits_give_what_all_would(
+    spread: float, allowed: int, step: float, seed: int, settings: list[SamplingRow]
+) -> None:
+    """For peaked and flat distributions, equal logits, few allowed tokens, and any settings in any batch."""
+    given_logits = logits(len(settings), 2000, seed) * spread / 2
+    if step:
+        given_logits = (given_logits / step).round() * step
+    shuffled = torch.randperm(2000, generator=torch.Generator().manual_seed(seed))
+    given_logits[:, shuffled[allowed:]] = -torch.inf
+    expected = [expected_draw(*pair) for pair in zip(given_logits, settings, strict=True)]
+    assert sample(given_logits, settings) == expected
+
+
+def test_all_sorted_logits_give_the_same() -> None:
+    """As a GPU computes it."""
+    given_logits = (logits(6, 2000) * 4).round() / 4
+    settings = [(1.0,), (0.7, 0, 0.9), (1.0, 50), (1.0, 1), (2.0, 0, 1.0, 0.05), (1.0, 700, 0.9)]
+    rows = [SamplingRow(*some)._replace(seed=seed) for seed, some in enumerate(settings)]
+    ordered, order = given_logits.sort(descending=True, stable=True)
+    numbers = [
+        (r.temperature, r.top_k or torch.inf, r.top_p, r.min_p, uniform(r.seed, 0)) for r in rows
+    ]
+    ranks, is_known = sampler._choose(ordered, torch.tensor(numbers, dtype=torch.float64))
+    expected = [expected_draw(*pair) for pair in zip(given_logits, rows, strict=True)]
+    assert order.gather(1, ranks[:, None])[:, 0].tolist() == expected
+    assert is_known.all()
+
+
+def test_most_draws_sort_few_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorting a whole vocabulary takes longer than a small model's step."""
+    monkeypatch.setattr(sampler, "_SHARES", sampler._SHARES[:1])
+    peaked = logits(8, 2000)
+    peaked[:, :20] += 12
+    for settings in ((1.0,), (0.7, 0, 0.9), (1.0, 50), (1.0, 0, 1.0, 0.05)):
+        rows = [SamplingRow(*settings)._replace(seed=seed) for seed in range(8)]
+        expected = [expected_draw(*pair) for pair in zip(peaked, rows, strict=True)]
+        assert sample(peaked, rows) == expected
+
+
+def test_logits_that_are_no_numbers_disturb_no_other_row() -> None:
+    """A model that gives them is broken; the token is any one."""
+    broken = logits(2, 2000)
+    broken[0, 7] = torch.nan
+    whole, rows = broken[1:], [SamplingRow(1.0, seed=1), SamplingRow(1.0, seed=2)]
+    assert sample(broken, rows)[1] == sample(whole, rows[1:])[0]
 
 
 def test_top_k_and_top_p_bound_the_choice() -> None:
