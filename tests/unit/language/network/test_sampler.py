@@ -119,8 +119,12 @@ def test_few_sorted_logits_give_what_all_would(
 def test_all_sorted_logits_give_the_same() -> None:
     """As a GPU computes it."""
     given_logits = (logits(6, 2000) * 4).round() / 4
-    settings = [(1.0,), (0.7, 0, 0.9), (1.0, 50), (1.0, 1), (2.0, 0, 1.0, 0.05), (1.0, 700, 0.9)]
-    rows = [SamplingRow(*some)._replace(seed=seed) for seed, some in enumerate(settings)]
+    rows = [
+        *(SamplingRow(1.0, top_k, seed=top_k) for top_k in (0, 1, 50)),
+        SamplingRow(0.7, top_p=0.9),
+        SamplingRow(2.0, min_p=0.05),
+        SamplingRow(1.0, 700, 0.9),
+    ]
     ordered, order = given_logits.sort(descending=True, stable=True)
     numbers = [
         (r.temperature, r.top_k or torch.inf, r.top_p, r.min_p, uniform(r.seed, 0)) for r in rows
