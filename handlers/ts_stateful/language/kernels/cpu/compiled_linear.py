@@ -23,7 +23,6 @@ __all__ = ["CompiledLinear", "compile_linears"]
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # of the largest output
-_MOST_ROWS = 32  # with more, torch is as fast or faster, but for `is_faster` below
 _VERIFIED_ROWS = (1, 2, 7, 20, 33, 64, 65)
 _TIMED = (256, 512, 1408)  # rows, inputs and outputs
 _TIMES = 7
@@ -55,9 +54,6 @@ class CompiledLinear(nn.Linear):
         self.train(linear.training)
         self._facts = LinearFacts.of(self.weight, linear.bias)
         self._functions = functions_for(library, dtype, weights)
-        has_lanes = torch.backends.cpu.get_cpu_capability() == "AVX512"  # for rows side by side
-        is_faster = self.weight.dtype is not dtype or (dtype is torch.float32 and has_lanes)
-        self._most_rows = self._functions.most_rows if is_faster else _MOST_ROWS
 
     @staticmethod
     def serves(linear: nn.Linear, weights: torch.dtype | None = None) -> bool:
@@ -74,21 +70,10 @@ class CompiledLinear(nn.Linear):
         num_rows = input.numel() // self.in_features
         if not num_rows or torch.is_grad_enabled():
             return multiply(input, self.weight.to(input.dtype), self.bias)
-        if num_rows > self._most_rows:
+        if num_rows > self._functions.most_linear_rows:
             self._functions.spread_threads(torch.get_num_threads())  # or two may share a processor
             return self._many(input, self.weight, self.bias)
-        input = input.contiguous()
-        scratch = torch.empty_like(input)
-        output = input.new_empty(*input.shape[:-1], self.out_features)
-        self._functions.multiply_linear(
-            ctypes.byref(self._facts),
-            input.data_ptr(),
-            num_rows,
-            torch.get_num_threads(),
-            scratch.data_ptr(),
-            output.data_ptr(),
-        )
-        return output
+        return self._functions.multiply(self._facts, input)
 
 
 def compile_linears(
@@ -100,7 +85,7 @@ def compile_linears(
 
     Those in `compact`, and experts there, hold their weights in another dtype.
     """
-    keep_experts(network, compact)
+    keep_experts(network, library, compact)
     verified: dict[tuple[torch.Size, bool, torch.dtype], bool] = {}
     ways: dict[torch.dtype, Multiply] = {}
 

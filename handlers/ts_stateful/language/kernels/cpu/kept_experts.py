@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as multiply
 
-from ts_stateful.language.kernels.cpu.library import vector_width
+from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for, vector_width
 from ts_stateful.language.kernels.cpu.replace_linears import child_modules
 from ts_stateful.language.kernels.cpu.widening import in_float32
 
@@ -17,27 +18,43 @@ __all__ = ["CompactExperts", "TurnedExperts", "are_served", "keep_experts"]
 
 
 class _Experts(nn.Module):
-    """Experts on weights `(experts, outputs, inputs)`, those of gates first, and biases `(experts, outputs)` or None."""
+    """Experts on weights `(experts, outputs, inputs)`, those of gates first, and biases `(experts, outputs)` or None.
+
+    Few tokens are multiplied by the kernels, at the speed at which memory is read.
+    """
 
     gate_up_proj: nn.Parameter
     gate_up_proj_bias: nn.Parameter | None
     down_proj: nn.Parameter
     down_proj_bias: nn.Parameter | None
 
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__()
+        self._library = library
+
     def forward(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Return each token's sum of the outputs of its `chosen` experts `(tokens, count)`, times their `shares`."""
         output = torch.zeros_like(hidden)
         for expert in chosen.unique().tolist():
             tokens, places = torch.where(chosen == expert)
-            both = _product(hidden[tokens], self.gate_up_proj, self.gate_up_proj_bias, expert)
+            both = self._product(hidden[tokens], self.gate_up_proj, self.gate_up_proj_bias, expert)
             gated = self.gated(*both.chunk(2, -1))
-            made = _product(gated, self.down_proj, self.down_proj_bias, expert)
+            made = self._product(gated, self.down_proj, self.down_proj_bias, expert)
             output.index_add_(0, tokens, made * shares[tokens, places, None])
         return output
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return the activation."""
         raise NotImplementedError
+
+    def _product(
+        self, inputs: Tensor, weights: Tensor, biases: Tensor | None, expert: int
+    ) -> Tensor:
+        own, bias = weights[expert], None if biases is None else biases[expert]
+        functions = functions_for(self._library, inputs.dtype, own.dtype)
+        if len(inputs) <= functions.most_linear_rows and not torch.is_grad_enabled():
+            return functions.multiply(LinearFacts.of(own, bias), inputs)
+        return (multiply if own.dtype is inputs.dtype else _multiply_widened)(inputs, own, bias)
 
     def _keep(self, name: str, weights: Tensor | None) -> None:
         kept = None if weights is None else nn.Parameter(weights.contiguous(), requires_grad=False)
@@ -47,8 +64,8 @@ class _Experts(nn.Module):
 class CompactExperts(_Experts):
     """The experts of Mixtral and Qwen3-MoE in float32, on weights of 16 bits that it widens."""
 
-    def __init__(self, experts: Any, dtype: torch.dtype) -> None:
-        super().__init__()
+    def __init__(self, experts: Any, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+        super().__init__(library)
         self.act_fn = experts.act_fn
         self._keep("gate_up_proj", experts.gate_up_proj.to(dtype))
         self._keep("gate_up_proj_bias", None)
@@ -65,8 +82,8 @@ class CompactExperts(_Experts):
 class TurnedExperts(_Experts):
     """The experts of gpt-oss, whose stock weights are `(experts, inputs, outputs)`, gates and others in turns."""
 
-    def __init__(self, experts: Any, dtype: torch.dtype) -> None:
-        super().__init__()
+    def __init__(self, experts: Any, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+        super().__init__(library)
         self.alpha, self.limit = float(experts.alpha), float(experts.limit)
         self._keep("gate_up_proj", _in_halves(experts.gate_up_proj.transpose(1, 2)).to(dtype))
         self._keep("gate_up_proj_bias", _in_halves(experts.gate_up_proj_bias))
@@ -89,7 +106,9 @@ def are_served(experts: nn.Module, dtype: torch.dtype) -> bool:
 
 
 @torch.no_grad()
-def keep_experts(network: nn.Module, dtypes: Mapping[nn.Module, torch.dtype]) -> None:
+def keep_experts(
+    network: nn.Module, library: ctypes.CDLL, dtypes: Mapping[nn.Module, torch.dtype]
+) -> None:
     """Replace the experts in `dtypes`, and those of gpt-oss that the kernels serve, in place."""
     child: Any
     for parent, name, child in child_modules(network):
@@ -97,9 +116,9 @@ def keep_experts(network: nn.Module, dtypes: Mapping[nn.Module, torch.dtype]) ->
             dtype = dtypes.get(child, child.down_proj.dtype)
             if not are_served(child, dtype):
                 continue
-            setattr(parent, name, TurnedExperts(child, dtype))
+            setattr(parent, name, TurnedExperts(child, dtype, library))
         elif child in dtypes and not isinstance(child, nn.Linear):
-            setattr(parent, name, CompactExperts(child, dtypes[child]))
+            setattr(parent, name, CompactExperts(child, dtypes[child], library))
         else:
             continue
         child.gate_up_proj = child.down_proj = None  # `dtypes` keeps the module
@@ -108,12 +127,6 @@ def keep_experts(network: nn.Module, dtypes: Mapping[nn.Module, torch.dtype]) ->
 def _are_of_gpt_oss(module: nn.Module) -> bool:
     kind = type(module)
     return kind.__name__ == "GptOssExperts" and kind.__module__.startswith("transformers.models.")
-
-
-def _product(inputs: Tensor, weights: Tensor, biases: Tensor | None, expert: int) -> Tensor:
-    is_held = weights.dtype is inputs.dtype
-    product = (multiply if is_held else _multiply_widened)(inputs, weights[expert], None)
-    return product if biases is None else product + biases[expert]
 
 
 _multiply_widened: Final = in_float32(multiply)

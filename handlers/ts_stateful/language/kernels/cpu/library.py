@@ -26,6 +26,7 @@ __all__ = [
 LANES: Final = 16  # all dimensions are multiples of it
 _SHARE: Final = 256  # minimum tokens of a split
 _TOGETHER: Final = 16  # queries of rows that are computed together, see `attention.h`
+_FEW: Final = 32  # rows; with more, torch multiplies as fast or faster, but for `is_fast` below
 _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of dtypes in the library
 _WIDENED: Final = {torch.bfloat16: "wide_bfloat16", torch.float16: "wide_float16"}
 
@@ -71,7 +72,10 @@ class LinearFacts(ctypes.Structure):
 
 
 class Functions(NamedTuple):
-    """The library's functions for a dtype of states and one of weights; `most_rows` of a step go through layers in one call."""
+    """The library's functions for a dtype of states and one of weights.
+
+    `most_rows` of a step go through layers in one call, and with `most_linear_rows` it multiplies faster than torch.
+    """
 
     write: Callable[..., None]
     attend: Callable[..., None]
@@ -81,6 +85,22 @@ class Functions(NamedTuple):
     find_highest: Callable[..., bool] | None  # of float32 inputs alone
     spread_threads: Callable[[int], None]
     most_rows: int
+    most_linear_rows: int
+
+    def multiply(self, linear: LinearFacts, inputs: Tensor) -> Tensor:
+        """Map `(..., inputs)` to `(..., outputs)`, up to `most_rows` of them."""
+        inputs = inputs.contiguous()
+        scratch = torch.empty_like(inputs)
+        outputs = inputs.new_empty(*inputs.shape[:-1], linear.out)
+        self.multiply_linear(
+            ctypes.byref(linear),
+            inputs.data_ptr(),
+            inputs.numel() // linear.in_,
+            torch.get_num_threads(),
+            scratch.data_ptr(),
+            outputs.data_ptr(),
+        )
+        return outputs
 
 
 def vector_width(dtype: torch.dtype) -> int:
@@ -117,6 +137,10 @@ def functions_for(
         return function
 
     library.most_rows.restype = word
+    most_rows = library.most_rows()
+    is_widened = of_weights != own
+    has_lanes = torch.backends.cpu.get_cpu_capability() == "AVX512"  # for rows side by side
+    is_fast = is_widened or (dtype is torch.float32 and has_lanes)
     library.spread_threads.restype, library.spread_threads.argtypes = None, [word]
     return Functions(
         write=declared("write", own, None, *(address, address), *(word,) * 4, ctypes.c_int),
@@ -141,6 +165,7 @@ def functions_for(
         )
         if dtype is torch.float32
         else None,
-        most_rows=library.most_rows(),
+        most_rows=most_rows,
+        most_linear_rows=most_rows if is_fast else _FEW,
         spread_threads=library.spread_threads,
     )

@@ -63,7 +63,7 @@ def build(name: str) -> Model:
 def fused_of(forward: Forward) -> FusedLayers:
     library = load_library(cache_folder(), "language")
     assert library is not None
-    keep_experts(forward.network, {})
+    keep_experts(forward.network, library, {})
     return FusedLayers(find_decoder(forward.network), forward.layout, forward.windows, library)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from typing import Any
 
 import pytest
@@ -10,10 +11,15 @@ import torch
 from torch import Tensor
 
 from tests.support.tiny import MORE_MODELS
+from ts_stateful.cpu_kernels.build import cache_folder, load_library
 from ts_stateful.language.kernels.cpu.kept_experts import (
     CompactExperts,
     TurnedExperts,
     keep_experts,
+)
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
 )
 
 
@@ -28,36 +34,52 @@ def experts_of(name: str) -> Any:
     return experts
 
 
-def routes() -> tuple[Tensor, Tensor, Tensor]:
-    """Return hidden states of nine tokens, and two experts of each with their shares."""
+def library() -> Any:
+    found = load_library(cache_folder(), "language")
+    assert found is not None
+    return found
+
+
+def routes(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hidden states of tokens, and two experts of each with their shares."""
     generator = torch.Generator().manual_seed(2)
-    hidden = torch.randn(9, 64, generator=generator)
-    chosen = torch.rand(9, 4, generator=generator).topk(2).indices
-    return hidden, chosen, torch.rand(9, 2, generator=generator)
+    hidden = torch.randn(num_tokens, 64, generator=generator)
+    chosen = torch.rand(num_tokens, 4, generator=generator).topk(2).indices
+    return hidden, chosen, torch.rand(num_tokens, 2, generator=generator)
+
+
+def assert_all_ways(experts: Any, routed: tuple[Tensor, ...], expected: Tensor) -> None:
+    """By kernels where the tokens are few, and by torch, which alone computes with gradients."""
+    torch.testing.assert_close(experts(*routed), expected, rtol=1e-4, atol=1e-3)
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.testing.assert_close(
+            experts(*(part.clone() for part in routed)), expected, rtol=1e-4, atol=1e-3
+        )
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("num_tokens", [1, 9, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_turned_experts_are_those_of_gpt_oss(dtype: torch.dtype) -> None:
+def test_turned_experts_are_those_of_gpt_oss(dtype: torch.dtype, num_tokens: int) -> None:
     """Weights that 16 bits hold give the same outputs from either dtype."""
     stock = experts_of("gpt_oss")
     for weights in (stock.gate_up_proj, stock.down_proj):
         weights.data = weights.data.to(dtype).float()
-    hidden, chosen, shares = routes()
-    expected = stock(hidden, chosen, shares)
-    turned = TurnedExperts(stock, dtype)
+    routed = routes(num_tokens)
+    expected = stock(*routed)
+    turned = TurnedExperts(stock, dtype, library())
     assert turned.gate_up_proj.dtype is turned.down_proj.dtype is dtype
-    torch.testing.assert_close(turned(hidden, chosen, shares), expected, rtol=1e-5, atol=1e-4)
+    assert_all_ways(turned, routed, expected)
 
 
 @torch.inference_mode()
-def test_compact_experts_are_those_of_mixtral() -> None:
+@pytest.mark.parametrize("num_tokens", [1, 9, 200])
+def test_compact_experts_are_those_of_mixtral(num_tokens: int) -> None:
     """Their weights are widened where they are multiplied."""
     stock = experts_of("mixtral")
-    hidden, chosen, shares = routes()
-    expected = stock(hidden, chosen, shares)
-    compact = CompactExperts(stock, torch.bfloat16)
-    torch.testing.assert_close(compact(hidden, chosen, shares), expected, rtol=1e-5, atol=1e-4)
+    routed = routes(num_tokens)
+    expected = stock(*routed)
+    assert_all_ways(CompactExperts(stock, torch.bfloat16, library()), routed, expected)
 
 
 def test_experts_that_kernels_do_not_serve_are_left() -> None:
@@ -66,10 +88,10 @@ def test_experts_that_kernels_do_not_serve_are_left() -> None:
     hooked = copy.deepcopy(network)
     hooked.model.layers[0].mlp.experts.register_forward_hook(lambda *_: None)
     for each in (network, hooked):
-        keep_experts(each, {})
+        keep_experts(each, library(), {})
     kinds = [[type(layer.mlp.experts) for layer in n.model.layers] for n in (network, hooked)]
     assert set(kinds[0]) == {TurnedExperts} == set(kinds[1][1:])
     assert kinds[1][0] is not TurnedExperts
     mixtral: Any = MORE_MODELS["mixtral"]().network
-    keep_experts(mixtral, {})
+    keep_experts(mixtral, library(), {})
     assert type(mixtral.model.layers[0].mlp.experts).__name__ == "MixtralExperts"

@@ -71,7 +71,8 @@ def test_experts_are_a_stride_apart() -> None:
 def test_turned_experts_have_biases_and_a_clamped_activation() -> None:
     """And the layer has a score of each head that has no value."""
     model = MORE_MODELS["gpt_oss"]()
-    keep_experts(model.network, {})
+    unused: Any = None
+    keep_experts(model.network, unused, {})
     facts = facts_of(model, 0)
     turned: Any = model.network.model.layers[0].mlp.experts
     assert facts.experts.router.bias == model.network.model.layers[0].mlp.router.bias.data_ptr()
