@@ -28,12 +28,10 @@
   extern "C" void multiply_linear_##NAME(const Linear<T>* linear, const Input<T>* x, int64_t rows, int64_t num_threads,     \
                                          Input<T>* scratch, Input<T>* y) {                                                  \
     multiply_linear(*linear, x, int(rows), int(num_threads), scratch, y);                                                   \
-  }
-
-#define EXPORT_SHORTLIST(NAME, T)                                                                                           \
-  extern "C" bool find_highest_##NAME(const Shortlist<T>* list, const float* x, int64_t rows, int64_t num_threads,          \
-                                      float* scratch, float* y) {                                                           \
-    return find_highest(*list, x, int(rows), int(num_threads), scratch, y);                                                 \
+  }                                                                                                                         \
+  extern "C" bool find_highest_##NAME(const Shortlist<T>* list, const Input<T>* x, int64_t rows, int64_t num_threads,       \
+                                      Input<T>* packed, float* wide, float* y) {                                            \
+    return find_highest(*list, x, int(rows), int(num_threads), packed, wide, y);                                            \
   }
 
 namespace {
@@ -89,9 +87,6 @@ EXPORT_WEIGHTS(float32, float)
 EXPORT_WEIGHTS(bfloat16, bfloat16)
 EXPORT_WEIGHTS(wide_bfloat16, wide_bfloat16)
 EXPORT_WEIGHTS(wide_float16, wide_float16)
-EXPORT_SHORTLIST(float32, float)
-EXPORT_SHORTLIST(wide_bfloat16, wide_bfloat16)
-EXPORT_SHORTLIST(wide_float16, wide_float16)
 
 extern "C" int64_t most_rows() { return MOST; }
 

@@ -15,7 +15,8 @@
 namespace {
 
 constexpr int FEW = 8;           // rows; with more, reading the real weights is not what takes the time
-constexpr float TIE = 0x1p-20f;  // of the highest: outputs so near may become equal where they are divided
+// Of the highest: outputs so near may become equal where they are rounded, and where they are divided.
+template <class T> constexpr float TIE = std::is_same_v<T, bfloat16> ? 0x1p-6f : 0x1p-20f;
 
 // 8-bit weights (out, in), what a unit of them is (out,), and how long the differences from the real weights are (out,).
 template <class T> struct Shortlist { Linear<T> linear; const int8_t* weight; const float *unit, *error; };
@@ -57,15 +58,25 @@ template <class T> int estimate(const Shortlist<T>& list, int64_t n, const float
   for (m = 0; m < rows; m++)
     for (int i = 0; i < num; i++) {
       float& value = result[m * LANES + i];
-      value = value * list.unit[n + i] + (list.linear.bias ? list.linear.bias[n + i] : 0);
+      value = value * list.unit[n + i] + (list.linear.bias ? number(list.linear.bias[n + i]) : 0);
     }
   return num;
 }
 
+// Output n of row x, packed, as the layer gives it.
+template <class T> float compute(const Linear<T>& linear, int64_t n, const Input<T>* x) {
+  alignas(64) float result[WIDE];
+  multiply_in_turn<1, 1>(linear.weight + n * linear.in, x, linear.in, result);
+  if (linear.bias) result[0] += number(linear.bias[n]);
+  Input<T> rounded;
+  store_some(&rounded, result, 1);
+  return number(rounded);
+}
+
 // Map up to FEW rows x (rows, in) to y (rows, out), of which the highest of each row is the layer's. Others may be estimates that
-// are lower. `scratch` has room for x. Return false, and y is of no use, if too many outputs may be the highest.
+// are lower. `packed` and `wide` have room for x. Return false, and y is of no use, if too many outputs may be the highest.
 template <class T>
-bool find_highest(const Shortlist<T>& list, const float* x, int rows, int num_threads, float* scratch, float* y) {
+bool find_highest(const Shortlist<T>& list, const Input<T>* x, int rows, int num_threads, Input<T>* packed, float* wide, float* y) {
   const Linear<T>& linear = list.linear;
   const int64_t in = linear.in, out = linear.out, most = out / 16 + 2 * rows;
   std::atomic<int64_t> num_possible{0};
@@ -79,15 +90,18 @@ bool find_highest(const Shortlist<T>& list, const float* x, int rows, int num_th
     std::copy_n(least, FEW, own);
 #pragma omp for schedule(static)
     for (int m = 0; m < rows; m++) {
-      pack<T>(x + m * in, 1, 0, in, scratch + m * in);
+      pack<T>(x + m * in, 1, 0, in, packed + m * in);
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t d = 0; d < in; d++) sum += x[m * in + d] * x[m * in + d];
+      for (int64_t d = 0; d < in; d++) {
+        const float value = wide[m * in + d] = number(x[m * in + d]);
+        sum += value * value;
+      }
       lengths[m] = std::sqrt(sum);
     }
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < out; n += LANES) {
-      const int num = estimate(list, n, x, rows, result);
+      const int num = estimate(list, n, wide, rows, result);
       for (int m = 0; m < rows; m++) {
         float highest = own[m];
 #pragma omp simd reduction(max : highest)
@@ -97,16 +111,14 @@ bool find_highest(const Shortlist<T>& list, const float* x, int rows, int num_th
       }
     }
 #pragma omp critical
-    for (int m = 0; m < rows; m++) least[m] = std::max(least[m], own[m] - std::fabs(own[m]) * TIE);
+    for (int m = 0; m < rows; m++) least[m] = std::max(least[m], own[m] - std::fabs(own[m]) * TIE<T>);
 #pragma omp barrier
     for (int m = 0; m < rows; m++)
 #pragma omp for schedule(static) nowait
       for (int64_t n = 0; n < out; n++) {
         float& value = y[m * out + n];
-        if (!(value + list.error[n] * lengths[m] >= least[m])) continue;
-        if (num_possible.fetch_add(1, std::memory_order_relaxed) >= most) continue;
-        multiply_in_turn<1, 1>(linear.weight + n * in, scratch + m * in, in, result);
-        value = result[0] + (linear.bias ? linear.bias[n] : 0);
+        const bool is_possible = value + list.error[n] * lengths[m] >= least[m];
+        if (is_possible && num_possible.fetch_add(1, std::memory_order_relaxed) < most) value = compute(linear, n, packed + m * in);
       }
   }
   return num_possible <= most;

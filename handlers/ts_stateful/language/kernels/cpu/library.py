@@ -82,7 +82,7 @@ class Functions(NamedTuple):
     decode_scratch: Callable[..., int]
     decode_layers: Callable[..., None]
     multiply_linear: Callable[..., None]
-    find_highest: Callable[..., bool] | None  # of float32 inputs alone
+    find_highest: Callable[..., bool]
     spread_threads: Callable[[int], None]
     most_rows: int
     most_linear_rows: int
@@ -158,13 +158,8 @@ def functions_for(
             "multiply_linear", of_weights, None, *(address, address, word, word, address, address)
         ),
         find_highest=declared(
-            "find_highest",
-            of_weights,
-            ctypes.c_bool,
-            *(address, address, word, word, address, address),
-        )
-        if dtype is torch.float32
-        else None,
+            "find_highest", of_weights, ctypes.c_bool, address, address, word, word, *(address,) * 3
+        ),
         most_rows=most_rows,
         most_linear_rows=most_rows if is_fast else _FEW,
         spread_threads=library.spread_threads,

@@ -17,14 +17,14 @@ __all__ = ["Shortlist"]
 logger = logging.getLogger(__name__)
 
 # Rows, by the bytes of a weight: with more, reading the real weights is not what takes the time. See `shortlist.h`.
-_MOST_ROWS: Final = {4: 8, 2: 4}
+_MOST_ROWS: Final = {4: 8, 2: 3}
 _AT_ONCE: Final = 1 << 24  # weights that are rounded at a time
 _LARGEST: Final = 127
 # Of the weights' length: more than float32 sums of their products are wrong by.
 _ROUNDING: Final = 2.0**-15
 _REST: Final = 256  # calls after one that was in vain
 _VERIFIED_ROWS: Final = (1, 2, 7)
-_TOLERANCE: Final = 1e-4  # of the largest output
+_TOLERANCE: Final = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # of the largest output
 
 
 class _ShortlistFacts(ctypes.Structure):
@@ -37,33 +37,30 @@ class _ShortlistFacts(ctypes.Structure):
 
 
 class Shortlist:
-    """The highest outputs of a float32 layer of very many, for few rows.
+    """The highest outputs of a layer of very many, for few rows.
 
     A copy of the weights in 8 bits, with bounds of its errors, shows which outputs may be the highest: a few of a vocabulary.
     These are computed from the real weights, see `src/shortlist.h`. So the highest is the layer's own, and half to a quarter
     of the bytes are read.
     """
 
-    def __init__(self, linear: nn.Linear, library: ctypes.CDLL) -> None:
-        weights = linear.weight.dtype
-        find = functions_for(library, torch.float32, weights).find_highest
-        assert find is not None
-        self._find, self._linear = find, linear
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+        self._find = functions_for(library, dtype, linear.weight.dtype).find_highest
+        self._linear, self._dtype = linear, dtype
         self._bytes, self._units, self._errors = _rounded(linear.weight)
         self._facts = _ShortlistFacts(
             LinearFacts.of(linear.weight, linear.bias),
             *(part.data_ptr() for part in (self._bytes, self._units, self._errors)),
         )
-        self._most_rows = _MOST_ROWS[weights.itemsize]
+        self._most_rows = _MOST_ROWS[linear.weight.itemsize]
         self._rest = 0
 
     @classmethod
     def of(cls, head: nn.Linear, dtype: torch.dtype, library: ctypes.CDLL) -> Shortlist | None:
         """Return the verified shortlist of an output layer whose inputs have this dtype; None where it has none."""
-        is_served = isinstance(head, CompiledLinear) or CompiledLinear.serves(head)
-        if dtype is not torch.float32 or not is_served:
+        if not (isinstance(head, CompiledLinear) or CompiledLinear.serves(head)):
             return None
-        shortlist = cls(head, library)
+        shortlist = cls(head, dtype, library)
         reason = shortlist._difference()
         if reason:
             logger.warning("all logits are computed where the highest would do: %s", reason)
@@ -79,18 +76,19 @@ class Shortlist:
         if len(inputs) > self._most_rows or self._rest:
             self._rest = max(0, self._rest - 1)
             return None
-        outputs = inputs.new_empty(len(inputs), self._linear.out_features)
-        scratch = torch.empty_like(inputs)
+        outputs = torch.empty(len(inputs), self._linear.out_features)
+        packed, wide = torch.empty_like(inputs), torch.empty(inputs.shape)
         is_short = self._find(
             ctypes.byref(self._facts),
             inputs.data_ptr(),
             len(inputs),
             torch.get_num_threads(),
-            scratch.data_ptr(),
+            packed.data_ptr(),
+            wide.data_ptr(),
             outputs.data_ptr(),
         )
         if is_short:
-            return outputs
+            return outputs.to(inputs.dtype)
         self._rest = _REST
         return None
 
@@ -102,6 +100,7 @@ class Shortlist:
         generator = torch.Generator().manual_seed(0)
         for num_rows in _VERIFIED_ROWS:
             inputs = torch.randn(num_rows, self._linear.in_features, generator=generator)
+            inputs = inputs.to(self._dtype)
             expected, found = self._linear(inputs), self(inputs)
             self._rest = 0
             if found is None:
@@ -110,7 +109,7 @@ class Shortlist:
             largest = float(expected.abs().max())
             chosen = expected.gather(-1, found.argmax(-1, keepdim=True))[:, 0]
             below = float((expected.amax(-1) - chosen).max())
-            if not max(apart, below) <= _TOLERANCE * largest:
+            if not max(apart, below) <= _TOLERANCE[self._dtype] * largest:
                 return f"highest outputs differ by {max(apart, below):.2g} of {largest:.2g}"
         return ""
 

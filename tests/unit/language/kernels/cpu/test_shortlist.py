@@ -19,7 +19,13 @@ from ts_stateful.language.kernels.cpu.shortlist import Shortlist
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
 )
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Of inputs and of weights.
+DTYPES = (
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+    (torch.bfloat16, torch.bfloat16),
+)
 
 
 def library() -> Any:
@@ -33,7 +39,7 @@ def make(
     *,
     outputs: int = 3003,
     bias: bool = False,
-    dtype: torch.dtype = torch.float32,
+    dtypes: tuple[torch.dtype, torch.dtype] = DTYPES[0],
 ) -> tuple[CompiledLinear, Shortlist | None]:
     """Return a layer of random weights, changed in place by `change`, and its shortlist."""
     torch.manual_seed(2)
@@ -41,9 +47,10 @@ def make(
     nn.init.normal_(linear.weight)
     with torch.no_grad():
         change(linear.weight)
-    linear.weight.data = linear.weight.data.to(dtype).float()
-    layer = CompiledLinear(linear, library(), weights=dtype)
-    return layer, Shortlist.of(layer, torch.float32, library())
+    inputs, weights = dtypes
+    linear.weight.data = linear.weight.data.to(weights)
+    layer = CompiledLinear(linear.to(inputs), library(), weights=weights)
+    return layer, Shortlist.of(layer, inputs, library())
 
 
 def assert_highest(found: Tensor | None, expected: Tensor) -> None:
@@ -53,28 +60,31 @@ def assert_highest(found: Tensor | None, expected: Tensor) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8])
 def test_the_highest_outputs_are_those_of_the_layer(
-    rows: int, bias: bool, threads: int, dtype: torch.dtype
+    rows: int, bias: bool, threads: int, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
-    """For outputs that fill no block; most others are estimates."""
-    layer, found = make(bias=bias, dtype=dtype)
+    """For outputs that fill no block; most others are estimates. Rounded to bfloat16, several may be the highest."""
+    layer, found = make(bias=bias, dtypes=dtypes)
     assert found is not None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         for _ in range(20):
-            inputs = torch.randn(rows, 160)
-            expected, highest = layer(inputs), found(inputs)
+            inputs = torch.randn(rows, 160).to(dtypes[0])
+            # One by one: with several rows the layer adds up in another order.
+            expected = torch.cat([layer(row) for row in inputs.split(1)])
+            highest = found(inputs)
             if highest is None:
-                assert rows > 4
-                assert dtype is not torch.float32
+                assert rows > 3
+                assert dtypes[1] is not torch.float32
                 return
+            assert highest.dtype is dtypes[0]
             assert_highest(highest, expected)
-            assert (highest == expected).float().mean() < 0.2
+            assert (highest == expected).float().mean() < 0.3
     finally:
         torch.set_num_threads(before)
 
@@ -179,11 +189,10 @@ def test_weights_are_rounded_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_layers_that_the_kernels_cannot_read_have_none(caplog: pytest.LogCaptureFixture) -> None:
-    """Of bfloat16, or of inputs that fill no vector; torch's own are read too."""
+    """Of inputs that fill no vector; torch's own are read too."""
     caplog.set_level(logging.INFO)
-    layer, found = make()
+    _, found = make()
     assert found is not None
     assert "8 bits a weight" in caplog.text
     assert Shortlist.of(nn.Linear(160, 3003), torch.float32, library()) is not None
     assert Shortlist.of(nn.Linear(150, 3003), torch.float32, library()) is None
-    assert Shortlist.of(layer, torch.bfloat16, library()) is None
