@@ -2,7 +2,7 @@
 // token.
 //
 // The weights are held in 8 bits beside the real ones. By Cauchy and Schwarz, what that changes of a product with x is at most
-// |w - w'| |x|. So most outputs cannot be the highest. Blocks with one that can are computed from the real weights.
+// |w - w'| |x|. So most outputs cannot be the highest. Those that can are computed from the real weights.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int FEW = 8;           // rows; with more, reading the real weights is not what takes the time
+constexpr int FEW = 8;  // rows
 // Of the highest: outputs so near may become equal where they are rounded, and where they are divided.
 template <class T> constexpr float TIE = std::is_same_v<T, bfloat16> ? 0x1p-6f : 0x1p-20f;
 
@@ -37,7 +37,8 @@ template <int M> void multiply_bytes(const int8_t* __restrict w, int num, const 
         if (at % LINE == 0) __builtin_prefetch(w + at + FAR, 0, LOCALITY);
         for (int m = 0; m < M; m++) sum[c][m] = fma(weights, load(x + m * in + at), sum[c][m]);
       }
-    for (; k < in; k += LANES) for (int m = 0; m < M; m++) sum[0][m] = fma(load(w + k), load(x + m * in + k), sum[0][m]);
+    for (; k < in; k += LANES)
+      for (int m = 0; m < M; m++) sum[0][m] = fma(load(w + k), load(x + m * in + k), sum[0][m]);
     for (int m = 0; m < M; m++) {
       for (int c = 1; c < CHAINS; c++) sum[0][m] = add(sum[0][m], sum[c][m]);
       products[m][n] = sum[0][m];
@@ -117,8 +118,8 @@ bool find_highest(const Shortlist<T>& list, const Input<T>* x, int rows, int num
 #pragma omp for schedule(static) nowait
       for (int64_t n = 0; n < out; n++) {
         float& value = y[m * out + n];
-        const bool is_possible = value + list.error[n] * lengths[m] >= least[m];
-        if (is_possible && num_possible.fetch_add(1, std::memory_order_relaxed) < most) value = compute(linear, n, packed + m * in);
+        if (!(value + list.error[n] * lengths[m] >= least[m])) continue;
+        if (num_possible.fetch_add(1, std::memory_order_relaxed) < most) value = compute(linear, n, packed + m * in);
       }
   }
   return num_possible <= most;

@@ -122,8 +122,8 @@ def _rounded(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for begin in range(0, outputs, max(1, _AT_ONCE // inputs)):
         some = slice(begin, begin + max(1, _AT_ONCE // inputs))
         rows = weights.detach()[some].float()
-        units[some] = rows.abs().amax(-1) / _LARGEST
-        unit = units[some, None].clamp(min=torch.finfo(torch.float32).tiny)
+        units[some] = (rows.abs().amax(-1) / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+        unit = units[some, None]
         numbers[some] = (rows / unit).round().clamp(-_LARGEST, _LARGEST)
         apart = torch.linalg.vector_norm(rows - numbers[some] * unit, dim=-1)
         errors[some] = 1.001 * apart + _ROUNDING * torch.linalg.vector_norm(rows, dim=-1)
