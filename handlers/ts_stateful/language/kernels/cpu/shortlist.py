@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Rows, by the bytes of a weight: with more, reading the real weights is not what takes the time. See `shortlist.h`.
 _MOST_ROWS: Final = {4: 8, 2: 3}
-_AT_ONCE: Final = 1 << 24  # weights that are rounded at a time
+_AT_ONCE: Final = 1 << 18  # weights that are rounded at a time, so that they stay in a cache
 _LARGEST: Final = 127
 # Of the weights' length: more than float32 sums of their products are wrong by.
 _ROUNDING: Final = 2.0**-15
