@@ -113,8 +113,7 @@ class DriverSocket:
 
     def receive(self) -> bytes | None:
         """See `DriverLink`."""
-        readable, _, _ = select.select([self._connection], [], [], _IDLE_S)
-        if not readable:
+        if not self._wait(_IDLE_S):
             give_memory_back()
         length = _receive(self._connection, _NUMBER.size)
         if length is None:
@@ -124,7 +123,13 @@ class DriverSocket:
 
     def wait_for_end(self, timeout_s: float) -> None:
         """Return after the driver has exited, or after `timeout_s`."""
-        select.select([self._connection], [], [], timeout_s)
+        self._wait(timeout_s)
+
+    def _wait(self, timeout_s: float) -> bool:
+        """Return True when there is something to read, False after `timeout_s`."""
+        poll = select.poll()  # `select` refuses numbers above 1,023
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(1000 * timeout_s))
 
     def report_failure(self) -> None:
         """See `DriverLink`."""

@@ -169,8 +169,13 @@ class _Forker:
 
     def serve(self) -> _ForkRequest | None:
         """Import and fork on request. Return the request in each fork, and None in the server after the worker has exited."""
+        poll = (
+            select.poll()
+        )  # `select` refuses numbers above 1,023, which a busy worker's connections take
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
         while True:
-            readable, _, _ = select.select([self._control.fileno(), self._wake], [], [])
+            readable = dict(poll.poll())
             if self._wake in readable:
                 self._reap()
             if self._control.fileno() in readable:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.many_files import many_files
 from tests.support.worker import eventually
 from ts_stateful.process.engine.ranks import DriverSocket, FollowerProcess, FollowerProcesses
 from ts_stateful.process.worker.fork_server import has_ended
@@ -62,6 +63,17 @@ def hasty() -> Iterator[Pair]:
     pair = Pair(HASTY_S)
     yield pair
     pair.stop()
+
+
+def test_a_process_of_many_files_has_followers() -> None:
+    """The numbers of its sockets are above those that `select` accepts."""
+    with many_files():
+        pair = Pair(PATIENT_S)
+        try:
+            pair.followers.send(b"one")
+            assert pair.driver.receive() == b"one"
+        finally:
+            pair.stop()
 
 
 def test_messages_arrive_whole_and_in_order(pair: Pair) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.support.many_files import many_files
 from tests.support.worker import Worker, eventually
 from ts_stateful.clock import Clock
 from ts_stateful.process.drain import is_engine
@@ -86,6 +87,13 @@ def test_an_engine_that_cannot_start_logs_the_reason(
         eventually(engine.has_ended)
         assert engine.status == 1
         assert spec.path("log").read_text().count("modle") >= times
+
+
+def test_a_worker_of_many_connections_starts_engines(start: Start, repository: Path) -> None:
+    """The numbers of its sockets are above those that `select` accepts, and the fork server inherits them."""
+    with many_files():
+        worker = start(fork_server=None, **counter(repository))
+        worker.ask(Open(session_id="s"), creates_session=True)
 
 
 def test_an_engine_outlives_its_fork_server(start: Start, repository: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.support.harness import Harness, reference_reply
+from tests.support.kernels import language_kernels
 from tests.support.tiny import llama
 from ts_stateful.config.schema import HandlerConfig
-from ts_stateful.cpu_kernels.build import cache_folder, load_library
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
 from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.select import verify_kernels
@@ -26,9 +26,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 def make(layout: KVLayout) -> Kernels:
-    library = load_library(cache_folder(), "language")
-    assert library is not None
-    return CpuKernels(layout, library)
+    return CpuKernels(layout, language_kernels())
 
 
 @needs_compiler

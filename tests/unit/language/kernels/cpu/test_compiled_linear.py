@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ts_stateful.cpu_kernels.build import cache_folder, load_library
+from tests.support.kernels import language_kernels
 from ts_stateful.language.kernels.cpu import widening
 from ts_stateful.language.kernels.cpu.compiled_linear import (
     CompiledLinear,
@@ -36,12 +36,6 @@ SIZES: dict[str, Any] = {
 }
 
 
-def library() -> Any:
-    found = load_library(cache_folder(), "language")
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bias", [False, True])
@@ -52,7 +46,7 @@ def test_outputs_are_those_of_torch(
     """Any number of rows, in any number of dimensions, outputs that fill no block."""
     torch.manual_seed(rows)
     linear = nn.Linear(224, 333, bias=bias).to(dtype)
-    own = CompiledLinear(linear, library())
+    own = CompiledLinear(linear, language_kernels())
     inputs = torch.randn(rows, 1, 448).to(dtype)[..., ::2]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -77,7 +71,7 @@ def test_weights_of_16_bits_are_multipliedin_float32(
     linear = nn.Linear(224, 333, bias=bias)
     linear.weight.data[::2] *= 1e-4
     linear.weight.data = linear.weight.data.to(dtype).float()
-    own = CompiledLinear(linear, library(), weights=dtype)
+    own = CompiledLinear(linear, language_kernels(), weights=dtype)
     inputs = torch.randn(rows, 224)
     with torch.inference_mode():
         expected, found = linear(inputs), own(inputs)
@@ -101,7 +95,7 @@ def test_many_rows_are_multiplied_in_any_way(
     linear = nn.Linear(224, 333, bias=bias).to(dtype)
     inputs = torch.randn(70, 224).to(dtype)
     with torch.inference_mode():
-        expected, found = linear(inputs), CompiledLinear(linear, library(), way)(inputs)
+        expected, found = linear(inputs), CompiledLinear(linear, language_kernels(), way)(inputs)
     assert (found.shape, found.dtype) == (expected.shape, dtype)
     rounding = 1e-5 if dtype is torch.float32 else 2**-7
     torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding)
@@ -113,7 +107,7 @@ def test_the_log_has_the_times_of_all_ways(
 ) -> None:
     """Of bfloat16, float32 is one of them."""
     caplog.set_level(logging.INFO)
-    compile_linears(nn.ModuleList([nn.Linear(512, 512).to(dtype)]), library())
+    compile_linears(nn.ModuleList([nn.Linear(512, 512).to(dtype)]), language_kernels())
     line = caplog.messages[-1]
     assert f"multiplies many rows of {dtype}" in line
     assert "torch's usual library" in line
@@ -124,7 +118,7 @@ def test_the_log_has_the_times_of_all_ways(
 @torch.inference_mode()
 def test_threads_are_spread_before_torch_multiplies() -> None:
     """Its caller may have woken up on the processor of a helper."""
-    own, calls = CompiledLinear(nn.Linear(16, 4), library()), list[int]()
+    own, calls = CompiledLinear(nn.Linear(16, 4), language_kernels()), list[int]()
     own._functions = own._functions._replace(spread_threads=calls.append)
     own(torch.randn(65, 16))
     assert calls == [torch.get_num_threads()]
@@ -132,7 +126,7 @@ def test_threads_are_spread_before_torch_multiplies() -> None:
 
 def test_gradients_are_torchs() -> None:
     """With gradients, torch computes."""
-    own = CompiledLinear(nn.Linear(16, 4), library())
+    own = CompiledLinear(nn.Linear(16, 4), language_kernels())
     inputs = torch.randn(2, 16)
     own(inputs).sum().backward()
     assert own.weight.grad is not None
@@ -146,7 +140,9 @@ def test_a_network_keeps_its_parameters(tied: bool) -> None:
     network = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied)).eval()
     stock = copy.deepcopy(network)
     before = dict(network.named_parameters())
-    assert compile_linears(network, library()) == 2 * 5 + 1  # keys and values are too small
+    assert (
+        compile_linears(network, language_kernels()) == 2 * 5 + 1
+    )  # keys and values are too small
     after = dict(network.named_parameters())
     assert before.keys() == after.keys()
     assert all(before[name] is after[name] for name in before)
@@ -164,7 +160,7 @@ def test_what_cannot_be_read_stays() -> None:
     """Other dtypes, and inputs that do not fill a vector, of which bfloat16 needs twice as many."""
     others = (nn.Linear(512, 512).half(), nn.Linear(1000, 512), nn.Linear(1008, 512).bfloat16())
     network = nn.ModuleList(others)
-    assert compile_linears(network, library()) == 0
+    assert compile_linears(network, language_kernels()) == 0
     assert all(type(module) is nn.Linear for module in network)
 
 

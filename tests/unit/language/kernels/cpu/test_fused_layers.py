@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from tests.support.harness import Harness, reference_reply
+from tests.support.kernels import language_kernels
 from tests.support.pictures import noise
 from tests.support.tiny import MODELS, MORE_MODELS, llama, save
 from tests.support.tiny.like_llama import FAR
 from ts_stateful.config.schema import HandlerConfig
-from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
+from ts_stateful.cpu_kernels.build import is_worthwhile
 from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
 from ts_stateful.language.kernels.cpu.kept_experts import keep_experts
@@ -61,8 +62,7 @@ def build(name: str) -> Model:
 
 
 def fused_of(forward: Forward) -> FusedLayers:
-    library = load_library(cache_folder(), "language")
-    assert library is not None
+    library = language_kernels()
     keep_experts(forward.network, library, {})
     return FusedLayers(find_decoder(forward.network), forward.layout, forward.windows, library)
 
@@ -388,8 +388,7 @@ def test_more_rows_than_it_takes_are_cut_or_left_to_the_network() -> None:
 def test_layers_that_differ_are_rejected() -> None:
     """A shortcut that differs is not used, and the reason has the difference."""
     model = MODELS["mistral"]()
-    library = load_library(cache_folder(), "language")
-    assert library is not None
+    library = language_kernels()
     windows = [None] * len(model.forward.windows)
     wrong = FusedLayers(find_decoder(model.network), model.forward.layout, windows, library)
     assert "logits differ" in model.forward.use_shortcut(wrong)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.kernels import language_kernels
 from tests.support.tiny import MORE_MODELS
-from ts_stateful.cpu_kernels.build import cache_folder, load_library
 from ts_stateful.language.kernels.cpu.kept_experts import (
     CompactExperts,
     TurnedExperts,
@@ -32,12 +32,6 @@ def experts_of(name: str) -> Any:
         if name == "mixtral":
             parameter.data = parameter.data.bfloat16().float()
     return experts
-
-
-def library() -> Any:
-    found = load_library(cache_folder(), "language")
-    assert found is not None
-    return found
 
 
 def routes(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,7 +61,7 @@ def test_turned_experts_are_those_of_gpt_oss(dtype: torch.dtype, num_tokens: int
         weights.data = weights.data.to(dtype).float()
     routed = routes(num_tokens)
     expected = stock(*routed)
-    turned = TurnedExperts(stock, dtype, library())
+    turned = TurnedExperts(stock, dtype, language_kernels())
     assert turned.gate_up_proj.dtype is turned.down_proj.dtype is dtype
     assert_all_ways(turned, routed, expected)
 
@@ -79,7 +73,7 @@ def test_compact_experts_are_those_of_mixtral(num_tokens: int) -> None:
     stock = experts_of("mixtral")
     routed = routes(num_tokens)
     expected = stock(*routed)
-    assert_all_ways(CompactExperts(stock, torch.bfloat16, library()), routed, expected)
+    assert_all_ways(CompactExperts(stock, torch.bfloat16, language_kernels()), routed, expected)
 
 
 def test_experts_that_kernels_do_not_serve_are_left() -> None:
@@ -88,10 +82,10 @@ def test_experts_that_kernels_do_not_serve_are_left() -> None:
     hooked = copy.deepcopy(network)
     hooked.model.layers[0].mlp.experts.register_forward_hook(lambda *_: None)
     for each in (network, hooked):
-        keep_experts(each, library(), {})
+        keep_experts(each, language_kernels(), {})
     kinds = [[type(layer.mlp.experts) for layer in n.model.layers] for n in (network, hooked)]
     assert set(kinds[0]) == {TurnedExperts} == set(kinds[1][1:])
     assert kinds[1][0] is not TurnedExperts
     mixtral: Any = MORE_MODELS["mixtral"]().network
-    keep_experts(mixtral, library(), {})
+    keep_experts(mixtral, language_kernels(), {})
     assert type(mixtral.model.layers[0].mlp.experts).__name__ == "MixtralExperts"

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from ts_stateful.cpu_kernels.build import cache_folder, load_library
+from tests.support.kernels import language_kernels
 from ts_stateful.language.kernels.cpu.library import (
     LinearFacts,
     functions_for,
@@ -47,14 +47,12 @@ assert os.sched_getaffinity(0) == all_cpus
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 24, 25, 39, 40, 41, 63, 64])
 def test_linear_layers_take_as_many_rows_as_a_step(rows: int, dtype: torch.dtype) -> None:
     """More than 24 rows are taken 16 at a time; the last outputs fill no block. Sums are float32."""
-    built = load_library(cache_folder(), "language")
-    assert built is not None
     torch.manual_seed(rows)
     linear = torch.nn.Linear(224, 333).to(dtype)
     facts = LinearFacts.of(linear.weight, linear.bias)
     inputs, found = torch.randn(rows, 224).to(dtype), torch.empty(rows, 333, dtype=dtype)
     scratch = torch.empty_like(inputs)
-    functions_for(built, dtype).multiply_linear(
+    functions_for(language_kernels(), dtype).multiply_linear(
         ctypes.byref(facts),
         *(inputs.data_ptr(), rows, 2, scratch.data_ptr(), found.data_ptr()),
     )

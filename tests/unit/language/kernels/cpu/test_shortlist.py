@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ts_stateful.cpu_kernels.build import cache_folder, load_library
+from tests.support.kernels import language_kernels
 from ts_stateful.language.kernels.cpu import shortlist
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 from ts_stateful.language.kernels.cpu.shortlist import Shortlist
@@ -26,12 +25,6 @@ DTYPES = (
     (torch.float32, torch.float16),
     (torch.bfloat16, torch.bfloat16),
 )
-
-
-def library() -> Any:
-    found = load_library(cache_folder(), "language")
-    assert found is not None
-    return found
 
 
 def make(
@@ -49,8 +42,8 @@ def make(
         change(linear.weight)
     inputs, weights = dtypes
     linear.weight.data = linear.weight.data.to(weights)
-    layer = CompiledLinear(linear.to(inputs), library(), weights=weights)
-    return layer, Shortlist.of(layer, inputs, library())
+    layer = CompiledLinear(linear.to(inputs), language_kernels(), weights=weights)
+    return layer, Shortlist.of(layer, inputs, language_kernels())
 
 
 def assert_highest(found: Tensor | None, expected: Tensor) -> None:
@@ -194,5 +187,5 @@ def test_layers_that_the_kernels_cannot_read_have_none(caplog: pytest.LogCapture
     _, found = make()
     assert found is not None
     assert "8 bits a weight" in caplog.text
-    assert Shortlist.of(nn.Linear(160, 3003), torch.float32, library()) is not None
-    assert Shortlist.of(nn.Linear(150, 3003), torch.float32, library()) is None
+    assert Shortlist.of(nn.Linear(160, 3003), torch.float32, language_kernels()) is not None
+    assert Shortlist.of(nn.Linear(150, 3003), torch.float32, language_kernels()) is None
