@@ -169,9 +169,8 @@ class _Forker:
 
     def serve(self) -> _ForkRequest | None:
         """Import and fork on request. Return the request in each fork, and None in the server after the worker has exited."""
-        poll = (
-            select.poll()
-        )  # `select` refuses numbers above 1,023, which a busy worker's connections take
+        # `select` refuses numbers above 1,023, which are left where a worker has many connections.
+        poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while True:

@@ -26,7 +26,9 @@ __all__ = [
 LANES: Final = 16  # all dimensions are multiples of it
 _SHARE: Final = 256  # minimum tokens of a split
 _TOGETHER: Final = 16  # queries of rows that are computed together, see `attention.h`
-_FEW: Final = 32  # rows; with more, torch multiplies as fast or faster, but for `is_fast` below
+_FEW: Final = (
+    32  # rows; with more, torch is as fast, except for weights that are widened, and `_has_lanes`
+)
 _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of dtypes in the library
 _WIDENED: Final = {torch.bfloat16: "wide_bfloat16", torch.float16: "wide_float16"}
 
@@ -138,9 +140,6 @@ def functions_for(
 
     library.most_rows.restype = word
     most_rows = library.most_rows()
-    is_widened = of_weights != own
-    has_lanes = torch.backends.cpu.get_cpu_capability() == "AVX512"  # for rows side by side
-    is_fast = is_widened or (dtype is torch.float32 and has_lanes)
     library.spread_threads.restype, library.spread_threads.argtypes = None, [word]
     return Functions(
         write=declared("write", own, None, *(address, address), *(word,) * 4, ctypes.c_int),
@@ -161,6 +160,11 @@ def functions_for(
             "find_highest", of_weights, ctypes.c_bool, address, address, word, word, *(address,) * 3
         ),
         most_rows=most_rows,
-        most_linear_rows=most_rows if is_fast else _FEW,
+        most_linear_rows=most_rows if of_weights != own or _has_lanes(dtype) else _FEW,
         spread_threads=library.spread_threads,
     )
+
+
+def _has_lanes(dtype: torch.dtype) -> bool:
+    """Return True if rows lie side by side in vectors."""
+    return dtype is torch.float32 and torch.backends.cpu.get_cpu_capability() == "AVX512"
