@@ -125,11 +125,12 @@ def test_all_sorted_logits_give_the_same() -> None:
         SamplingRow(2.0, min_p=0.05),
         SamplingRow(1.0, 700, 0.9),
     ]
-    ordered, order = given_logits.sort(descending=True, stable=True)
+    ordered, order = given_logits.double().sort(descending=True, stable=True)
     numbers = [
         (r.temperature, r.top_k or torch.inf, r.top_p, r.min_p, uniform(r.seed, 0)) for r in rows
     ]
-    ranks, is_known = sampler._choose(ordered, torch.tensor(numbers, dtype=torch.float64))
+    settings = torch.tensor(numbers, dtype=torch.float64)
+    ranks, is_known = sampler._choose(torch, ordered, settings)
     expected = [expected_draw(*pair) for pair in zip(given_logits, rows, strict=True)]
     assert order.gather(1, ranks[:, None])[:, 0].tolist() == expected
     assert is_known.all()
@@ -152,6 +153,14 @@ def test_logits_that_are_no_numbers_disturb_no_other_row() -> None:
     broken[0, 7] = torch.nan
     whole, rows = broken[1:], [SamplingRow(1.0, seed=1), SamplingRow(1.0, seed=2)]
     assert sample(broken, rows)[1] == sample(whole, rows[1:])[0]
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40, 5e-324])
+def test_very_low_temperatures_take_the_likeliest(temperature: float) -> None:
+    """A temperature may be lower than any number of 32 bits."""
+    given_logits = logits(2, 2000)
+    rows = [SamplingRow(temperature, seed=1), SamplingRow(temperature, top_p=0.5, seed=2)]
+    assert sample(given_logits, rows) == given_logits.argmax(dim=-1).tolist()
 
 
 def test_top_k_and_top_p_bound_the_choice() -> None:
