@@ -80,6 +80,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     beside_widths: tuple[int, ...] = (1, 8, 16, 32)
     beside_prompts: tuple[int, ...] = (1600,)
+    beside_turns: int = 4  # samples of one stream in a round: they are short, and differ by half
     beside_rounds: int = 4
     same_prompts: int = 16
     beside_s: float = 160.0
@@ -98,7 +99,7 @@ QUICK: Final = Plan(
     decode_tokens=16,
     front_widths=(1, 8),
     front_rounds=1,
-    front_tokens=48,
+    front_tokens=32,
     open_rounds=3,
     idle_sessions=16,
     idle_first=8,
@@ -110,8 +111,8 @@ QUICK: Final = Plan(
     pause_rounds=1,
     spec_rounds=1,
     form_steps=20,
-    form_rounds=2,
-    families=("llama", "mixtral", "qwen2_vl"),
+    form_rounds=1,
+    families=("mixtral", "qwen2_vl"),
     family_rounds=1,
     family_steps=5,
     family_history=100,
@@ -121,6 +122,7 @@ QUICK: Final = Plan(
     step_warm_s=0.5,
     step_rounds=1,
     beside_widths=(1, 8),
+    beside_turns=1,
     beside_rounds=1,
     at_least=1,
 )

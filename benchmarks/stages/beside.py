@@ -37,7 +37,9 @@ def run_beside(rig: Rig, other: str, ttft: str, prefill: str, decode: str) -> No
             for length in plan.beside_prompts
         ]
         crowd = Crowd(rig, system, max(plan.beside_widths))
-        trials += [stream_trial(rig, decode, system, crowd, width) for width in plan.beside_widths]
+        for width in plan.beside_widths:
+            turns = plan.beside_turns if width == 1 else 1
+            trials += turns * [stream_trial(rig, decode, system, crowd, width)]
     rig.progress.expect(plan.beside_rounds * len(trials))
     interleave(
         trials,
