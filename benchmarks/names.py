@@ -6,6 +6,7 @@ from typing import Final
 
 __all__ = [
     "ASGI",
+    "ASGI_BATCHES",
     "ASGI_STREAMS",
     "ASYNC_GRPC",
     "ASYNC_HTTP",
@@ -76,6 +77,7 @@ ENGINE: Final = "engine alone"
 BARE: Final = "bare forward"
 STREAMS: Final = "grpc, sequence profile"
 ASGI_STREAMS: Final = "grpc, without TorchServe"
+ASGI_BATCHES: Final = "grpc, without TorchServe, a batch for all"
 PUBLISHED: Final = "published pattern"
 PLAIN: Final = "engine alone, free replies"
 DRAFTED: Final = "engine alone, drafts"

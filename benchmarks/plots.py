@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from benchmarks.names import (
+    ASGI_BATCHES,
     ASGI_STREAMS,
     ASYNC_GRPC,
     ASYNC_HTTP,
@@ -63,6 +64,7 @@ _LOOKS: Final[dict[str, dict[str, Any]]] = {
     ENGINE: {"color": "#8a3ffc", "marker": "o", "label": "engine alone"},
     STREAMS: {"color": "#009d9a", "marker": "s", "label": "through TorchServe (gRPC, sequence profile)"},
     ASGI_STREAMS: {"color": "#0f62fe", "marker": "s", "label": "without TorchServe (gRPC)"},
+    ASGI_BATCHES: {"color": "#0f62fe", "marker": "^", "label": "the same, in one request"},
     PUBLISHED: {"color": "#da1e28", "marker": "^", "label": "published pattern through TorchServe"},
     LLAMA: {"color": "#f1620e", "marker": "D", "label": "llama.cpp"},
     VLLM: {"color": "#8a3ffc", "marker": "D", "label": "vLLM"},
@@ -184,7 +186,7 @@ def _growth(samples: Samples, figure: Figure) -> None:
 def _steps(samples: Samples, figure: Figure) -> None:
     axes = figure.subplots()
     axes.set_title("Steps of a recurrent model, one frame each")
-    _lines(axes, samples, STEPS, (BARE, ENGINE, ASGI_STREAMS, STREAMS, PUBLISHED))
+    _lines(axes, samples, STEPS, (BARE, ENGINE, ASGI_BATCHES, ASGI_STREAMS, STREAMS, PUBLISHED))
     _doubling_axis(axes)
     axes.set_xticks(sorted({sample.x for sample in samples.all if sample.measure == STEPS}))
     axes.set_xlabel("sequences that step at the same time")

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from benchmarks.model import IMAGE_TOKENS
 from benchmarks.names import (
     ASGI,
+    ASGI_BATCHES,
     ASGI_STREAMS,
     BARE,
     CACHES,
@@ -356,6 +357,13 @@ RATIOS: Sequence[Ratio] = (
         4,
         "recurrent model: steps of 128 sequences without TorchServe, over those through it",
         _between(STEPS, 128, ASGI_STREAMS, STREAMS),
+    ),
+    Ratio(
+        "steps_128_batched_over_torchserve",
+        "at least",
+        2,
+        "recurrent model: steps of 128 sequences without TorchServe, in one request, over those through it, in one each",
+        _between(STEPS, 128, ASGI_BATCHES, STREAMS),
     ),
     Ratio(
         "steps_128_frontend_share",

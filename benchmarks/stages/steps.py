@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.clients.steps import Streams
+from benchmarks.clients.steps import Batches, Streams
 from benchmarks.fleet import STEPS_ARCHIVE, Fleet
 from benchmarks.names import (
+    ASGI_BATCHES,
     ASGI_STREAMS,
     BARE,
     ENGINE,
@@ -46,12 +47,16 @@ def run(rig: Rig) -> None:
         pack = partial(_pack, rig.recurrent, rig.folder, size)
         fleet = stack.enter_context(Fleet(rig.folder, pack, rig.progress))
         fleet.start(_SYSTEMS)
-        streams = {}
+        clients: dict[str, Streams | Batches] = {}
         for system in _SYSTEMS:
             server = fleet.of(system)
             target = server.grpc_url.removeprefix("grpc://")
-            streams[system] = stack.enter_context(Streams(target, server.name, size))
-            streams[system].run(size, plan.step_warm_s)  # Java compiles frequent code
+            streams = stack.enter_context(Streams(target, server.name, size))
+            streams.run(size, plan.step_warm_s)  # Java compiles frequent code
+            clients[system] = streams
+            if system == ASGI_STREAMS:
+                batches = Batches(target, server.name, streams.session_ids)
+                clients[ASGI_BATCHES] = stack.enter_context(batches)
         bare = rig.bare_steps.measure
         trials = []
         for width in plan.step_widths:
@@ -59,7 +64,7 @@ def run(rig: Rig) -> None:
                 _trial(ENGINE, width, partial(bare, "engine", width, width, plan.step_bare_s)),
                 _trial(BARE, width, partial(bare, "floor", width, plan.step_bare_s)),
             ]
-            for system, client in streams.items():
+            for system, client in clients.items():
                 trials.append(_trial(system, width, partial(client.run, width, plan.step_s)))
         trials += [
             Trial(f"{num_open} open", partial(_cost, rig, num_open)) for num_open in plan.step_open

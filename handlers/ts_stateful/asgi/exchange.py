@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Protocol
 
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.frontend.intake import Arrival
+from ts_stateful.frontend.parsing.batch import split_batch
 from ts_stateful.frontend.pending_response import Response
 from ts_stateful.frontend.request_ids import new_request_id
+from ts_stateful.protocol.answers import encode
+from ts_stateful.protocol.errors import StatefulError
 
-__all__ = ["SubmittedRequest", "exchange"]
+__all__ = ["Submitted", "SubmittedRequest", "exchange", "submit"]
 
 
-class SubmittedRequest:
-    """A request that is submitted at once, and an iterator of its responses as they come.
+class Submitted(Protocol):
+    """An iterator of the responses to what was submitted, as they come.
 
     It has to be closed. Closing it before its end means that the client has disconnected. Events that nobody awaits wait in the
     mailbox, so a request that is not the next one of its stream costs no task.
     """
+
+    def __aiter__(self) -> AsyncIterator[Response]:
+        """Return itself."""
+        ...
+
+    async def __anext__(self) -> Response:
+        """Return the next response."""
+        ...
+
+    async def aclose(self) -> None:
+        """Forget all of it; a request is dropped unless its answer is here. Idempotent."""
+        ...
+
+
+class SubmittedRequest:
+    """A request that is submitted at once. A `Submitted`."""
 
     def __init__(self, model: ModelFront, arrival: Arrival) -> None:
         self._intake, self._mailbox = model.intake, model.mailbox
@@ -38,7 +58,7 @@ class SubmittedRequest:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Forget the request, which is dropped unless its answer is here. Idempotent."""
+        """See `Submitted`."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -50,8 +70,48 @@ class SubmittedRequest:
         self._intake.finish(pending) if pending.done else self._intake.drop(pending)
 
 
+class _SubmittedBatch:
+    """The requests of one body, submitted at once. Their answers are one response. A `Submitted`."""
+
+    def __init__(self, model: ModelFront, arrivals: Sequence[Arrival]) -> None:
+        self._requests = [SubmittedRequest(model, arrival) for arrival in arrivals]
+
+    def __aiter__(self) -> _SubmittedBatch:
+        return self
+
+    async def __anext__(self) -> Response:
+        if not self._requests:
+            raise StopAsyncIteration
+        bodies = [(await anext(request)).body for request in self._requests]
+        await self.aclose()
+        return Response(b'{"answers":[%b]}' % b",".join(bodies))
+
+    async def aclose(self) -> None:
+        """See `Submitted`."""
+        while self._requests:
+            await self._requests.pop().aclose()
+
+
+async def _refused(error: StatefulError) -> AsyncGenerator[Response, None]:
+    yield Response(encode(error.to_body()), status=error.status)
+
+
+def submit(model: ModelFront, arrival: Arrival) -> Submitted:
+    """Submit a request at once, or all those of a batch."""
+    if not model.takes_batches or arrival.headers.infers:
+        return SubmittedRequest(model, arrival)
+    try:
+        parts = split_batch(arrival.data, model.limits)
+        if parts is None:
+            return SubmittedRequest(model, arrival)
+        model.check_room(len(parts))
+    except StatefulError as error:
+        return _refused(error)
+    return _SubmittedBatch(model, [arrival._replace(data=one) for one in parts])
+
+
 async def exchange(model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:
-    """Yield the responses to a request, which is submitted at the first step of the iteration; see `SubmittedRequest`."""
-    async with contextlib.aclosing(SubmittedRequest(model, arrival)) as responses:
+    """Yield the responses to a request, which is submitted at the first step of the iteration; see `Submitted`."""
+    async with contextlib.aclosing(submit(model, arrival)) as responses:
         async for response in responses:
             yield response

@@ -21,7 +21,6 @@ from ts_stateful.asgi.exchange import exchange
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import http_headers
-from ts_stateful.frontend.assemble import max_parts
 from ts_stateful.frontend.dialects.served_model import UnknownPath, split_deployment
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.correlation import Correlation
@@ -96,7 +95,7 @@ class Predictions:
         known, name = Correlation.of(pairs), place.model
         try:
             model = await self.models.find(name, place.version)
-            parts = await self._bodies.parts(scope, receive, max_parts(model.config))
+            parts = await self._bodies.parts(scope, receive, model.limits.max_parts)
             model = await self._named(model, parts, place.path)
             name = model.name
             model.check_room()

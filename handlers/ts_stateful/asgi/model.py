@@ -15,7 +15,13 @@ from msgspec import structs
 from ts_stateful.asgi.source import ModelSource
 from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import load_config
-from ts_stateful.frontend.assemble import Ends, ServedName, check_model, make_intake
+from ts_stateful.frontend.assemble import (
+    Ends,
+    ServedName,
+    body_limits,
+    check_model,
+    make_intake,
+)
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.metrics.prometheus import MeasuredModel
@@ -24,7 +30,7 @@ from ts_stateful.principals.make import make_authenticator
 from ts_stateful.process.load_progress import LoadStep
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
 from ts_stateful.process.worker.fork_server import ForkServer
-from ts_stateful.protocol.errors import ServerBusy
+from ts_stateful.protocol.errors import InvalidRequest, ServerBusy
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.session_ids import new_session_id
 
@@ -66,6 +72,8 @@ class ModelFront:
         owner = os.getppid() if replica is None else os.getpid()
         engines = ServedModel(config, document, source.name, folder, owner)
         self.dispatcher = Dispatcher(engines, self.mailbox, publishers, fork_server)
+        self.takes_batches = config.state is not None
+        self.limits = body_limits(config, self.dispatcher)
         ends = Ends(self.dispatcher, self.mailbox)
         served = ServedName(source.name, source.version)
         reader = HeaderReader(self.names)
@@ -102,13 +110,20 @@ class ModelFront:
                 await asyncio.wait_for(self._started.wait(), timeout_s)
         return self._started.is_set()
 
-    def check_room(self) -> None:
-        """Check that another request may come.
+    def check_room(self, count: int = 1) -> None:
+        """Check that so many more requests may come.
 
         Raises:
-            ServerBusy: as many are in flight as may be.
+            InvalidRequest: they are more than may ever be in flight.
+            ServerBusy: they would be more than may be in flight, with those that are.
         """
-        if len(self.mailbox) >= self._max_requests:
+        if count > self._max_requests:
+            raise InvalidRequest(
+                f"{count} are more than may be in flight, {self._max_requests} (batchSize and jobQueueSize together);"
+                " send fewer at a time",
+                field="requests",
+            )
+        if len(self.mailbox) + count > self._max_requests:
             raise ServerBusy(
                 f"{self._max_requests} requests are in flight (batchSize and jobQueueSize together); try again later",
                 retry_after_s=1.0,

@@ -10,7 +10,7 @@ import msgspec
 from google.protobuf.empty_pb2 import Empty
 from google.rpc.status_pb2 import Status
 
-from ts_stateful.asgi.exchange import SubmittedRequest
+from ts_stateful.asgi.exchange import submit
 from ts_stateful.asgi.grpc_codes import code_of
 from ts_stateful.asgi.in_order import in_order
 from ts_stateful.asgi.model import ModelFront
@@ -101,7 +101,7 @@ _Metadata = tuple[tuple[str, str], ...]
 
 
 class _Answer:
-    """The messages of one answer. The request is submitted at once; see `SubmittedRequest`."""
+    """The messages of one answer. The request is submitted at once; see `Submitted`."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _Answer:
         pushed: bool = False,
     ) -> None:
         self._request = request
-        self._exchange = SubmittedRequest(model, _arrival(model, request, metadata, pushed=pushed))
+        self._exchange = submit(model, _arrival(model, request, metadata, pushed=pushed))
         self.aclose = self._exchange.aclose
 
     def __aiter__(self) -> _Answer:

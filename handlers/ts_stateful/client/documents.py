@@ -19,6 +19,7 @@ __all__ = [
     "parse",
     "refusal",
     "seconds_to_send",
+    "typed",
 ]
 
 # TorchServe's default `max_request_size`; over gRPC a larger request fails as an obscure reset of the stream.
@@ -63,6 +64,11 @@ def parse(body: bytes, answer: type[Answer]) -> Answer:
         raise ProtocolError(
             f"the answer is not a JSON object; check the URL and the model: {_shown(body)}"
         )
+    return typed(document, answer)
+
+
+def typed(document: dict[str, Any], answer: type[Answer]) -> Answer:
+    """Return the typed answer of a JSON object. Raises as `parse` does."""
     error = error_from_body(document)
     if error is not None:
         raise error
@@ -70,7 +76,7 @@ def parse(body: bytes, answer: type[Answer]) -> Answer:
         return msgspec.convert(document, answer)
     except msgspec.ValidationError as invalid:
         raise ProtocolError(
-            f"unexpected answer ({invalid}); check the URL and the model: {_shown(body)}"
+            f"unexpected answer ({invalid}); check the URL and the model: {_shown(msgspec.json.encode(document))}"
         ) from None
 
 

@@ -24,7 +24,7 @@ from ts_stateful.frontend.parsing.steps import StepParser
 from ts_stateful.principals.authenticator import Authenticator
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["Ends", "ServedName", "check_model", "make_intake", "max_parts"]
+__all__ = ["Ends", "ServedName", "body_limits", "check_model", "make_intake"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,6 @@ def check_model(config: Config, folder: Path, *, torchserve: bool) -> None:
     if config.state is None and model.is_dir():
         for finding in check_weights(model):
             raise ConfigError(finding.reason)
-
-
-def max_parts(config: Config) -> int:
-    """Return the limit of the parts of a request."""
-    return _limits(config).max_parts
 
 
 class ServedName(NamedTuple):
@@ -78,7 +73,7 @@ def make_intake(
 ) -> Intake:
     """Return the intake of a model that a front of this `profile` serves as `model`."""
     settings, dispatcher = config.engine, ends.dispatcher
-    limits = _limits(config, dispatcher)
+    limits = body_limits(config, dispatcher)
     parser: Parser
     if config.state is not None:
         parser = StepParser(profile, headers.names, config.state, limits, model.version)
@@ -102,6 +97,7 @@ def _language_parser(
     return RequestParser(profile, names, dialects, limits, keeps_sessions=handler.stateful_sessions)
 
 
-def _limits(config: Config, held: HeldBytes | None = None) -> BodyLimits:
+def body_limits(config: Config, held: HeldBytes | None = None) -> BodyLimits:
+    """Return the limits of a model's requests, those of the bytes in flight included that `held` counts."""
     max_images = 0 if config.state is not None else config.handler.media.max_images
     return BodyLimits(config.engine.limits, max_images, held)

@@ -14,7 +14,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import Config, ConfigError, load_config
-from ts_stateful.frontend.assemble import Ends, ServedName, check_model, make_intake, max_parts
+from ts_stateful.frontend.assemble import Ends, ServedName, body_limits, check_model, make_intake
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.frontend.delivery.delivery import Batch, Delivery
 from ts_stateful.frontend.delivery.pull import ContinuousDelivery
@@ -71,7 +71,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
         headers = HeaderReader(names, minting=config.frontend.sequence_batching)
-        bound_parts(max_parts(config))
+        bound_parts(body_limits(config).max_parts)
         ends = Ends(dispatcher, mailbox)
         served = ServedName(context.model_name, _version(context))
         intake = make_intake(config, served, profile, headers, authenticator, ends)

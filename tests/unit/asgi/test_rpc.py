@@ -40,6 +40,7 @@ class Front:
         self.dispatcher = ScriptedDispatcher(self.mailbox)
         self.intake = self.dispatcher.intake(Profile.ASGI)
         self.config = SimpleNamespace(engine=SimpleNamespace(auth="none"))
+        self.takes_batches = False
         self.placed = lambda arrival: arrival
 
     async def find(self, *_name: str) -> Front:

@@ -178,6 +178,7 @@ def _one_of_each() -> Samples:
         "bare forward": 100.0,
         "grpc, sequence profile": 20.0,
         "grpc, without TorchServe": 60.0,
+        "grpc, without TorchServe, a batch for all": 80.0,
         "published pattern": 5.0,
     }
     for system, rate in rates.items():
@@ -222,6 +223,7 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["steps_1_engine_over_floor"] == ratios["steps_128_engine_over_floor"] == 0.8
     assert ratios["steps_128_speedup_over_published"] == 4
     assert ratios["steps_128_asgi_over_torchserve"] == 3
+    assert ratios["steps_128_batched_over_torchserve"] == 4
     assert ratios["steps_128_frontend_share"] == 0.75
     assert ratios["step_cost_1000_open_over_128"] == pytest.approx(1.1)
     assert ratios["spec_decode_1_over_plain_repeating"] == 3
