@@ -179,13 +179,18 @@ def test_every_example_is_a_request_or_an_answer(protocol: str) -> None:
     """With all required fields, and no others."""
     blocks = re.findall(r"^```json\n(.*?)^```$", protocol, re.MULTILINE | re.DOTALL)
     types = set()
-    for document in map(json.loads, blocks):
-        if "type" in document or "prompt" in document:
+    documents = list(map(json.loads, blocks))
+    for document in documents:
+        if document.keys() in ({"type", "requests"}, {"answers"}):  # a batch
+            documents += document.get("requests", document.get("answers"))
+        elif "type" in document or "prompt" in document:
             types.add(type(parse_request(document)))
         elif "error" in document:
             error = error_from_body(document)
             assert error is not None
             assert error.to_body() == document
+        elif "inputs" in document and "session_id" in document:
+            parse_request(document)
         elif "inputs" in document:  # of the Open Inference Protocol
             header = json.dumps(document).encode()
             size = sum(one["parameters"]["binary_data_size"] for one in document["inputs"])
