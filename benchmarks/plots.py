@@ -64,7 +64,7 @@ _LOOKS: Final[dict[str, dict[str, Any]]] = {
     ENGINE: {"color": "#8a3ffc", "marker": "o", "label": "engine alone"},
     STREAMS: {"color": "#009d9a", "marker": "s", "label": "through TorchServe (gRPC, sequence profile)"},
     ASGI_STREAMS: {"color": "#0f62fe", "marker": "s", "label": "without TorchServe (gRPC)"},
-    ASGI_BATCHES: {"color": "#0f62fe", "marker": "^", "label": "the same, in one request"},
+    ASGI_BATCHES: {"color": "#ff832b", "marker": "D", "label": "without TorchServe, all in one request"},
     PUBLISHED: {"color": "#da1e28", "marker": "^", "label": "published pattern through TorchServe"},
     LLAMA: {"color": "#f1620e", "marker": "D", "label": "llama.cpp"},
     VLLM: {"color": "#8a3ffc", "marker": "D", "label": "vLLM"},
@@ -130,7 +130,7 @@ def _ttft(samples: Samples, figure: Figure) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.legend(ncols=2, loc="upper left", fontsize=9)
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high * 4)  # room for the legend
+    axes.set_ylim(low, high * 12)  # room for the legend
 
 
 def _decode(samples: Samples, figure: Figure) -> None:
@@ -195,7 +195,7 @@ def _steps(samples: Samples, figure: Figure) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.legend(loc="upper left", fontsize=9)
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high * 4)  # room for the legend
+    axes.set_ylim(low, high * 12)  # room for the legend
 
 
 def _beside(other: str, ttft: str, decode: str, samples: Samples, figure: Figure) -> None:

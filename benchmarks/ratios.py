@@ -361,7 +361,7 @@ RATIOS: Sequence[Ratio] = (
     Ratio(
         "steps_128_batched_over_torchserve",
         "at least",
-        2,
+        1.5,
         "recurrent model: steps of 128 sequences without TorchServe, in one request, over those through it, in one each",
         _between(STEPS, 128, ASGI_BATCHES, STREAMS),
     ),
