@@ -130,7 +130,7 @@ def _ttft(samples: Samples, figure: Figure) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.legend(ncols=2, loc="upper left", fontsize=9)
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high * 12)  # room for the legend
+    axes.set_ylim(low, high * 4)  # room for the legend
 
 
 def _decode(samples: Samples, figure: Figure) -> None:

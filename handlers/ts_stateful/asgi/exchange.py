@@ -11,7 +11,6 @@ from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.batch import split_batch
 from ts_stateful.frontend.pending_response import Response
 from ts_stateful.frontend.request_ids import new_request_id
-from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["Submitted", "SubmittedRequest", "exchange", "submit"]
@@ -38,12 +37,14 @@ class Submitted(Protocol):
 
 
 class SubmittedRequest:
-    """A request that is submitted at once. A `Submitted`."""
+    """A request that is submitted at once, or refused. A `Submitted`."""
 
-    def __init__(self, model: ModelFront, arrival: Arrival) -> None:
+    def __init__(
+        self, model: ModelFront, arrival: Arrival, refusal: StatefulError | None = None
+    ) -> None:
         self._intake, self._mailbox = model.intake, model.mailbox
         self._request_id = new_request_id()  # a client's own could be another client's
-        self._pending = self._intake.accept(self._request_id, model.placed(arrival))
+        self._pending = self._intake.accept(self._request_id, model.placed(arrival), refusal)
         self._is_closed = False
 
     def __aiter__(self) -> SubmittedRequest:
@@ -92,10 +93,6 @@ class _SubmittedBatch:
             await self._requests.pop().aclose()
 
 
-async def _refused(error: StatefulError) -> AsyncGenerator[Response, None]:
-    yield Response(encode(error.to_body()), status=error.status)
-
-
 def submit(model: ModelFront, arrival: Arrival) -> Submitted:
     """Submit a request at once, or all those of a batch."""
     if not model.takes_batches or arrival.headers.infers:
@@ -106,7 +103,7 @@ def submit(model: ModelFront, arrival: Arrival) -> Submitted:
             return SubmittedRequest(model, arrival)
         model.check_room(len(parts))
     except StatefulError as error:
-        return _refused(error)
+        return SubmittedRequest(model, arrival, error)
     return _SubmittedBatch(model, [arrival._replace(data=one) for one in parts])
 
 

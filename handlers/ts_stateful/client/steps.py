@@ -93,6 +93,8 @@ class Steps:
         commands = [sequence._command(given, end=False) for sequence, given in pairs]
         if any(raw for _, raw in commands):
             raise ValueError("bytes are sent by `step` alone; pass numbers")
+        for sequence in sequences:
+            sequence._begun = True
         batch = _StepBatch(requests=tuple(command for command, _ in commands))
         found = sequences[0]._calls.call(batch, _Answers, timeout_s)
         return [
@@ -105,7 +107,6 @@ class Steps:
             reply = StepReply(typed(document, StepAnswer))
         except StatefulError as error:
             return error
-        self._begun = True
         return self._taken(reply)
 
     def _taken(self, reply: StepReply) -> StepReply:

@@ -101,8 +101,10 @@ class Intake:
         _free(data)
         return pending
 
-    def accept(self, request_id: str, arrival: Arrival) -> PendingResponse:
-        """Submit a new request; its events, exactly one of them the last, go to the mailbox."""
+    def accept(
+        self, request_id: str, arrival: Arrival, refusal: StatefulError | None = None
+    ) -> PendingResponse:
+        """Submit a new request, or refuse it; its events, exactly one of them the last, go to the mailbox."""
         headers = arrival.headers
         kind = ClientKind.HTTP if headers.is_http else ClientKind.GRPC
         pending = PendingResponse(
@@ -116,7 +118,7 @@ class Intake:
             pending.responder = InferErrors()
         pending.known = arrival.known or Correlation(_short(request_id))
         self._mailbox.expect(request_id)
-        self.attempt(request_id, lambda: self._accept(pending, arrival))
+        self.attempt(request_id, lambda: self._accept(pending, arrival, refusal))
         return pending
 
     def attempt(self, request_id: str, step: Callable[[], _T]) -> _T | None:
@@ -164,7 +166,11 @@ class Intake:
         principal = pending.namespace.principal
         self._admission.audit.write(pending.trace, principal, status, num_bytes=sizes)
 
-    def _accept(self, pending: PendingResponse, arrival: Arrival) -> None:
+    def _accept(
+        self, pending: PendingResponse, arrival: Arrival, refusal: StatefulError | None
+    ) -> None:
+        if refusal is not None:
+            raise refusal
         if arrival.headers.is_describe:
             self._dispatcher.describe(pending.request_id)
             return
