@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -133,11 +133,7 @@ def functions_for(
     own = _NAMES[dtype]
     of_weights = own if weights in (None, dtype) else _WIDENED[weights]
 
-    def declared(name: str, kind: str, result: type[Any] | None, *arguments: Any) -> Any:
-        function = getattr(library, f"{name}_{kind}")
-        function.restype, function.argtypes = result, arguments
-        return function
-
+    declared = partial(_declared, library)
     library.most_rows.restype = word
     most_rows = library.most_rows()
     library.spread_threads.restype, library.spread_threads.argtypes = None, [word]
@@ -163,6 +159,14 @@ def functions_for(
         most_linear_rows=most_rows if of_weights != own or _has_lanes(dtype) else _FEW,
         spread_threads=library.spread_threads,
     )
+
+
+def _declared(
+    library: ctypes.CDLL, name: str, kind: str, result: type[Any] | None, *arguments: Any
+) -> Any:
+    function = getattr(library, f"{name}_{kind}")
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 def _has_lanes(dtype: torch.dtype) -> bool:
