@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from ts_stateful.cpu_kernels import build
 from ts_stateful.cpu_kernels.build import load_library
 
 
@@ -33,3 +35,20 @@ def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
     built_at = library.stat().st_mtime_ns
     assert load_library(tmp_path, "language") is not None
     assert library.stat().st_mtime_ns == built_at
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+@pytest.mark.parametrize("library", ["language", "recurrent"])
+@pytest.mark.parametrize(
+    "processor", ["x86-64", "x86-64-v3", "skylake-avx512", "cooperlake", "sapphirerapids"]
+)
+def test_other_processors_have_code_too(processor: str, library: str) -> None:
+    """Without vectors, and with those of AVX2, AVX-512, bfloat16 and tiles, whatever runs the tests."""
+    source = Path(build.__file__).parent / "src" / f"{library}.cpp"
+    command = ["g++", "-std=c++17", "-fopenmp", "-DFIRST_CACHE=48", f"-march={processor}"]
+    empty = subprocess.run(
+        [*command, "-x", "c++", "-S", "-o", "-", "-"], input=b"", capture_output=True, check=False
+    )
+    if empty.returncode:
+        pytest.skip(f"this compiler does not know {processor}")
+    subprocess.run([*command, "-S", "-o", "/dev/null", str(source)], check=True)

@@ -105,7 +105,7 @@ void add_outputs(const Linear<T>& linear, int64_t stride, const Routes& routes, 
     if (norm.weight) for (int m = 0; m < rows; m++) store(target + m * width + n, zero());
     for (int g = 0; g < routes.num; g++) {
       const int begin = routes.begin[g], count = routes.begin[g + 1] - begin;
-      outputs(of_expert(linear, routes.expert[g] * stride), n, x + begin * linear.in, count, result);
+      outputs(of_expert(linear, routes.expert[g] * stride), n, x + room<T>(begin * linear.in), count, result);
       for (int m = 0; m < count; m++) {
         float* to = target + routes.row[begin + m] * width + n;
         store(to, fma(all(routes.weight[begin + m] * scale), load(result + m * WIDE), load(to)));
@@ -129,10 +129,10 @@ template <class T> void gate(const Experts<T>& e, const Routes& routes, const In
   for (int64_t item = 0; item < routes.num * blocks; item++) {
     const int64_t group = item / blocks, n = item % blocks * WIDE, stride = routes.expert[group] * e.stride;
     const int begin = routes.begin[group], count = routes.begin[group + 1] - begin;
-    outputs(of_expert(e.gate, stride), n, inputs + begin * in, count, gates);
-    outputs(of_expert(e.up, stride), n, inputs + begin * in, count, ups);
+    outputs(of_expert(e.gate, stride), n, inputs + room<T>(begin * in), count, gates);
+    outputs(of_expert(e.up, stride), n, inputs + room<T>(begin * in), count, ups);
     activate(e, gates, count * WIDE, ups);
-    for (int m = 0; m < count; m++) put<T>(inner + begin * width, count, m, width, n, [&](int i) { return load(ups + i * WIDE); });
+    for (int m = 0; m < count; m++) put<T>(inner + room<T>(begin * width), count, m, width, n, [&](int i) { return load(ups + i * WIDE); });
   }
 }
 

@@ -12,8 +12,10 @@
   }                                                                                                                         \
   extern "C" void attend_##NAME(const Step* step, const Layer* layer, const T* query, int64_t head_stride,                  \
                                 int64_t token_stride, const float* sinks, int64_t num_splits, float* partial, T* output) {  \
-    _Pragma("omp parallel")                                                                                                 \
-    attend_share<T>(*step, *layer, query, head_stride, token_stride, sinks, num_splits, partial, output);                   \
+    _Pragma("omp parallel") {                                                                                               \
+      [[maybe_unused]] const Tiles tiles;                                                                                   \
+      attend_share<T>(*step, *layer, query, head_stride, token_stride, sinks, num_splits, partial, output);                 \
+    }                                                                                                                       \
   }
 
 #define EXPORT_WEIGHTS(NAME, T)                                                                                             \
@@ -29,6 +31,7 @@
                                          Input<T>* scratch, Input<T>* y) {                                                  \
     multiply_linear(*linear, x, int(rows), int(num_threads), scratch, y);                                                   \
   }                                                                                                                         \
+  extern "C" int64_t most_linear_rows_##NAME() { return most_linear_rows<T>(); }                                             \
   extern "C" bool find_highest_##NAME(const Shortlist<T>* list, const Input<T>* x, int64_t rows, int64_t num_threads,       \
                                       Input<T>* packed, float* wide, float* y) {                                            \
     return find_highest(*list, x, int(rows), int(num_threads), packed, wide, y);                                            \
@@ -52,6 +55,7 @@ void decode_layers(const Step& step, const Decoder<T>* layers, int64_t num_layer
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
   {
+    [[maybe_unused]] const Tiles tiles;
     for (int64_t i = 0; i < num_layers; i++) {
       Step own = step;
       own.layer = i, own.window = layers[i].window;
@@ -62,12 +66,16 @@ void decode_layers(const Step& step, const Decoder<T>* layers, int64_t num_layer
   }
 }
 
-// Map x (rows, in) to y (rows, out); `scratch` has room for x.
+// Rows that multiply_linear multiplies faster than torch.
+template <class T> int64_t most_linear_rows() { return IS_WIDENED<T> || IS_BESIDE<T> || uses_tiles<T>(MOST) ? MOST : MOST / 2; }
+
+// Map x (rows, in) to y (rows, out); `scratch` has room for packed inputs.
 template <class T>
 void multiply_linear(const Linear<T>& linear, const Input<T>* x, int rows, int num_threads, Input<T>* scratch, Input<T>* y) {
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
   {
+    [[maybe_unused]] const Tiles tiles;
     alignas(64) float result[MOST * WIDE];
 #pragma omp for schedule(static)
     for (int m = 0; m < rows; m++) pack<T>(x, rows, m, linear.in, scratch);

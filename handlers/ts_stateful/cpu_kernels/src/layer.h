@@ -44,10 +44,10 @@ inline void turn_neighbors(float* x, const float* cos, const float* sin, int64_t
 struct Scratch {
   int64_t qkv, mixed, inner, sum, partial, routes, end;
   template <class T> Scratch(const Decoder<T>& d, int64_t rows, int64_t num_splits) {
-    qkv = rows * std::max(d.experts.chosen * d.q.in, d.q.out);  // after the packed inputs
+    qkv = room<T>(rows * std::max(d.experts.chosen * d.q.in, d.q.out));  // after the packed inputs
     mixed = qkv + rows * (d.q.out + d.k.out + d.v.out);
     inner = mixed + rows * d.q.out;
-    sum = inner + rows * d.experts.chosen * d.experts.gate.out;
+    sum = inner + room<T>(rows * d.experts.chosen * d.experts.gate.out);
     partial = sum + rows * d.q.in;
     routes = partial + rows * d.attention.heads * d.attention.group * num_splits * (d.attention.value_dim + 2);
     end = routes + routes_size(d.experts, rows);
@@ -117,7 +117,7 @@ void feed(const Decoder<T>& d, const Scratch& at, int rows, AllRows& everyone, R
     const int group = int(std::upper_bound(routes.begin, routes.begin + routes.num, slot) - routes.begin) - 1;
     const int begin = routes.begin[group];
     const auto row = [&](int i) { return hidden + routes.row[begin + i] * in; };
-    pack<T>(row, d.ffn_norm, routes.begin[group + 1] - begin, slot - begin, in, inputs + begin * in);
+    pack<T>(row, d.ffn_norm, routes.begin[group + 1] - begin, slot - begin, in, inputs + room<T>(begin * in));
   }
   gate(e, routes, inputs, inner);
   add_outputs(e.down, e.down_stride, routes, inner, d.fed_norm, d.residual, rows, scratch + at.sum, hidden);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "beside.h"
+#include "tiles.h"
 
 namespace {
 
@@ -19,7 +20,13 @@ constexpr int SOME = 16;      // so many at a time
 template <class T> struct Linear { const T* weight; const Input<T>* bias; int64_t in, out; };  // (out, in), (out,) or null
 template <class T> struct Norm { const T* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none
 
-template <class T> inline int num_beside(int rows) { return IS_BESIDE<T> ? rows / LANES * LANES : 0; }
+// Rows that lie side by side: all of those that tiles multiply, and of float32 whole groups of LANES.
+template <class T> inline int num_beside(int rows) {
+  if (uses_tiles<T>(rows)) return rows;
+  return IS_BESIDE<T> ? rows / LANES * LANES : 0;
+}
+// Numbers of type Input<T> that have room for so many packed ones.
+template <class T> inline int64_t room(int64_t numbers) { return PARTS<T> * 2 > int(sizeof(Input<T>)) ? numbers * 3 / 2 : numbers; }
 
 // Rows are packed in groups of QUARTER, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH). Inputs of wide_bfloat16
 // have their even numbers first in each WIDTH. The first num_beside(rows) are packed in groups of LANES, as (in, LANES).
@@ -32,11 +39,13 @@ inline Place place_of(int rows, int m) {
 // Store numbers d to d + LANES of row m, the vector x(m). The first of LANES rows that lie side by side stores those of all.
 template <class T, class X> inline void put(Input<T>* target, int rows, int m, int64_t in, int64_t d, X x) {
   const int beside = num_beside<T>(rows);
-  if constexpr (IS_BESIDE<T>)
-    if (m < beside) {
-      if (m % LANES == 0) put_beside(target + m * in + d * LANES, m, x);
-      return;
-    }
+  if (m < beside) {
+    if (m % LANES) return;
+    if constexpr (PARTS<T> > 0)
+      put_pairs<PARTS<T>>(reinterpret_cast<bfloat16*>(target + room<T>(m * in)), std::min(LANES, rows - m), in, d, m, x);
+    else if constexpr (IS_BESIDE<T>) put_beside(target + m * in + d * LANES, m, x);
+    return;
+  }
   const Place place = place_of(rows - beside, m - beside);
   const int begin = beside + place.begin;
   Input<T>* vector = target + begin * in + (m - begin + d / WIDTH<T> * place.group) * WIDTH<T>;
@@ -65,7 +74,8 @@ void pack(Row row, const Norm<Input<T>>& norm, int rows, int m, int64_t in, Inpu
   const bool is_beside = m < num_beside<T>(rows);
   if (is_beside && m % LANES) return;
   V scale[LANES];
-  if (norm.weight) for (int i = 0; i < (is_beside ? LANES : 1); i++) scale[i] = norm_scale(norm, row(m + i));
+  const int num = is_beside ? std::min(LANES, rows - m) : 1;
+  if (norm.weight) for (int i = 0; i < num; i++) scale[i] = norm_scale(norm, row(m + i));
   for (int64_t d = 0; d < in; d += LANES)
     put<T>(target, rows, m, in, d, [&](int i) { return norm.weight ? normed(norm, row(i), d, scale[i - m]) : load(row(i) + d); });
 }
@@ -166,7 +176,10 @@ template <class T> int outputs(const Linear<T>& linear, int64_t n, const Input<T
   const int64_t in = linear.in;
   const int num = int(std::min<int64_t>(WIDE, linear.out - n)), beside = num_beside<T>(rows);
   const T* w = linear.weight + n * in;
-  if constexpr (IS_BESIDE<T>) if (beside) multiply_rows_beside(w, num, x, beside, in, result);
+  if (beside) {
+    if constexpr (PARTS<T> > 0) multiply_tiles(w, num, x, beside, in, result);
+    else if constexpr (IS_BESIDE<T>) multiply_rows_beside(w, num, x, beside, in, result);
+  }
   if (beside < rows) multiply_grouped(w, num, x + beside * in, rows - beside, in, result + beside * WIDE);
   if (linear.bias)
     for (int m = 0; m < rows; m++) for (int i = 0; i < num; i++) result[m * WIDE + i] += number(linear.bias[n + i]);

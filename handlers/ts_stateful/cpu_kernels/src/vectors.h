@@ -219,6 +219,7 @@ inline void store(bfloat16* p, V x) {
 
 // Store `num` of the LANES numbers that x has room for.
 template <class T> void store_some(T* p, const float* x, int num) {
+  if (num == LANES) return store(p, load(x));
   T all[LANES];
   store(all, load(x));
   std::copy_n(all, num, p);

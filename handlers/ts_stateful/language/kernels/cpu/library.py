@@ -26,9 +26,6 @@ __all__ = [
 LANES: Final = 16  # all dimensions are multiples of it
 _SHARE: Final = 256  # minimum tokens of a split
 _TOGETHER: Final = 16  # queries of rows that are computed together, see `attention.h`
-_FEW: Final = (
-    32  # rows; with more, torch is as fast, except for weights that are widened, and `_has_lanes`
-)
 _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of dtypes in the library
 _WIDENED: Final = {torch.bfloat16: "wide_bfloat16", torch.float16: "wide_float16"}
 
@@ -92,7 +89,7 @@ class Functions(NamedTuple):
     def multiply(self, linear: LinearFacts, inputs: Tensor) -> Tensor:
         """Map `(..., inputs)` to `(..., outputs)`, up to `most_rows` of them."""
         inputs = inputs.contiguous()
-        scratch = torch.empty_like(inputs)
+        scratch = inputs.new_empty(3 * inputs.numel() // 2)  # see `room` in `src/linear.h`
         outputs = inputs.new_empty(*inputs.shape[:-1], linear.out)
         self.multiply_linear(
             ctypes.byref(linear),
@@ -135,7 +132,6 @@ def functions_for(
 
     declared = partial(_declared, library)
     library.most_rows.restype = word
-    most_rows = library.most_rows()
     library.spread_threads.restype, library.spread_threads.argtypes = None, [word]
     return Functions(
         write=declared("write", own, None, *(address, address), *(word,) * 4, ctypes.c_int),
@@ -155,8 +151,8 @@ def functions_for(
         find_highest=declared(
             "find_highest", of_weights, ctypes.c_bool, address, address, word, word, *(address,) * 3
         ),
-        most_rows=most_rows,
-        most_linear_rows=most_rows if of_weights != own or _has_lanes(dtype) else _FEW,
+        most_rows=library.most_rows(),
+        most_linear_rows=declared("most_linear_rows", of_weights, word)(),
         spread_threads=library.spread_threads,
     )
 
@@ -167,8 +163,3 @@ def _declared(
     function = getattr(library, f"{name}_{kind}")
     function.restype, function.argtypes = result, arguments
     return function
-
-
-def _has_lanes(dtype: torch.dtype) -> bool:
-    """Return True if rows lie side by side in vectors."""
-    return dtype is torch.float32 and torch.backends.cpu.get_cpu_capability() == "AVX512"

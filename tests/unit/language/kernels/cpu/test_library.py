@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -43,23 +42,28 @@ assert os.sched_getaffinity(0) == all_cpus
 """
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 24, 25, 39, 40, 41, 63, 64])
-def test_linear_layers_take_as_many_rows_as_a_step(rows: int, dtype: torch.dtype) -> None:
-    """More than 24 rows are taken 16 at a time; the last outputs fill no block. Sums are float32."""
+@pytest.mark.parametrize(
+    ("dtype", "weights"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, 17, 24, 25, 33, 39, 40, 41, 49, 63, 64])
+def test_linear_layers_take_as_many_rows_as_a_step(
+    rows: int, dtype: torch.dtype, weights: torch.dtype
+) -> None:
+    """Rows are taken in groups of several sizes; the last outputs fill no block. Products and sums are float32."""
     torch.manual_seed(rows)
-    linear = torch.nn.Linear(224, 333).to(dtype)
-    facts = LinearFacts.of(linear.weight, linear.bias)
-    inputs, found = torch.randn(rows, 224).to(dtype), torch.empty(rows, 333, dtype=dtype)
-    scratch = torch.empty_like(inputs)
-    functions_for(language_kernels(), dtype).multiply_linear(
-        ctypes.byref(facts),
-        *(inputs.data_ptr(), rows, 2, scratch.data_ptr(), found.data_ptr()),
-    )
-    with torch.inference_mode():
-        expected = linear.float()(inputs.float())
+    weight, bias = torch.randn(333, 224).to(weights), torch.randn(333).to(dtype)
+    inputs = torch.randn(rows, 224).to(dtype)
+    functions = functions_for(language_kernels(), dtype, weights)
+    found = functions.multiply(LinearFacts.of(weight, bias), inputs)
+    expected = inputs.double() @ weight.double().T + bias.double()
     rounding = 1e-5 if dtype is torch.float32 else 2**-8
-    torch.testing.assert_close(found.float(), expected, rtol=rounding, atol=1e-5)
+    torch.testing.assert_close(found.double(), expected, rtol=rounding, atol=3e-5)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
