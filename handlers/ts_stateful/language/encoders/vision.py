@@ -21,6 +21,11 @@ __all__ = ["Pictures", "Vision"]
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 _UNPROJECTED = {"llama4"}  # families that project the features of images in every pass
+# Families that only put the features of images among the embeddings of the text, which see backwards.
+_SPLICED = {
+    *("glm4v", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3"),
+    *("qwen2_5_vl", "qwen2_vl", "smolvlm"),
+}
 _SMALL, _LARGE = (60, 40), (640, 480)
 
 
@@ -131,6 +136,8 @@ class Vision(Pictures):
         self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
     ) -> dict[str, Any]:
         """See `Encoder`."""
+        if self._network.config.model_type in _SPLICED:
+            return self._splice(ids, mask, pieces)
         rows = self._rows(pieces)
         wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}

@@ -24,6 +24,7 @@ _STEPS: Final[tuple[tuple[slice, Sequence[int]], ...]] = (
     (slice(-1, None), (9,)),
     (slice(2), (1, 70)),
 )
+_EMBEDDED_STEPS: Final = ((slice(2), (1, 70)), (slice(1), (1,)))
 _FARTHEST: Final = 4096  # tokens: a longer window would take too much memory
 # Of the largest number. Stock code rounds to bfloat16 between operators, which alone differs from float32 by some 3 percent.
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
@@ -36,18 +37,22 @@ def verify_steps(
     windows: Sequence[int | None],
     vocab_size: int,
     axes: tuple[int, ...] = (1,),
+    embed: Callable[[Tensor], Tensor] | None = None,
 ) -> str:
     """Return how the logits or the states of `other` differ from the model's; empty if they agree. CPU only.
 
     Sessions begin with random states, and some are longer than the layers' windows. `axes` are those of positions, each of
-    which gets positions of its own.
+    which gets positions of its own. With `embed`, which maps ids to embeddings, the last steps begin with those of other ids.
     """
     beyond = {window + 3 for window in windows if window and window <= _FARTHEST}
     ours = _random_states(layout, [*_STARTS, *sorted(beyond)])
     theirs = [kv.copy(kv.length) for kv in ours]
-    for chosen, counts in _STEPS:
-        expected = model(_rows(ours[chosen], counts, vocab_size, axes))
-        rows = _rows(theirs[chosen], counts, vocab_size, axes)
+    steps = [(*step, None) for step in _STEPS]
+    if embed is not None:
+        steps += [(*step, embed) for step in _EMBEDDED_STEPS]
+    for chosen, counts, given in steps:
+        expected = model(_rows(ours[chosen], counts, vocab_size, axes, given))
+        rows = _rows(theirs[chosen], counts, vocab_size, axes, given)
         found = other(rows)
         for span in rows.spans:
             span.kv.length = span.stop
@@ -78,16 +83,22 @@ def _random_states(layout: KVLayout, lengths: Sequence[int]) -> list[KVCache]:
 
 
 def _rows(
-    caches: Sequence[KVCache], counts: Sequence[int], vocab_size: int, axes: tuple[int, ...]
+    caches: Sequence[KVCache],
+    counts: Sequence[int],
+    vocab_size: int,
+    axes: tuple[int, ...],
+    embed: Callable[[Tensor], Tensor] | None,
 ) -> Rows:
-    """Return the next tokens of each session, as many as `counts` has in turns."""
+    """Return the next tokens of each session, as many as `counts` has in turns, with embeddings if `embed` is given."""
     spans = [Span(kv, kv.length, count) for kv, count in zip(caches, cycle(counts), strict=False)]
     for span in spans:
         span.kv.reserve(span.stop)
     places = [position for span in spans for position in range(span.start, span.stop)]
     ids = [(3 + 7 * (index + position)) % vocab_size for index, position in enumerate(places)]
     shifts = torch.arange(axes[0]).reshape(*axes, 1)
-    return Rows(ids, torch.tensor(places) + 5 * shifts, spans)
+    positions = torch.tensor(places) + 5 * shifts
+    embedded = None if embed is None else embed(torch.tensor([ids[::-1]]))
+    return Rows(ids, positions, spans, embedded=embedded)
 
 
 def _apart(found: Tensor, expected: Tensor) -> str:

@@ -30,6 +30,7 @@ __all__ = ["Forward"]
 
 # Tokens of the sequences by which kernels are verified, side by side, in two passes.
 _KERNEL_COUNTS = (70, 1), (2, 2), (9, 1), (1, 1)
+_EMBEDDED = "inputs_embeds"  # the argument of models that take embeddings instead of ids
 
 
 class Forward:
@@ -100,12 +101,13 @@ class Forward:
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
         logits = None
-        plain = not (inputs or any(adapters) or any(span.blocks for span in spans))
+        embedded = inputs.get(_EMBEDDED)
+        plain = not (inputs.keys() - {_EMBEDDED} or any(adapters) or any(s.blocks for s in spans))
         if self._shortcut and plain:
             for span in spans:
                 span.kv.reserve(span.stop)
             some = keep if len(keep) < len(ids) else None
-            logits = self._shortcut(Rows(ids, positions, spans, some, only_highest))
+            logits = self._shortcut(Rows(ids, positions, spans, some, only_highest, embedded))
         if logits is None:
             counts = [span.num_tokens for span in spans] if any(adapters) else []
             with self.adapters.applied(adapters, counts):
@@ -156,7 +158,7 @@ class Forward:
             inputs["attention_mask"] = self._mask
         elif self.layout.per_prompt:
             inputs["token_type_ids"] = self.cache.token_types()
-        if "inputs_embeds" not in inputs:
+        if _EMBEDDED not in inputs:
             inputs["input_ids"] = ids
         output = self.network(
             use_cache=True,
@@ -203,12 +205,16 @@ class Forward:
         assert self._shortcut is None
 
         def stock(rows: Rows) -> Tensor:
-            return self(rows.ids, rows.spans, rows.positions, list(range(len(rows.ids))))
+            inputs: dict[str, Any] = {_EMBEDDED: rows.embedded} if rows.embedded is not None else {}
+            keep = list(range(len(rows.ids)))
+            return self(rows.ids, rows.spans, rows.positions, keep, **inputs)
 
         try:
             with all_chosen(self.network):
+                embeddings = self.network.get_input_embeddings()
+                sizes = self.vocab_size, self.position_axes
                 reason = verify_steps(
-                    stock, shortcut, self.layout, self.windows, self.vocab_size, self.position_axes
+                    stock, shortcut, self.layout, self.windows, *sizes, embed=embeddings
                 )
         except Exception as error:  # it may raise anything; the model works without it
             reason = f"{type(error).__name__}: {error}"

@@ -85,3 +85,23 @@ def test_a_window_is_looked_beyond() -> None:
 
     assert verify_steps(windowed, lambda rows: other(rows, 700), LAYOUT, [700, 700], 100) == ""
     assert "logits" in verify_steps(windowed, other, LAYOUT, [700, 700], 100)
+
+
+def test_embeddings_of_other_ids_are_looked_at() -> None:
+    """As of a model that takes those of images; what ignores them differs."""
+
+    def embed(ids: Tensor) -> Tensor:
+        return ids[..., None].float()
+
+    def given(rows: Rows) -> Rows:
+        if rows.embedded is None:
+            return rows
+        return rows._replace(ids=[int(token) for token in rows.embedded.flatten()])
+
+    def reads(rows: Rows) -> Tensor:
+        return step(given(rows))
+
+    assert not verify_steps(
+        reads, lambda rows: other(given(rows)), LAYOUT, [None, None], 100, embed=embed
+    )
+    assert "differ" in verify_steps(reads, other, LAYOUT, [None, None], 100, embed=embed)

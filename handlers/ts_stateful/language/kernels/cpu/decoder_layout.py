@@ -13,6 +13,7 @@ from transformers.activations import GELUTanh, SiLUActivation
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 from ts_stateful.language.kernels.cpu.kept_experts import CompactExperts, TurnedExperts
 from ts_stateful.language.kernels.cpu.rotary import Rotary
+from ts_stateful.language.kv.spans import Rows
 
 __all__ = ["Decoder", "UnknownDecoderError", "find_decoder"]
 
@@ -109,10 +110,13 @@ class Decoder:
     logit_divisor: float
     logit_cap: float | None
 
-    def embed(self, ids: list[int]) -> Tensor:
+    def embed(self, rows: Rows) -> Tensor:
         """Return what the first layer receives, `(1, tokens, hidden)`, in memory that may be written."""
-        embedded: Tensor = self.embeddings(torch.tensor([ids]))
-        return embedded * self.embedding_factor if self.embedding_factor != 1 else embedded
+        given = rows.embedded
+        embedded: Tensor = self.embeddings(torch.tensor([rows.ids])) if given is None else given
+        if self.embedding_factor != 1:
+            return embedded * self.embedding_factor
+        return embedded if given is None else embedded.clone()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `(tokens, vocabulary)` after the last norm's outputs `(tokens, hidden)`."""

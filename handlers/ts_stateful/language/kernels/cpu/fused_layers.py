@@ -122,7 +122,7 @@ class FusedLayers:
     def _piece(self, rows: Rows) -> Tensor | None:
         """Compute few tokens; return the logits after those to keep, None if there are none."""
         table = Table.of(rows.spans, all_rows=True)
-        embedded = self._decoder.embed(rows.ids)
+        embedded = self._decoder.embed(rows)
         cos, sin = self._decoder.rotary(embedded, rows.positions)
         hidden = embedded.float()
         self._decode(hidden, cos.float(), sin.float(), table)

@@ -111,7 +111,7 @@ class DecodeGraphs:
         """Return a step's logits, owned by the caller; None if no graph fits. The states must have room."""
         count = len(rows.ids)
         size = next((size for size in self.sizes if size >= count), None)
-        if size is None or count > len(rows.spans):
+        if size is None or count > len(rows.spans) or rows.embedded is not None:
             return None
         graph = self._graphs[size]
         graph.inputs.fill(self._padded(rows, size))

@@ -43,6 +43,7 @@ SEEING = (
     *("gemma3_vision", "glm4v", "idefics3", "llava", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl"),
     *("qwen3_omni", "qwen3_vl", "qwen3_vl_moe"),
 )
+READ_BY_NETWORK = {"gemma3_vision", "qwen2_5_omni", "qwen3_omni", "qwen3_vl", "qwen3_vl_moe"}
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
 )
@@ -294,17 +295,33 @@ def test_a_checkpoint_in_bfloat16_is_computed_in_it(tmp_path: Path) -> None:
 
 
 @needs_vectors
-@pytest.mark.parametrize("name", SEEING)
-def test_replies_about_images_are_those_of_stock_code(name: str) -> None:
-    """Images are encoded and read by the stock network, what follows is not."""
+@pytest.mark.parametrize(
+    "name", [*SEEING, "internvl", "llava_onevision", "mistral3", "pixtral", "smolvlm"]
+)
+def test_replies_about_images_are_those_of_stock_code(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network reads images that need more than a place among the embeddings, but not what follows them."""
     model = BUILDERS[name]()
     accelerate(model, HandlerConfig())
+    forward = model.forward
+    assert isinstance(forward._shortcut, FusedLayers)
+    forward._shortcut.cuts_steps = True
+    by_network, read = list[dict[str, Any]](), forward._by_model
+
+    def spy(ids: Any, spans: Any, positions: Any, keep: Any, inputs: dict[str, Any]) -> Tensor:
+        by_network.append(inputs)
+        return read(ids, spans, positions, keep, inputs)
+
+    monkeypatch.setattr(forward, "_by_model", spy)
     harness = Harness(model)
     harness.open("s", [noise(1), noise(2, 80, 30)])
     for question in ("What color is the circle?", "And the square?"):
         harness.prompt("s", question, max_new_tokens=12)
         reference_reply(model, harness, "s", 12)
-    assert not any(model.forward._shortcut._hooks)  # type: ignore[union-attr]
+    assert all(by_network)
+    assert bool(by_network) == (name in READ_BY_NETWORK)
+    assert not any(forward._shortcut._hooks)
 
 
 @torch.inference_mode()
