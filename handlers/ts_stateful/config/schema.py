@@ -99,7 +99,7 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     compact_weights: bool = True
     """Of these layers, hold float32 weights in bfloat16 or float16 if it represents them exactly: half the bytes to read."""
     fused_layers: bool = True
-    """On a CPU with AVX2 or AVX-512, compute all layers of a Llama-like model in one call, for steps without images."""
+    """On a CPU with AVX2 or AVX-512, compute all layers of a Llama-like model in one call."""
     attention_kernels: bool = True
     """Compute the attention of all sessions' decode steps at once: Triton on a GPU, compiled C++ on a CPU."""
     cuda_graphs: bool = True
