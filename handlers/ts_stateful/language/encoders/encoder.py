@@ -246,17 +246,11 @@ class Tower(Encoder[DecodedT]):
             raise RuntimeError(f"{found} features of {self.kind} for {expected} tokens")
         image.features, image.tensors = features, {}
 
-    def _splice(
-        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
-    ) -> dict[str, Any]:
-        """Return the argument by which a model gets `pieces` among the embeddings of its text."""
-        device = self._network.device
-        stands = torch.frombuffer(mask, dtype=torch.uint8).bool().to(device)
-        row = torch.tensor(ids, device=device).masked_fill(stands, 0)
-        embedded = self._network.get_input_embeddings()(row)
+    def _splice(self, mask: bytearray, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the argument of `Forward` by which a model gets `pieces` among the embeddings of its text."""
+        stands = torch.frombuffer(mask, dtype=torch.uint8).bool()
         (rows,) = self._rows(pieces)
-        embedded[stands] = rows.to(embedded.dtype)
-        return {"inputs_embeds": embedded[None]}
+        return {"spliced": (stands.to(rows.device), rows)}
 
     def _count(self, features: tuple[Tensor, ...]) -> int:
         """Return the number of tokens that these features are of."""

@@ -142,7 +142,7 @@ class Hearing(Tower[Samples]):
         self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
     ) -> dict[str, Any]:
         """See `Encoder`."""
-        return self._splice(ids, mask, pieces)
+        return self._splice(mask, pieces)
 
 
 def _extractor(processor: Any) -> Any:

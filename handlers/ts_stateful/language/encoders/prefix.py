@@ -38,4 +38,4 @@ class PrefixVision(Vision):
         self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
     ) -> dict[str, Any]:
         """See `Encoder`. A generated image token does not count as a real one: it is no reason to cut a prompt."""
-        return self._splice(ids, mask, pieces)
+        return self._splice(mask, pieces)

@@ -137,7 +137,7 @@ class Vision(Pictures):
     ) -> dict[str, Any]:
         """See `Encoder`."""
         if self._network.config.model_type in _SPLICED:
-            return self._splice(ids, mask, pieces)
+            return self._splice(mask, pieces)
         rows = self._rows(pieces)
         wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}

@@ -78,7 +78,8 @@ class Forward:
         `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE; None counts them from the spans. `adapters` are the
         names of the spans' adapters, if any has one. The spans' states are written, and are valid if nothing is raised. If not
         `flat`, the spans of several sessions have one token each, which is not their first. With `only_highest` all but the
-        highest logit of each token may be estimates that are lower.
+        highest logit of each token may be estimates that are lower. `inputs` are the model's, or `spliced`: the tokens that
+        stand for parts of images or clips, a mask `(n,)`, and their embeddings.
         """
         positions = self.text_positions(spans) if positions is None else positions
         compute = partial(
@@ -101,6 +102,9 @@ class Forward:
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
         logits = None
+        if spliced := inputs.get("spliced"):
+            others = {name: value for name, value in inputs.items() if name != "spliced"}
+            inputs = {**others, _EMBEDDED: self._embedded(ids, *spliced)}
         embedded = inputs.get(_EMBEDDED)
         plain = not (inputs.keys() - {_EMBEDDED} or any(adapters) or any(s.blocks for s in spans))
         if self._shortcut and plain:
@@ -114,6 +118,13 @@ class Forward:
                 logits = self._by_model(ids, spans, positions, keep, inputs)
         self.cache.end(spans)
         return logits
+
+    def _embedded(self, ids: list[int], stands: Tensor, rows: Tensor) -> Tensor:
+        """Return embeddings `(1, n, hidden)`: those of ids, and `rows` for the tokens that are not text."""
+        embeddings = self.network.get_input_embeddings()
+        embedded: Tensor = embeddings(to_device(ids, self.device)[None].masked_fill(stands, 0))
+        embedded[0, stands] = rows.to(embedded.dtype)
+        return embedded
 
     def _by_model(
         self,
