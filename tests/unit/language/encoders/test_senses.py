@@ -6,9 +6,11 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.decoding import PlainDecoder
 from tests.support.harness import Harness, reference_reply
@@ -49,9 +51,21 @@ def ask(model: Model, harness: Harness, session: str, *media: Medium) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDERS)
-def test_pictures_and_clips_of_later_turns(build: Callable[[], Model]) -> None:
-    """Also after a rewind, an eviction, and in a fork."""
+def test_pictures_and_clips_of_later_turns(
+    build: Callable[[], Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a rewind, an eviction, and in a fork.
+
+    Replies of so small models hardly depend on pictures, so what the network is given is looked at, too.
+    """
     model = build()
+    call, given = model.forward._call, list[set[str]]()
+
+    def spy(ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
+        given.append(set(inputs))
+        return call(ids, positions, **inputs)
+
+    monkeypatch.setattr(model.forward, "_call", spy)
     harness = Harness(model)
     harness.open("s", [noise(1), sound(1)])
     ask(model, harness, "s", sound(2, 0.9))
@@ -65,6 +79,8 @@ def test_pictures_and_clips_of_later_turns(build: Callable[[], Model]) -> None:
     ask(model, harness, "f", sound(5))
     info = harness.ask(Info(session_id="f"))
     assert (info["images"], info["audio"]) == (2, 4)
+    both = {"inputs_embeds", "mm_encoder_outputs"}
+    assert any(both <= names for names in given)
 
 
 @pytest.mark.parametrize("build", BUILDERS)
