@@ -29,7 +29,8 @@ template <class T> inline int num_beside(int rows) {
 template <class T> inline int64_t room(int64_t numbers) { return PARTS<T> * 2 > int(sizeof(Input<T>)) ? numbers * 3 / 2 : numbers; }
 
 // Rows are packed in groups of QUARTER, then 2, then 1; a group of M as (in / WIDTH, M, WIDTH). Inputs of wide_bfloat16
-// have their even numbers first in each WIDTH. The first num_beside(rows) are packed in groups of LANES, as (in, LANES).
+// have their even numbers first in each WIDTH. The first num_beside(rows) are packed in groups of LANES, as (in, LANES),
+// or as put_pairs stores them.
 struct Place { int begin, group; };
 inline Place place_of(int rows, int m) {
   const int quarters = rows / QUARTER * QUARTER, twos = rows / 2 * 2;

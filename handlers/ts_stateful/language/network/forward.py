@@ -102,9 +102,9 @@ class Forward:
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
         logits = None
-        if spliced := inputs.get("spliced"):
-            others = {name: value for name, value in inputs.items() if name != "spliced"}
-            inputs = {**others, _EMBEDDED: self._embedded(ids, *spliced)}
+        inputs = {**inputs}
+        if spliced := inputs.pop("spliced", None):
+            inputs[_EMBEDDED] = self._embedded(ids, *spliced)
         embedded = inputs.get(_EMBEDDED)
         plain = not (inputs.keys() - {_EMBEDDED} or any(adapters) or any(s.blocks for s in spans))
         if self._shortcut and plain:
