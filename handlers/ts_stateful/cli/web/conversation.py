@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -43,14 +43,15 @@ class Question:
 class Conversation:
     """A session, opened by its first prompt. Methods that ask the server raise `StatefulError` or `ClientError`.
 
-    `exchanges` are its turns by number, `tokens` the length of its history, `saved` what the browser keeps.
+    `exchanges` are its turns by number, `tokens` the length of its history, `saved` what the browser keeps. They
+    are replaced, never changed: other threads draw them.
     """
 
     def __init__(self, server: Server, saved: SavedSession | None = None) -> None:
         self._server = server
         self._session: Session | None = None
         self.saved = saved
-        self.exchanges: dict[int, Exchange] = {}
+        self.exchanges: Mapping[int, Exchange] = {}
         self.tokens = 0
         self.live: LiveReply | None = None
         self.error: Exception | None = None
@@ -100,7 +101,7 @@ class Conversation:
             return None
         self.live = None
         if live.exchange is not None and live.turn is not None:
-            self.exchanges[live.turn] = live.exchange
+            self.exchanges = {**self.exchanges, live.turn: live.exchange}
             if usage := live.exchange.usage:
                 self.tokens = usage.prompt_tokens + usage.completion_tokens
         if live.error is not None:
@@ -130,11 +131,11 @@ class Conversation:
         self.error = None
         session = self._server.attach(self.saved.id, QUICK_S)
         info = session.info(QUICK_S)
-        self._session, self.tokens, self.exchanges = session, info.tokens, {}
+        exchanges = {}
         for number in range(1, info.turns + 1):
             answer = session.continue_(number, timeout_s=QUICK_S)
             asked = self._asked(number)
-            self.exchanges[number] = Exchange(
+            exchanges[number] = Exchange(
                 asked.prompt,
                 answer.text,
                 asked.files,
@@ -142,6 +143,7 @@ class Conversation:
                 answer.usage,
                 answer.timing,
             )
+        self._session, self.tokens, self.exchanges = session, info.tokens, exchanges
         self.saved, self.is_read = msgspec.structs.replace(self.saved, state="open"), True
         if info.running:
             turn = info.turns + 1

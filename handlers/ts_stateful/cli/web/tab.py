@@ -30,7 +30,8 @@ _MOST_CHECKED = 30
 class BrowserTab:
     """The state of a page. `panes` are one or two conversations side by side.
 
-    Methods that ask the server raise `StatefulError` or `ClientError`; `notice` is the last error that belongs to no pane.
+    They are replaced, never changed: other threads draw them. Methods that ask the server raise `StatefulError` or
+    `ClientError`; `notice` is the last error that belongs to no pane.
     """
 
     def __init__(self, server: Server, options: ChatOptions, uploads: Path) -> None:
@@ -40,7 +41,7 @@ class BrowserTab:
         self._files: Files | None = None
         self._sessions: dict[str, SavedSession] = {}
         self._dropped: set[str] = set()
-        self.panes: list[Conversation] = [self._first()]
+        self.panes: tuple[Conversation, ...] = (self._first(),)
         self.notice: Exception | None = None
         self.status = ""  # of the server, as the tab shows it
 
@@ -100,7 +101,7 @@ class BrowserTab:
         if self.panes[pane].live is not None or not prompt.strip():
             return None
         if self.panes[pane].state != "open":
-            self.panes[pane] = Conversation(self._server)
+            self._put(pane, Conversation(self._server))
         files = self._files
         question = Question(
             prompt,
@@ -130,17 +131,17 @@ class BrowserTab:
         source = self.panes[pane]
         fork = source.fork(turn)
         self.remember()
-        self.panes = [fork, source] if pane == 1 else [source, fork]
+        self.panes = (fork, source) if pane == 1 else (source, fork)
 
     def leave(self) -> None:
         """Close the second pane. Its session stays open."""
         self.remember()
-        del self.panes[1:]
+        self.panes = self.panes[:1]
 
     def begin(self) -> None:
         """Show a new session in the first pane."""
         self.remember()
-        self.panes[0] = Conversation(self._server)
+        self._put(0, Conversation(self._server))
 
     def show(self, session_id: str, pane: int) -> None:
         """Show a session of this browser in a pane; `read` reads its turns."""
@@ -148,7 +149,10 @@ class BrowserTab:
         if saved is None or session_id in self.shown:
             return
         self.remember()
-        self.panes[pane : pane + 1] = [Conversation(self._server, saved)]
+        self._put(pane, Conversation(self._server, saved))
+
+    def _put(self, pane: int, conversation: Conversation) -> None:
+        self.panes = (*self.panes[:pane], conversation, *self.panes[pane + 1 :])
 
     def read(self) -> None:
         """Read the turns of sessions that were not read yet. A server that is down is asked later."""
@@ -208,8 +212,8 @@ class BrowserTab:
                 self._server.attach(session_id, QUICK_S).close(QUICK_S)
         del self._sessions[session_id]
         self._dropped.add(session_id)
-        rest = [one for one in self.panes if one.saved is None or one.saved.id != session_id]
-        self.panes = rest or [Conversation(self._server)]
+        rest = (one for one in self.panes if one.saved is None or one.saved.id != session_id)
+        self.panes = tuple(rest) or (Conversation(self._server),)
 
     def to_keep(self) -> str:
         """Write what the browser has to keep, and to drop, as JSON without tags."""

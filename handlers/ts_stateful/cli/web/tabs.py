@@ -29,9 +29,10 @@ class BrowserTabs:
     def of(self, request: gr.Request) -> BrowserTab:
         """Return the tab of a request; its first request makes it."""
         name = str(request.session_hash)
-        if name not in self._tabs:
-            self._tabs[name] = BrowserTab(self._server, self._options, self._uploads)
-        tab = self._tabs[name]
+        tab = self._tabs.get(name)
+        if tab is None:  # of two at the same time, both get the first one's
+            new = BrowserTab(self._server, self._options, self._uploads)
+            tab = self._tabs.setdefault(name, new)
         if self._watch.hello is not None:
             try:
                 tab.meet(self._watch.hello.limits)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
 
+from ts_stateful.cli.web.conversation import Conversation
 from ts_stateful.cli.web.layout import PANES
 from ts_stateful.cli.web.markup import (
     error_html,
@@ -51,15 +52,16 @@ class PageView:
     def all(self, tab: BrowserTab, boxes: Mapping[int, str] | None = None) -> Update:
         """Return an update of everything; `boxes` has new texts of boxes for questions."""
         number = next(self._numbers)  # first: the highest one shows the latest state
+        panes = tab.panes  # other threads replace them
         update: Update = [
-            json.dumps(["live" if one.live else "still" for one in tab.panes]),
+            json.dumps(["live" if one.live else "still" for one in panes]),
             tab.to_keep(),
             self.status(),
             self._files(tab),
             sessions_html(tab.sessions, tab.shown),
         ]
         for index in range(PANES):
-            update += self._pane(tab, index, (boxes or {}).get(index))
+            update += self._pane(panes, index, (boxes or {}).get(index))
         return _numbered(number, update)
 
     def nothing(self) -> Update:
@@ -79,8 +81,8 @@ class PageView:
                     continue
                 running.remove(one)
                 prompt = tab.finish(one)
-                is_shown = bool(prompt) and one in tab.panes
-                yield self.all(tab, {tab.panes.index(one): prompt} if is_shown else None)
+                places = [index for index, pane in enumerate(tab.panes) if pane is one]
+                yield self.all(tab, dict.fromkeys(places, prompt) if prompt else None)
             now = "".join(live_html(one, self.watch.problem) for one in running)
             if now != shown:
                 shown = now
@@ -97,10 +99,10 @@ class PageView:
         notice = "" if tab.notice is None else error_html(tab.notice)
         return notice + files_html(tab.waiting, sent)
 
-    def _pane(self, tab: BrowserTab, number: int, box: str | None) -> Update:
-        if number >= len(tab.panes):
+    def _pane(self, panes: Sequence[Conversation], number: int, box: str | None) -> Update:
+        if number >= len(panes):
             return [gr.skip()] * _PER_PANE
-        pane, hello = tab.panes[number], self.watch.hello
+        pane, hello = panes[number], self.watch.hello
         context_tokens = None if hello is None else hello.limits.context_tokens
         return [
             head_html(pane, context_tokens, is_side=number > 0),
@@ -112,10 +114,11 @@ class PageView:
     def _live(self, tab: BrowserTab) -> Update:
         """Return an update of only what a reply in progress changes."""
         number = next(self._numbers)
+        panes = tab.panes
         update = [gr.skip()] * _BEFORE_PANES
         for index in range(PANES):
-            is_shown = index < len(tab.panes)
-            live = live_html(tab.panes[index], self.watch.problem) if is_shown else gr.skip()
+            is_shown = index < len(panes)
+            live = live_html(panes[index], self.watch.problem) if is_shown else gr.skip()
             update += [gr.skip(), gr.skip(), live, gr.skip()]
         return _numbered(number, update)
 
