@@ -8,19 +8,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise, png_base64
+from tests.support.sounds import media_of, wav_base64
 from tests.support.tiny import MORE_MODELS, llama, llava, qwen2_vl, save
+from tests.support.tiny.hearing import voxtral
+from tests.support.tiny.omni import qwen2_5_omni
 from tests.support.worker import Worker, eventually
 from ts_stateful.language.network.load import Model
 from ts_stateful.process.names import FOLLOWER, name_of
 from ts_stateful.process.worker.fork_server import has_ended
 from ts_stateful.process.worker.supervisor import EngineDied
 from ts_stateful.protocol.events import EventKind
-from ts_stateful.protocol.requests import Cancel, Fork, Image, Info, Open, Prompt, Request, Rewind
+from ts_stateful.protocol.requests import (
+    Audio,
+    Cancel,
+    Fork,
+    Image,
+    Info,
+    Open,
+    Prompt,
+    Request,
+    Rewind,
+)
 from ts_stateful.protocol.response_format import Regex
 from ts_stateful.protocol.stats import Stats
 
@@ -36,7 +50,7 @@ class Beside:
     def __init__(self, worker: Worker, model: Model) -> None:
         self.worker = worker
         self.harness = Harness(model)
-        self.pictures = [noise(1), noise(2, 80, 30)] if model.encoder else []
+        self.media = media_of(model)
 
     @property
     def stats(self) -> Stats:
@@ -44,11 +58,17 @@ class Beside:
         return self.worker.dispatcher.stats_by_engine[0]
 
     def open(self, name: str) -> None:
-        """Open a session, on pictures if the model sees."""
-        images = tuple(Image(base64=png_base64(picture)) for picture in self.pictures)
-        opened = self.worker.ask(Open(session_id=name, images=images), creates_session=True)
-        expected = self.harness.open(name, self.pictures)
-        assert opened["usage"] == expected["usage"]
+        """Open a session, on pictures or clips if the model takes them."""
+        sounds = [medium for medium in self.media if isinstance(medium, np.ndarray)]
+        pictures = [medium for medium in self.media if not isinstance(medium, np.ndarray)]
+        request = Open(
+            session_id=name,
+            images=tuple(Image(base64=png_base64(picture)) for picture in pictures),
+            audio=tuple(Audio(base64=wav_base64(clip)) for clip in sounds),
+        )
+        opened = self.worker.ask(request, creates_session=True)
+        expected = self.harness.open(name, self.media)
+        assert opened.get("usage") == expected["usage"], opened
 
     def say(self, name: str, text: str) -> None:
         """Ask; both replies are that of stock `generate`."""
@@ -69,7 +89,11 @@ def ranks(worker: Worker) -> list[psutil.Process]:
     return [child for child in children if name_of(child.pid).startswith(FOLLOWER)]
 
 
-@pytest.mark.parametrize("make", [llama, llava, qwen2_vl], ids=lambda make: str(make.__name__))
+@pytest.mark.parametrize(
+    "make",
+    [llama, llava, qwen2_vl, voxtral, qwen2_5_omni],
+    ids=lambda make: str(make.__name__),
+)
 def test_a_split_model_answers_as_stock_code(
     make: Callable[[], Model], start: Start, tmp_path: Path
 ) -> None:

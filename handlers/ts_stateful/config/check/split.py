@@ -26,8 +26,6 @@ def split_problem(document: Mapping[str, Any], count: int) -> str | None:
     sizes = Numbers(text, Path("config.json"))
     if document.get("quantization_config") is not None:
         return "its weights are quantised"
-    if "audio_config" in document and "vision_config" not in document:
-        return "it hears"
     if has_recurrent_layers(sizes):
         return "its layers keep recurrent states"
     if sizes.number("index_head_dim") is not None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from transformers import PreTrainedModel
 
 from ts_stateful.config.schema import ConfigError
@@ -131,7 +132,8 @@ class Hearing(Tower[Samples]):
         decoder = self._network.get_decoder()
         hook = decoder.register_forward_pre_hook(stop, with_kwargs=True)
         try:
-            self._network(input_ids=ids, **inputs, use_cache=False)
+            with _without_embeddings(self._network):
+                self._network(input_ids=ids, **inputs, use_cache=False)
         except _Embedded:
             pass
         finally:
@@ -143,6 +145,24 @@ class Hearing(Tower[Samples]):
     ) -> dict[str, Any]:
         """See `Encoder`."""
         return self._splice(mask, pieces)
+
+
+@contextlib.contextmanager
+def _without_embeddings(network: PreTrainedModel) -> Iterator[None]:
+    """Let a split model embed ids as zeros: its ranks do that together, and only the driver runs towers."""
+    if not distributed.is_initialized():
+        yield
+        return
+    width = network.config.get_text_config(decoder=True).hidden_size
+    embeddings = network.get_input_embeddings()
+    split = embeddings.forward
+    embeddings.forward = lambda ids: torch.zeros(
+        *ids.shape, width, dtype=network.dtype, device=ids.device
+    )
+    try:
+        yield
+    finally:
+        embeddings.forward = split
 
 
 def _extractor(processor: Any) -> Any:

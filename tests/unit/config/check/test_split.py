@@ -31,7 +31,6 @@ LLAMA: dict[str, Any] = {
         ({"num_key_value_heads": 2}, "2 KV heads cannot be divided by 4"),
         ({"num_key_value_heads": None, "num_attention_heads": 6}, "6 heads cannot be divided by 4"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
-        ({"audio_config": {}}, "hears"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "recurrent"),
         ({"index_head_dim": 8}, "an index"),
     ],
