@@ -53,6 +53,7 @@ template <int G> inline void multiply_groups(const float* w, int num, const floa
 
 // Products of `num` rows of weights and rows of inputs that lie side by side; result[m][n], n < LANES.
 inline void multiply_rows_beside(const float* w, int num, const float* x, int rows, int64_t in, float* result) {
+  static_assert(MOST == 4 * LANES);
   V products[MOST], turned[LANES];
   if (rows == LANES) multiply_groups<1>(w, num, x, in, products);
   else if (rows == 2 * LANES) multiply_groups<2>(w, num, x, in, products);

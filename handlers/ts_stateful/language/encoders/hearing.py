@@ -149,7 +149,7 @@ class Hearing(Tower[Samples]):
 
 @contextlib.contextmanager
 def _without_embeddings(network: PreTrainedModel) -> Iterator[None]:
-    """Let a split model embed ids as zeros: its ranks do that together, and only the driver runs towers."""
+    """Let a split model embed ids as zeros: its ranks embed together, and only the driver runs towers."""
     if not distributed.is_initialized():
         yield
         return
