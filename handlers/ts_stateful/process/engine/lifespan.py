@@ -1,11 +1,13 @@
 """The end of an engine process: TorchServe has exited, no worker has come back, or the engine drains.
 
-In each case the engine first finishes its requests, within `drainSec`.
+In each case the engine first finishes its requests, within `drainSec`. One that still loads its model has none.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import EngineConfig
 from ts_stateful.process.drain import is_alive
 
-__all__ = ["Lifespan"]
+__all__ = ["Lifespan", "exit_with"]
 
 logger = logging.getLogger("ts_stateful.engine")
 
@@ -97,3 +99,18 @@ class Lifespan:
             self.drain("the model is unregistered")  # the next model needs the memory
         if now - self._detached_since > self._settings.engine_linger_sec:
             self.drain("no worker has attached within engineLingerSec")
+
+
+def exit_with(frontend: psutil.Process, until: threading.Event) -> None:
+    """Let a thread end this process at once when TorchServe has exited, `until` the model is loaded.
+
+    Nobody would use that model, and the next server needs its memory.
+    """
+
+    def watch() -> None:
+        while not until.wait(_WATCH_S):
+            if not is_alive(frontend):
+                logger.error("TorchServe has exited while the model was loaded: the engine exits")
+                os._exit(1)
+
+    threading.Thread(target=watch, name="load-watch", daemon=True).start()

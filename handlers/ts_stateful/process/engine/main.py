@@ -27,7 +27,7 @@ from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Placement, Ranks, Services, WorkQueue
 from ts_stateful.memory import give_memory_back
 from ts_stateful.process.channel import Channel
-from ts_stateful.process.engine.lifespan import Lifespan
+from ts_stateful.process.engine.lifespan import Lifespan, exit_with
 from ts_stateful.process.engine.ranks import DriverSocket, FollowerProcesses, fork_followers
 from ts_stateful.process.engine.threads import set_threads
 from ts_stateful.process.load_progress import LoadProgress
@@ -230,8 +230,9 @@ def preload(spec_path: Path) -> None:
 
 def _load(spec: EngineSpec, followers: FollowerProcesses | None) -> EngineProcess | None:
     """Load the model. If it cannot be, leave the reason for the worker, and return None."""
-    reason = spec.path("reason")
+    reason, loaded = spec.path("reason"), threading.Event()
     try:
+        exit_with(psutil.Process(spec.frontend_pid), until=loaded)
         return EngineProcess(spec, load_config(spec.document), followers)
     except ConfigError as error:  # the text has the cure, and a trace would bury it
         logger.error("%s", error)
@@ -241,6 +242,7 @@ def _load(spec: EngineSpec, followers: FollowerProcesses | None) -> EngineProces
         reason.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         raise
     finally:
+        loaded.set()
         spec.path("loading").unlink(missing_ok=True)
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tests.support.many_files import many_files
 from tests.support.worker import Worker, eventually
 from ts_stateful.clock import Clock
 from ts_stateful.process.drain import is_engine
+from ts_stateful.process.load_progress import read_load_step
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.fork_server import ForkedEngine, ForkServer, has_ended
 from ts_stateful.process.worker.supervisor import Supervisor
@@ -30,15 +31,20 @@ Start = Callable[..., Worker]
 
 
 def spec_of(
-    folder: Path, document: dict[str, Any], *, model_dir: Path | None = None, device: str = "cpu"
+    folder: Path,
+    document: dict[str, Any],
+    *,
+    model_dir: Path | None = None,
+    device: str = "cpu",
+    frontend_pid: int | None = None,
 ) -> EngineSpec:
-    """Make the spec of an engine that ends with this process."""
+    """Make the spec of an engine that ends with a process, this one if there is no other."""
     return EngineSpec(
         index=0,
         device=device,
         model_name="m",
         model_dir=str(model_dir or folder),
-        frontend_pid=os.getpid(),
+        frontend_pid=frontend_pid or os.getpid(),
         folder=str(folder),
         max_sessions=1,
         document=document,
@@ -66,6 +72,14 @@ def counter(repository: Path) -> dict[str, Any]:
     folder = repository / "examples/counter"
     document = yaml.safe_load((folder / "model-config.yaml").read_text())
     return {"model_dir": folder / "model", **document["handler"]}
+
+
+@pytest.fixture
+def frontend() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that engines end with."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
 
 
 class FastClock(Clock):
@@ -124,6 +138,23 @@ def test_a_worker_that_finds_its_engine_prepares_for_the_next_one(
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: successor.engine_pid() not in (0, pid))
     assert psutil.Process(successor.engine_pid()).ppid() == fork_server.pid
+
+
+def test_an_engine_that_still_loads_exits_with_its_frontend(
+    fork_server: ForkServer, frontend: subprocess.Popen[bytes], repository: Path, tmp_path: Path
+) -> None:
+    """Its model, which never ends loading, would keep its memory from the next server's."""
+    example = counter(repository)
+    del example["model_dir"]
+    (tmp_path / "counter.py").write_text("import threading\nthreading.Event().wait()")
+    spec = spec_of(tmp_path, {"handler": example}, model_dir=tmp_path, frontend_pid=frontend.pid)
+    engine = forked(fork_server, spec)
+    eventually(
+        lambda: getattr(read_load_step(spec.path("loading")), "name", "").startswith("loading")
+    )
+    frontend.kill()
+    eventually(engine.has_ended)
+    assert "TorchServe has exited" in spec.path("log").read_text()
 
 
 def test_a_fork_server_that_hangs_is_replaced(repository: Path, tmp_path: Path) -> None:
