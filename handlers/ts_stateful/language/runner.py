@@ -183,14 +183,14 @@ class Runner:
             due or [ends[-1] - 1],  # a model needs at least one
             [segment.sequence.context.adapter for segment in segments],
             all(self._needs_only_highest(s.sequence) for s in segments if s.due),
-            **self._encoded(segments, ids),
+            **self._encoded(segments),
         )
         return Logits([segment.sequence for segment in segments if segment.due], rows[: len(due)])
 
     def _needs_only_highest(self, sequence: Sequence) -> bool:
         return sequence.needs_only_highest and not self._model.penalties.change_all
 
-    def _encoded(self, segments: Items[_Segment], ids: list[int]) -> dict[str, Any]:
+    def _encoded(self, segments: Items[_Segment]) -> dict[str, Any]:
         """Return what the model needs of the images among these tokens, if there are any."""
         encoder = self._model.encoder
         if isinstance(encoder, VisionBeside):
@@ -206,7 +206,7 @@ class Runner:
             first = mask.count(1, 0, start)
             pieces += encoder.pieces(sequence.all_images, first, first + mask.count(1, start, stop))
             stands += mask[start:stop].ljust(stop - start, b"\0")
-        return encoder.inputs(ids, stands, pieces)
+        return encoder.inputs(stands, pieces)
 
     def _positions(self, segments: Items[_Segment]) -> Tensor | None:
         """Return positions `(3, 1, n)` for models with M-RoPE, else None."""

@@ -17,7 +17,7 @@ from tests.support.pictures import noise, png_base64
 from tests.support.sounds import media_of, wav_base64
 from tests.support.tiny import MORE_MODELS, llama, llava, qwen2_vl, save
 from tests.support.tiny.hearing import voxtral
-from tests.support.tiny.omni import qwen2_5_omni
+from tests.support.tiny.omni import qwen3_omni
 from tests.support.worker import Worker, eventually
 from ts_stateful.language.network.load import Model
 from ts_stateful.process.names import FOLLOWER, name_of
@@ -91,7 +91,7 @@ def ranks(worker: Worker) -> list[psutil.Process]:
 
 @pytest.mark.parametrize(
     "make",
-    [llama, llava, qwen2_vl, voxtral, qwen2_5_omni],
+    [llama, llava, qwen2_vl, voxtral, qwen3_omni],
     ids=lambda make: str(make.__name__),
 )
 def test_a_split_model_answers_as_stock_code(

@@ -24,8 +24,9 @@
   }                                                                                                                         \
   extern "C" void decode_layers_##NAME(const Step* step, const Decoder<T>* layers, int64_t num_layers, const float* cos,    \
                                        const float* sin, const Norm<Input<T>>* norm, int64_t splits, int64_t num_threads,   \
-                                       float* scratch, float* hidden) {                                                     \
-    decode_layers(*step, layers, num_layers, cos, sin, *norm, splits, int(num_threads), scratch, hidden);                   \
+                                       float* scratch, const float* deepstack, int64_t num_deepstack, float* hidden) {      \
+    decode_layers(*step, layers, num_layers, cos, sin, *norm, splits, int(num_threads), scratch, deepstack, num_deepstack,  \
+                  hidden);                                                                                                  \
   }                                                                                                                         \
   extern "C" void multiply_linear_##NAME(const Linear<T>* linear, const Input<T>* x, int64_t rows, int64_t num_threads,     \
                                          Input<T>* scratch, Input<T>* y) {                                                  \
@@ -47,10 +48,12 @@ template <class T> int64_t decode_scratch(const Decoder<T>* layers, int64_t num_
 }
 
 // Compute all decoder layers and the last norm on hidden (rows, hidden), in place. cos, sin: (tables, rows, turned). Every token
-// of the step is a row.
+// of the step is a row. deepstack (num_deepstack, rows, hidden) is added to hidden after each of the first layers.
 template <class T>
 void decode_layers(const Step& step, const Decoder<T>* layers, int64_t num_layers, const float* cos, const float* sin,
-                   const Norm<Input<T>>& norm, int64_t num_splits, int num_threads, float* scratch, float* hidden) {
+                   const Norm<Input<T>>& norm, int64_t num_splits, int num_threads, float* scratch, const float* deepstack,
+                   int64_t num_deepstack, float* hidden) {
+  const int64_t size = step.num_rows * norm.dim;
   Routes shared{};
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
@@ -60,6 +63,9 @@ void decode_layers(const Step& step, const Decoder<T>* layers, int64_t num_layer
       Step own = step;
       own.layer = i, own.window = layers[i].window;
       decode(own, layers[i], cos, sin, num_splits, &shared, scratch, hidden);
+      if (i >= num_deepstack) continue;
+#pragma omp for simd schedule(static)
+      for (int64_t j = 0; j < size; j++) hidden[j] += deepstack[i * size + j];
     }
 #pragma omp for schedule(static)
     for (int64_t m = 0; m < step.num_rows; m++) normalize(norm, hidden + m * norm.dim);

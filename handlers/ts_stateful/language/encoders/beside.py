@@ -74,9 +74,7 @@ class VisionBeside(Pictures):
     def _count(self, features: tuple[Tensor, ...]) -> int:
         return 1
 
-    def inputs(
-        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
-    ) -> dict[str, Any]:
+    def inputs(self, mask: bytearray, pieces: Sequence[Piece]) -> dict[str, Any]:
         """See `Encoder`; no embedding of an image stands in a text (see `inputs_beside`)."""
         return {}
 

@@ -108,15 +108,6 @@ class Encoder(abc.ABC, Generic[DecodedT]):
     def samples(self) -> list[list[DecodedT]]:
         """Return media of messages for the trial at load: different sizes, the larger ones smaller in the next list."""
 
-    @abc.abstractmethod
-    def inputs(
-        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
-    ) -> dict[str, Any]:
-        """Return the arguments by which a model finds the embeddings of `pieces` in a pass over `ids`.
-
-        `mask` has 1 for every id that stands for one of them. Runs the tower for images without embeddings.
-        """
-
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of media, as requests name them."""
@@ -177,6 +168,27 @@ class Encoder(abc.ABC, Generic[DecodedT]):
                 pieces.append(Piece(image, first, last))
             at += count
         return pieces
+
+    def inputs(self, mask: bytearray, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the arguments of `Forward` by which a model gets `pieces` in a pass over tokens.
+
+        `mask` has 1 for every token that stands for one of them. Runs the tower for images without embeddings.
+        """
+        maps = self._maps(pieces)
+        stands = torch.frombuffer(mask, dtype=torch.uint8).bool()
+        return {"spliced": (stands.to(maps[0].device), maps)}
+
+    def _maps(self, pieces: Sequence[Piece]) -> list[Tensor]:
+        """Return the embeddings of pieces, a tensor `(tokens, hidden)` per feature map; zeros where media have fewer."""
+        parts = []
+        for image, start, stop in pieces:
+            if image.features is None:
+                self.tower_of(image).encode(image)
+            assert image.features is not None
+            parts.append([feature[start:stop] for feature in image.features])
+        most = max(map(len, parts))
+        padded = [[*part, *[torch.zeros_like(part[0])] * (most - len(part))] for part in parts]
+        return [torch.cat(rows) for rows in zip(*padded, strict=True)]
 
 
 class Tower(Encoder[DecodedT]):
@@ -246,25 +258,9 @@ class Tower(Encoder[DecodedT]):
             raise RuntimeError(f"{found} features of {self.kind} for {expected} tokens")
         image.features, image.tensors = features, {}
 
-    def _splice(self, mask: bytearray, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Return the argument of `Forward` by which a model gets `pieces` among the embeddings of its text."""
-        stands = torch.frombuffer(mask, dtype=torch.uint8).bool()
-        (rows,) = self._rows(pieces)
-        return {"spliced": (stands.to(rows.device), rows)}
-
     def _count(self, features: tuple[Tensor, ...]) -> int:
         """Return the number of tokens that these features are of."""
         return features[0].shape[0]
-
-    def _rows(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Return the embeddings of pieces, a tensor `(tokens, hidden)` per feature map."""
-        parts = []
-        for image, start, stop in pieces:
-            if image.features is None:
-                self.encode(image)
-            assert image.features is not None
-            parts.append([feature[start:stop] for feature in image.features])
-        return [torch.cat(rows) for rows in zip(*parts, strict=True)]
 
 
 def _core(ids: list[int], token: int) -> list[int]:

@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 from transformers import PreTrainedModel
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.language.encoders.encoder import MediaInput, Piece, Tower
+from ts_stateful.language.encoders.encoder import MediaInput, Tower
 from ts_stateful.media.decoder.frames import Audible, Samples
 from ts_stateful.media.digest import file_digest
 from ts_stateful.media.load import MediaFile
@@ -139,12 +139,6 @@ class Hearing(Tower[Samples]):
         finally:
             hook.remove()
         return (found[0][0][ids[0] == self.token_id].clone(),)
-
-    def inputs(
-        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
-    ) -> dict[str, Any]:
-        """See `Encoder`."""
-        return self._splice(mask, pieces)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import PIL.Image
 from transformers import PreTrainedModel
 
-from ts_stateful.language.encoders.encoder import MediaInput, Piece
+from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.encoders.vision import Vision
 from ts_stateful.language.text.prompt_form import PromptForm
 
@@ -33,9 +33,3 @@ class PrefixVision(Vision):
         made = super().process(self.form.remove(text), decoded)
         made.pop("labels", None)  # for training
         return made
-
-    def inputs(
-        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
-    ) -> dict[str, Any]:
-        """See `Encoder`. A generated image token does not count as a real one: it is no reason to cut a prompt."""
-        return self._splice(mask, pieces)

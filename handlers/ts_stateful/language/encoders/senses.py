@@ -7,7 +7,7 @@ from typing import Any
 
 import PIL.Image
 
-from ts_stateful.language.encoders.encoder import Encoder, MediaInput, Piece, Tower
+from ts_stateful.language.encoders.encoder import Encoder, MediaInput, Tower
 from ts_stateful.language.encoders.hearing import Hearing
 from ts_stateful.language.encoders.vision import Vision
 from ts_stateful.media.decoder.frames import Samples
@@ -63,18 +63,6 @@ class Senses(Encoder[_Decoded]):
         """See `Encoder`. Pictures and clips take turns."""
         both = zip(self._vision.samples(), self._hearing.samples(), strict=True)
         return [[pictures[0], *clips[:2], *pictures[1:2]] for pictures, clips in both]
-
-    def inputs(
-        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
-    ) -> dict[str, Any]:
-        """See `Encoder`."""
-        made: dict[str, Any] = {}
-        for tower in self.towers:
-            if own := [piece for piece in pieces if self.tower_of(piece.image) is tower]:
-                pairs = zip(ids, mask, strict=True)
-                its = bytearray(stands and token == tower.token_id for token, stands in pairs)
-                made |= tower.inputs(ids, its, own)
-        return made
 
     def _reader(self, decoded: _Decoded) -> Tower[Any]:
         return self._vision if isinstance(decoded, PIL.Image.Image) else self._hearing

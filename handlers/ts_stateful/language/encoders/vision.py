@@ -21,10 +21,12 @@ __all__ = ["Pictures", "Vision"]
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 _UNPROJECTED = {"llama4"}  # families that project the features of images in every pass
-# Families that only put the features of images among the embeddings of the text, which see backwards.
+# Families that only put the features of images among the embeddings of the text, and add further maps of them to the hidden
+# states after the first layers.
 _SPLICED = {
     *("glm4v", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3"),
-    *("qwen2_5_vl", "qwen2_vl", "smolvlm"),
+    *("paligemma", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_vl", "qwen3_omni_moe_thinker"),
+    *("qwen3_vl", "qwen3_vl_moe", "smolvlm"),
 }
 _SMALL, _LARGE = (60, 40), (640, 480)
 
@@ -132,13 +134,11 @@ class Vision(Pictures):
             torch.cat([part.reshape(-1, part.shape[-1]) for part in feature]) for feature in maps
         )
 
-    def inputs(
-        self, ids: Sequence[int], mask: bytearray, pieces: Sequence[Piece]
-    ) -> dict[str, Any]:
+    def inputs(self, mask: bytearray, pieces: Sequence[Piece]) -> dict[str, Any]:
         """See `Encoder`."""
         if self._network.config.model_type in _SPLICED:
-            return self._splice(mask, pieces)
-        rows = self._rows(pieces)
+            return super().inputs(mask, pieces)
+        rows = self._maps(pieces)
         wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
         given = {"last_hidden_state": None, self._output_name: wrapped[0], **deepstack}

@@ -42,7 +42,8 @@ def verify_steps(
     """Return how the logits or the states of `other` differ from the model's; empty if they agree. CPU only.
 
     Sessions begin with random states, and some are longer than the layers' windows. `axes` are those of positions, each of
-    which gets positions of its own. With `embed`, which maps ids to embeddings, the last steps begin with those of other ids.
+    which gets positions of its own. With `embed`, which maps ids to embeddings, the last steps begin with those of other ids,
+    and the first layer's outputs are added to.
     """
     beyond = {window + 3 for window in windows if window and window <= _FARTHEST}
     ours = _random_states(layout, [*_STARTS, *sorted(beyond)])
@@ -97,8 +98,10 @@ def _rows(
     ids = [(3 + 7 * (index + position)) % vocab_size for index, position in enumerate(places)]
     shifts = torch.arange(axes[0]).reshape(*axes, 1)
     positions = torch.tensor(places) + 5 * shifts
-    embedded = None if embed is None else embed(torch.tensor([ids[::-1]]))
-    return Rows(ids, positions, spans, embedded=embedded)
+    if embed is None:
+        return Rows(ids, positions, spans)
+    embedded, deepstack = embed(torch.tensor([ids[::-1]])), embed(torch.tensor([ids]))
+    return Rows(ids, positions, spans, embedded=embedded, deepstack=deepstack)
 
 
 def _apart(found: Tensor, expected: Tensor) -> str:

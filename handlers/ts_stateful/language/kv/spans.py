@@ -48,11 +48,12 @@ class Span(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The tokens of a step, without blocks. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host.
+    """The tokens of a step. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host.
 
     `keep` are the tokens after which logits are wanted; None: all. With `only_highest` all but the highest of each may be
     estimates that are lower. `embedded` `(1, n, hidden)` are the embeddings of tokens some of which stand for parts of an
-    image or clip; None: those of `ids`.
+    image or clip; None: those of `ids`. `deepstack` `(layers, n, hidden)` is added to the hidden states after each of the first
+    layers.
     """
 
     ids: list[int]
@@ -61,6 +62,7 @@ class Rows(NamedTuple):
     keep: Sequence[int] | None = None
     only_highest: bool = False
     embedded: Tensor | None = None
+    deepstack: Tensor | None = None
 
     def pieces(self, most: int) -> Iterator[Rows]:
         """Yield pieces of at most `most` tokens, to be computed one after the other."""
@@ -77,6 +79,7 @@ class Rows(NamedTuple):
                 [token - first for token in keep if first <= token < stop],
                 self.only_highest,
                 None if self.embedded is None else self.embedded[:, first:stop],
+                None if self.deepstack is None else self.deepstack[:, first:stop],
             )
 
     def _between(self, first: int, stop: int) -> Iterator[Span]:

@@ -22,6 +22,7 @@ from ts_stateful.language.kv.cache import KVCache, KVLayout
 from ts_stateful.language.kv.spans import Block, Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
+from ts_stateful.language.network.deepstack import deepstack_added
 from ts_stateful.language.network.layer_kinds import layer_chunks
 from ts_stateful.language.network.samples import apart, sample, sample_rows
 from ts_stateful.language.parallel.driver import Driver
@@ -79,7 +80,8 @@ class Forward:
         names of the spans' adapters, if any has one. The spans' states are written, and are valid if nothing is raised. If not
         `flat`, the spans of several sessions have one token each, which is not their first. With `only_highest` all but the
         highest logit of each token may be estimates that are lower. `inputs` are the model's, or `spliced`: the tokens that
-        stand for parts of images or clips, a mask `(n,)`, and their embeddings.
+        stand for parts of images or clips, a mask `(n,)`, and their feature maps: embeddings, and what is added to the hidden
+        states after each of the first layers.
         """
         positions = self.text_positions(spans) if positions is None else positions
         compute = partial(
@@ -101,49 +103,49 @@ class Forward:
     ) -> Tensor:
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
-        logits = None
         inputs = {**inputs}
-        if spliced := inputs.pop("spliced", None):
-            inputs[_EMBEDDED] = self._embedded(ids, *spliced)
-        embedded = inputs.get(_EMBEDDED)
-        plain = not (inputs.keys() - {_EMBEDDED} or any(adapters) or any(s.blocks for s in spans))
-        if self._shortcut and plain:
+        embedded, deepstack = self._embedded(ids, *inputs.pop("spliced", ()))
+        some = keep if len(keep) < len(ids) else None
+        rows = Rows(ids, positions, spans, some, only_highest, embedded, deepstack)
+        logits = None
+        if self._shortcut and not (inputs or any(adapters) or any(s.blocks for s in spans)):
             for span in spans:
                 span.kv.reserve(span.stop)
-            some = keep if len(keep) < len(ids) else None
-            logits = self._shortcut(Rows(ids, positions, spans, some, only_highest, embedded))
+            logits = self._shortcut(rows)
         if logits is None:
             counts = [span.num_tokens for span in spans] if any(adapters) else []
             with self.adapters.applied(adapters, counts):
-                logits = self._by_model(ids, spans, positions, keep, inputs)
+                logits = self._by_model(rows, inputs)
         self.cache.end(spans)
         return logits
 
-    def _embedded(self, ids: list[int], stands: Tensor, rows: Tensor) -> Tensor:
-        """Return embeddings `(1, n, hidden)`: those of ids, and `rows` for the tokens that are not text."""
+    def _embedded(
+        self, ids: list[int], stands: Tensor | None = None, maps: Sequence[Tensor] = ()
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return `embedded` and `deepstack` of `Rows`, from the tokens that are not text and their feature maps."""
+        if stands is None:
+            return None, None
         embeddings = self.network.get_input_embeddings()
-        embedded: Tensor = embeddings(to_device(ids, self.device)[None].masked_fill(stands, 0))
-        embedded[0, stands] = rows.to(embedded.dtype)
-        return embedded
+        text: Tensor = embeddings(to_device(ids, self.device)[None].masked_fill(stands, 0))
+        embedded, *others = (text, *text.new_zeros(len(maps) - 1, *text.shape))
+        for target, rows in zip((embedded, *others), maps, strict=True):
+            target[0, stands] = rows.to(text.dtype)
+        return embedded, torch.cat(others) if others else None
 
-    def _by_model(
-        self,
-        ids: list[int],
-        spans: Sequence[Span],
-        positions: Tensor,
-        keep: list[int],
-        inputs: dict[str, Any],
-    ) -> Tensor:
-        device = self.network.device
-        self.cache.begin(spans, flat=self.flat)
-        row, places = to_device(ids, device)[None], to_device(positions, device)
-        if len(spans) > 1 and not self.flat:
-            logits = self._call(row.mT, places.mT, **inputs)
-        elif self._keeps_logits:
-            return self._call(row, places, logits_to_keep=to_device(keep, device), **inputs)
-        else:
-            logits = self._call(row, places, **inputs)
-        return logits[to_device(keep, device)] if len(keep) < len(ids) else logits
+    def _by_model(self, rows: Rows, inputs: dict[str, Any]) -> Tensor:
+        self.cache.begin(rows.spans, flat=self.flat)
+        inputs = {**inputs}
+        if rows.embedded is not None:
+            inputs[_EMBEDDED] = rows.embedded
+        keep = None if rows.keep is None else to_device(rows.keep, self.device)
+        ids, places = to_device(rows.ids, self.device)[None], to_device(rows.positions, self.device)
+        if len(rows.spans) > 1 and not self.flat:
+            ids, places = ids.mT, places.mT
+        elif keep is not None and self._keeps_logits:
+            inputs["logits_to_keep"], keep = keep, None
+        with deepstack_added(self.network, rows.deepstack):
+            logits = self._call(ids, places, **inputs)
+        return logits if keep is None else logits[keep]
 
     def _one_by_one(
         self, ids: list[int], span: Span, positions: Tensor, adapters: Sequence[str | None]
@@ -216,9 +218,9 @@ class Forward:
         assert self._shortcut is None
 
         def stock(rows: Rows) -> Tensor:
-            inputs: dict[str, Any] = {_EMBEDDED: rows.embedded} if rows.embedded is not None else {}
-            keep = list(range(len(rows.ids)))
-            return self(rows.ids, rows.spans, rows.positions, keep, **inputs)
+            logits = self._by_model(rows, {})
+            self.cache.end(rows.spans)
+            return logits
 
         try:
             with all_chosen(self.network):

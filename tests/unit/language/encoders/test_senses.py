@@ -59,13 +59,16 @@ def test_pictures_and_clips_of_later_turns(
     Replies of so small models hardly depend on pictures, so what the network is given is looked at, too.
     """
     model = build()
-    call, given = model.forward._call, list[set[str]]()
+    assert model.encoder is not None
+    embed, given = model.forward._embedded, list[tuple[set[int], int]]()
 
-    def spy(ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
-        given.append(set(inputs))
-        return call(ids, positions, **inputs)
+    def spy(ids: list[int], *spliced: Any) -> tuple[Tensor | None, Tensor | None]:
+        if spliced:
+            stands, maps = spliced
+            given.append((set(torch.tensor(ids)[stands].tolist()), len(maps)))
+        return embed(ids, *spliced)
 
-    monkeypatch.setattr(model.forward, "_call", spy)
+    monkeypatch.setattr(model.forward, "_embedded", spy)
     harness = Harness(model)
     harness.open("s", [noise(1), sound(1)])
     ask(model, harness, "s", sound(2, 0.9))
@@ -79,8 +82,7 @@ def test_pictures_and_clips_of_later_turns(
     ask(model, harness, "f", sound(5))
     info = harness.ask(Info(session_id="f"))
     assert (info["images"], info["audio"]) == (2, 4)
-    both = {"inputs_embeds", "mm_encoder_outputs"}
-    assert any(both <= names for names in given)
+    assert (set(model.encoder.tokens), 1 if build is qwen2_5_omni else 3) in given
 
 
 @pytest.mark.parametrize("build", BUILDERS)

@@ -105,3 +105,9 @@ def test_embeddings_of_other_ids_are_looked_at() -> None:
         reads, lambda rows: other(given(rows)), LAYOUT, [None, None], 100, embed=embed
     )
     assert "differ" in verify_steps(reads, other, LAYOUT, [None, None], 100, embed=embed)
+
+    def added(rows: Rows) -> Tensor:
+        return reads(rows) if rows.deepstack is None else reads(rows) + rows.deepstack.mean()
+
+    assert not verify_steps(added, added, LAYOUT, [None, None], 100, embed=embed)
+    assert "differ" in verify_steps(added, reads, LAYOUT, [None, None], 100, embed=embed)

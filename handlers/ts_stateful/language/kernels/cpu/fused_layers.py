@@ -125,7 +125,7 @@ class FusedLayers:
         embedded = self._decoder.embed(rows)
         cos, sin = self._decoder.rotary(embedded, rows.positions)
         hidden = embedded.float()
-        self._decode(hidden, cos.float(), sin.float(), table)
+        self._decode(hidden, cos.float(), sin.float(), table, rows.deepstack)
         hidden = hidden[0].to(embedded.dtype)
         if rows.keep is not None and len(rows.keep) < len(hidden):
             if not rows.keep:
@@ -137,8 +137,11 @@ class FusedLayers:
                 return self._decoder.scaled(highest)
         return self._decoder.logits(hidden)
 
-    def _decode(self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table) -> None:
-        """Compute all layers and the last norm on `hidden` `(1, rows, hidden)`, in place; all are float32."""
+    def _decode(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, table: Table, deepstack: Tensor | None
+    ) -> None:
+        """Compute all layers and the last norm on `hidden` `(1, rows, hidden)`, in place; it, `cos` and `sin` are float32."""
+        added = hidden[:0] if deepstack is None else deepstack.float().contiguous()
         splits = num_splits(table, self._heads, self._group)
         step, layers, count = self._step, self._layers, len(self._layers)
         step.table, step.num_tokens = table.buffer.data_ptr(), table.num_tokens
@@ -153,6 +156,8 @@ class FusedLayers:
             splits,
             torch.get_num_threads(),
             self._room(self._functions.decode_scratch(layers, count, table.num_rows, splits)),
+            added.data_ptr(),
+            len(added),
             hidden.data_ptr(),
         )
 

@@ -143,7 +143,7 @@ def functions_for(
             "decode_layers",
             of_weights,
             None,
-            *(address, address, word, address, address, address, word, word, address, address),
+            *(address, address, word, *(address,) * 3, word, word, address, address, word, address),
         ),
         multiply_linear=declared(
             "multiply_linear", of_weights, None, *(address, address, word, word, address, address)
