@@ -45,7 +45,15 @@ def is_engine(process: psutil.Process) -> bool:
 
 def engines_in(folder: Path) -> list[psutil.Process]:
     """Find the engines of the server whose folder for temporary files this is."""
-    return [one for one in descendants("TMPDIR", str(folder)) if is_engine(one)]
+    found = [one for one in descendants("TMPDIR", str(folder)) if is_engine(one)]
+    forked = {child.pid for one in found for child in _children(one)}  # have its name at first
+    return [one for one in found if one.pid not in forked]
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return list(process.children())
+    return []
 
 
 def end_engines(engines: list[psutil.Process], timeout_s: float) -> None:
