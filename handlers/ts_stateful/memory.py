@@ -1,10 +1,13 @@
-"""Memory of this process that its allocator keeps."""
+"""Memory of this process: what its allocator keeps, and when garbage is looked for."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
+from collections.abc import Iterator
 
-__all__ = ["give_memory_back", "keep_freed_memory"]
+__all__ = ["give_memory_back", "keep_freed_memory", "without_collections"]
 
 # Of glibc's malloc.h, and the largest values that it takes by itself for a process that frees large blocks.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -28,3 +31,13 @@ def give_memory_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
     if trim is not None:
         trim(0)
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Look for no garbage meanwhile. For imports of large libraries, which leave hardly any."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

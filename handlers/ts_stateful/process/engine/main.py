@@ -25,7 +25,7 @@ from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.engine.administration import administer
 from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Placement, Ranks, Services, WorkQueue
-from ts_stateful.memory import give_memory_back
+from ts_stateful.memory import give_memory_back, without_collections
 from ts_stateful.process.channel import Channel
 from ts_stateful.process.engine.lifespan import Lifespan, exit_with
 from ts_stateful.process.engine.ranks import DriverSocket, FollowerProcesses, fork_followers
@@ -87,7 +87,8 @@ class EngineProcess:
         self.lifespan.detached()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> SessionEngine[Any]:
-        module = import_module(_engine_module(config))
+        with without_collections():
+            module = import_module(_engine_module(config))
         spec, settings = self._spec, config.store
         progress = LoadProgress(spec.path("loading"))
         progress.begin("opening the store" if settings is not None else "reading the configuration")

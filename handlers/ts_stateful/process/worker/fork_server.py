@@ -27,6 +27,7 @@ from typing import IO, NamedTuple
 import msgspec
 import psutil
 
+from ts_stateful.memory import without_collections
 from ts_stateful.process.names import FORK_SERVER, take_name
 from ts_stateful.process.spec import EngineSpec
 
@@ -193,9 +194,9 @@ class _Forker:
         except (OSError, msgspec.MsgspecError):
             return False  # removed with its TorchServe; an engine reports that itself
         if on_cpu:
-            from ts_stateful.process.engine.main import preload  # noqa: PLC0415 - not in a worker
+            with _ending_with(self._control), without_collections():
+                from ts_stateful.process.engine.main import preload  # noqa: PLC0415 - not in a worker
 
-            with _ending_with(self._control):
                 preload(spec_path)
             gc.freeze()  # collections would write to the shared memory
         return on_cpu
