@@ -12,7 +12,7 @@ from tests.support.tiny import MODELS, MORE_MODELS, unserved
 from tests.support.tiny.published import Checkpoint, write
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.language.encoders.encoder import LookAhead
-from ts_stateful.language.network.load import load_model
+from ts_stateful.language.network.load import accelerate, load_model
 from ts_stateful.language.trial import verify_media
 
 CPU = torch.device("cpu")
@@ -73,3 +73,20 @@ def test_others_are_refused(build: Callable[[], Checkpoint], reason: str, tmp_pa
     with pytest.raises(ConfigError, match=reason) as refused:
         verify_media(load_model(HandlerConfig(model=str(folder)), folder, CPU))
     assert len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize("name", ["qwen3_omni", "qwen3_vl", "qwen3_vl_moe"])
+def test_features_for_the_first_layers_count(name: str) -> None:
+    """With large weights before them, since replies of so small models hardly depend on them; the kernels add them as well."""
+    model = {**MODELS, **MORE_MODELS}[name]()
+    for parameter_name, parameter in model.network.named_parameters():
+        if "deepstack_merger_list" in parameter_name or "visual.merger_list" in parameter_name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    accelerate(model, HandlerConfig())
+    verify_media(model)
+    encoder = model.encoder
+    assert encoder is not None
+    maps = encoder._maps
+    encoder._maps = lambda pieces: maps(pieces)[:1]  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="other logits"):
+        verify_media(model)
