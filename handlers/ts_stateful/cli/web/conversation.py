@@ -95,9 +95,9 @@ class Conversation:
         return self._session
 
     def finish(self) -> LiveReply | None:
-        """Take the reply that has ended; return it if there is one."""
+        """Take the reply that has ended; return it if there is one that no other thread has taken."""
         live = self.live
-        if live is None or not live.has_ended:
+        if live is None or not live.take():
             return None
         self.live = None
         if live.exchange is not None and live.turn is not None:

@@ -60,6 +60,22 @@ def test_files_wait_for_the_next_question(
     assert [len(prompt["images"]) for prompt in fake.of_kind("prompt")] == [1, 1]
 
 
+def test_of_two_threads_one_takes_a_reply(
+    tab: BrowserTab, tmp_path: Path, fake: FakeSessions
+) -> None:
+    """Else the files of a failed question would wait twice."""
+    picture = str(tmp_path / "up" / "a.png")
+    tab.add(picture)
+    fake.fail("prompt", Fault(error=InternalError("id 7")))
+    live = tab.ask(0, "one", PromptOptions(), None)
+    assert live is not None
+    assert live.wait(_LONG_S)
+    assert tab.finish(tab.panes[0]) == "one"
+    tab.panes[0].live = live  # as the other thread saw it
+    assert tab.finish(tab.panes[0]) == ""
+    assert list(tab.waiting) == [picture]
+
+
 def test_only_uploads_and_urls_are_files(tab: BrowserTab, tmp_path: Path) -> None:
     """No other file of the machine is sent, and no clip to a model that takes none."""
     for name in ("secret.png", "up/../secret.png"):
