@@ -111,6 +111,14 @@ def shoot(tab: WebPage, name: str) -> None:
     )  # a third of the bytes
 
 
+def test_the_stream_of_a_page_that_was_left_is_no_failure(url: str) -> None:
+    """As after a reload in mid-reply; nothing is printed, which `chat_page` checks at the end."""
+    address = f"{url}/gradio_api/queue/data?session_hash=left"
+    with httpx.stream("GET", address) as answer:  # which Gradio does not end as HTTP does
+        event = next(answer.iter_lines())
+    assert json.loads(event.removeprefix("data:"))["session_not_found"]
+
+
 def test_other_hosts_get_nothing(url: str) -> None:
     """The page answers to the names of this machine alone, and gives out no file but uploads."""
     assert httpx.get(url).status_code == 200

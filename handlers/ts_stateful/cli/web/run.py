@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -34,6 +36,7 @@ _MAX_UPLOAD_BYTES = 1_000_000_000  # the most that the client sends
 def serve_page(server: Server, probe: Server, options: ChatOptions, url: str, port: int) -> int:
     """Serve the page on loopback until interrupted; return the exit status. `probe` is a connection without retries."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the folder of uploads is removed
+    logging.getLogger("uvicorn.error").addFilter(_concerns_a_page)
     watch = ServerWatch(probe)
     with tempfile.TemporaryDirectory(prefix="ts-stateful-chat-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
@@ -49,6 +52,13 @@ def serve_page(server: Server, probe: Server, options: ChatOptions, url: str, po
             watch.stop()
             blocks.close()
     return 0
+
+
+def _concerns_a_page(record: logging.LogRecord) -> bool:
+    """Return False for the stream of events of a page that was left: Gradio answers, and then raises that there is none."""
+    error = record.exc_info[1] if record.exc_info else None
+    cause = None if error is None else error.__cause__
+    return not (isinstance(cause, HTTPException) and cause.status_code == 404)
 
 
 def _launch(blocks: gr.Blocks, options: ChatOptions, port: int) -> None:
