@@ -54,6 +54,7 @@ class Conversation:
         self.exchanges: Mapping[int, Exchange] = {}
         self.tokens = 0
         self.live: LiveReply | None = None
+        self._finishing = threading.Lock()
         self.error: Exception | None = None
         self.is_read = saved is None  # from the server
         if saved is not None:
@@ -96,16 +97,20 @@ class Conversation:
 
     def finish(self) -> LiveReply | None:
         """Take the reply that has ended; return it if there is one that no other thread has taken."""
+        with self._finishing:
+            return self._finish()
+
+    def _finish(self) -> LiveReply | None:
         live = self.live
-        if live is None or not live.take():
+        if live is None or not live.has_ended:
             return None
-        self.live = None
         if live.exchange is not None and live.turn is not None:
             self.exchanges = {**self.exchanges, live.turn: live.exchange}
             if usage := live.exchange.usage:
                 self.tokens = usage.prompt_tokens + usage.completion_tokens
         if live.error is not None:
             self.failed(live.error)
+        self.live = None  # last: who draws meanwhile follows it to here
         self._save()
         return live
 

@@ -59,7 +59,6 @@ class LiveReply:
         self.error: Exception | None = None
         self.is_cancelled = False
         self._ended = threading.Event()
-        self._taken = threading.Lock()
 
     @property
     def has_ended(self) -> bool:
@@ -69,10 +68,6 @@ class LiveReply:
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end; return True if it has come."""
         return self._ended.wait(timeout_s)
-
-    def take(self) -> bool:
-        """Return True to the first of the threads that take the reply after its end."""
-        return self.has_ended and self._taken.acquire(blocking=False)
 
     def cancel(self) -> None:
         """End the turn at its next piece."""

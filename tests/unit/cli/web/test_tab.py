@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from tests.support.fake_sessions import FakeSessions, Fault
 from ts_stateful.cli.chat import ChatOptions
 from ts_stateful.cli.chat.files import FileRefused
+from ts_stateful.cli.web.live_reply import LiveReply
 from ts_stateful.cli.web.tab import BrowserTab
 from ts_stateful.client import PromptOptions, RetryPolicy, Server, connect
 from ts_stateful.protocol.errors import InternalError, SessionExpired
@@ -61,7 +65,7 @@ def test_files_wait_for_the_next_question(
 
 
 def test_of_two_threads_one_takes_a_reply(
-    tab: BrowserTab, tmp_path: Path, fake: FakeSessions
+    tab: BrowserTab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSessions
 ) -> None:
     """Else the files of a failed question would wait twice."""
     picture = str(tmp_path / "up" / "a.png")
@@ -70,9 +74,18 @@ def test_of_two_threads_one_takes_a_reply(
     live = tab.ask(0, "one", PromptOptions(), None)
     assert live is not None
     assert live.wait(_LONG_S)
-    assert tab.finish(tab.panes[0]) == "one"
-    tab.panes[0].live = live  # as the other thread saw it
-    assert tab.finish(tab.panes[0]) == ""
+    meet = threading.Barrier(2)
+
+    def has_ended(_: LiveReply) -> bool:
+        """Let both be here at once, if they can."""
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait(0.2)
+        return True
+
+    monkeypatch.setattr(LiveReply, "has_ended", property(has_ended))
+    with ThreadPoolExecutor(2) as threads:
+        taken = threads.map(tab.finish, [tab.panes[0]] * 2)
+        assert sorted(taken) == ["", "one"]
     assert list(tab.waiting) == [picture]
 
 
