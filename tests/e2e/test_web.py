@@ -199,7 +199,9 @@ def test_a_reload_shows_the_sessions_again(tab: WebPage) -> None:
     tab.upload(SCENE)
     tab.ask("How many shapes are there?")
     tab.page.reload()
-    tab.turns().first.wait_for()
+    tab.turns().locator(
+        ".reply", has_text="three"
+    ).wait_for()  # what the page shows before has the question alone
     assert tab.replies() == ["three"]
     assert tab.ask("And the square?") == "blue"
 
