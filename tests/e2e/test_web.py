@@ -199,9 +199,8 @@ def test_a_reload_shows_the_sessions_again(tab: WebPage) -> None:
     tab.upload(SCENE)
     tab.ask("How many shapes are there?")
     tab.page.reload()
-    tab.turns().locator(
-        ".reply", has_text="three"
-    ).wait_for()  # what the page shows before has the question alone
+    # Until the page has read the reply it shows the question alone.
+    tab.turns().locator(".reply", has_text="three").wait_for()
     assert tab.replies() == ["three"]
     assert tab.ask("And the square?") == "blue"
 

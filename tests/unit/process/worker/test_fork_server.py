@@ -149,9 +149,12 @@ def test_an_engine_that_still_loads_exits_with_its_frontend(
     (tmp_path / "counter.py").write_text("import threading\nthreading.Event().wait()")
     spec = spec_of(tmp_path, {"handler": example}, model_dir=tmp_path, frontend_pid=frontend.pid)
     engine = forked(fork_server, spec)
-    eventually(
-        lambda: getattr(read_load_step(spec.path("loading")), "name", "").startswith("loading")
-    )
+
+    def loads() -> bool:
+        step = read_load_step(spec.path("loading"))
+        return step is not None and step.name == "loading the program"
+
+    eventually(loads)
     frontend.kill()
     eventually(engine.has_ended)
     assert "TorchServe has exited" in spec.path("log").read_text()
