@@ -278,19 +278,22 @@ RATIOS: Sequence[Ratio] = (
         "throughput of 16 turns, prompts included, over the baseline's",
         _between(TURNS, 16, HTTP, RECOMPUTE),
     ),
-    Ratio(
-        "open_first_over_floor",
-        "at most",
-        1.15,
-        "opening with a new image, over vision tower and prefill",
-        _over_floor(FIRST_OPEN, HTTP, None),
-    ),
-    Ratio(
-        "open_repeat_over_prefill",
-        "at most",
-        1.15,
-        "opening with an image that is in use, over prefill alone",
-        _over_floor(REPEATED_OPEN, HTTP, None),
+    *(
+        Ratio(
+            f"{prefix}open_{name}",
+            "at most",
+            1.15,
+            f"opening with {image} through {words}, over {floor}",
+            _over_floor(measure, system, None),
+        )
+        for system, prefix, words in (
+            (HTTP, "", "TorchServe"),
+            (ASGI, "front_asgi_", "the front without TorchServe"),
+        )
+        for measure, name, image, floor in (
+            (FIRST_OPEN, "first_over_floor", "a new image", "vision tower and prefill"),
+            (REPEATED_OPEN, "repeat_over_prefill", "an image that is in use", "prefill alone"),
+        )
     ),
     Ratio(
         "vision_over_stock",

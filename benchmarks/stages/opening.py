@@ -9,6 +9,7 @@ from functools import partial
 from benchmarks.clients.stateful import HttpClient
 from benchmarks.model import IMAGE_TOKENS
 from benchmarks.names import (
+    ASGI,
     BARE,
     CACHES,
     ENGINE,
@@ -24,21 +25,22 @@ from benchmarks.samples import Sample, Trial, interleave
 __all__ = ["TITLE", "run"]
 
 TITLE = "time to open with an image"
+_FRONTS = (HTTP, ASGI)
 
 
 def run(rig: Rig) -> None:
     """Sample both in milliseconds, beside the floor's passes, and the engine's vision tower beside stock's."""
-    client = rig.connect(HTTP)
-    assert isinstance(client, HttpClient)
-    known = rig.inputs.picture()
-    _, opened = client.timed_open(
-        known
-    )  # stays open: the image is still in use when it comes again
-    num_tokens = opened.usage.prompt_tokens
-    trials = [
-        Trial(FIRST_OPEN, partial(_open, client, FIRST_OPEN, rig.inputs.picture)),
-        Trial(REPEATED_OPEN, partial(_open, client, REPEATED_OPEN, lambda: known)),
-    ]
+    rig.start(_FRONTS)
+    known, kept, trials = rig.inputs.picture(), [], list[Trial]()
+    for system in _FRONTS:
+        client = rig.connect(system)
+        assert isinstance(client, HttpClient)
+        _, opened = client.timed_open(known)  # the image is still in use when it comes again
+        kept.append((client, opened))
+        for measure, picture in ((FIRST_OPEN, rig.inputs.picture), (REPEATED_OPEN, lambda: known)):
+            opening = partial(_open, client, measure, system, picture)
+            trials.append(Trial(f"{system}, {measure}", opening))
+    num_tokens = kept[0][1].usage.prompt_tokens
     for cache in CACHES:
         for measure, work in ((FIRST_OPEN, "open_image"), (REPEATED_OPEN, "open_prefill")):
             bare = partial(_bare, rig, measure, work, num_tokens, cache)
@@ -55,13 +57,16 @@ def run(rig: Rig) -> None:
         at_least=rig.plan.open_rounds,
         until=time.monotonic(),
     )
-    client.close(opened.session_id)
+    for client, opened in kept:
+        client.close(opened.session_id)
 
 
-def _open(client: HttpClient, measure: str, picture: Callable[[], bytes]) -> list[Sample]:
+def _open(
+    client: HttpClient, measure: str, system: str, picture: Callable[[], bytes]
+) -> list[Sample]:
     taken_ms, opened = client.timed_open(picture())
     client.close(opened.session_id)
-    return [Sample(measure, HTTP, opened.usage.prompt_tokens, taken_ms, "ms")]
+    return [Sample(measure, system, opened.usage.prompt_tokens, taken_ms, "ms")]
 
 
 def _encode(rig: Rig, system: str) -> list[Sample]:

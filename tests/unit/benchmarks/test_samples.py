@@ -159,6 +159,7 @@ def _one_of_each() -> Samples:
         made.append(Sample("front, processor time", system, 16, 0.2, "s"))
     for measure in ("open, first", "open, repeated"):
         made.append(Sample(measure, "http", 258, 30.0, "ms"))
+        made.append(Sample(measure, "http, without TorchServe", 258, 22.5, "ms"))
         made.append(Sample(measure, "floor, dynamic", 258, 15.0, "ms"))
     made.append(Sample("vision tower", "engine alone", 256, 30.0, "ms"))
     made.append(Sample("vision tower", "bare forward", 256, 60.0, "ms"))
@@ -213,6 +214,8 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["front_torchserve_cpu_s_per_1000_pieces"] == 0.2
     assert ratios["decode_16_speedup_over_recompute"] == 10
     assert ratios["open_first_over_floor"] == ratios["open_repeat_over_prefill"] == 2
+    assert ratios["front_asgi_open_first_over_floor"] == 1.5
+    assert ratios["front_asgi_open_repeat_over_prefill"] == 1.5
     assert ratios["drawn_step_16_over_plain"] == 1.2
     assert ratios["vision_over_stock"] == 0.5
     assert ratios["idle_bytes_over_state"] == pytest.approx(1.1)

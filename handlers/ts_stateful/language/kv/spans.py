@@ -16,6 +16,8 @@ from ts_stateful.language.kv.to_device import to_device
 
 __all__ = ["Block", "Rows", "Span", "Table", "beginning_of"]
 
+_GROUP = 16  # tokens that kernels multiply at once, most efficiently
+
 
 class Block(NamedTuple):
     """Tokens `start` to `stop` of a session, an image's or a whole prompt's, that see one another and are computed in one step.
@@ -65,13 +67,18 @@ class Rows(NamedTuple):
     deepstack: Tensor | None = None
 
     def pieces(self, most: int) -> Iterator[Rows]:
-        """Yield pieces of at most `most` tokens, to be computed one after the other."""
-        if len(self.ids) <= most:
+        """Yield pieces of at most `most` tokens, a multiple of 16, to be computed one after the other.
+
+        They are of like sizes: a piece of few tokens would have to read all weights as well.
+        """
+        num = len(self.ids)
+        if num <= most:
             yield self
             return
-        keep = range(len(self.ids)) if self.keep is None else self.keep
-        for first in range(0, len(self.ids), most):
-            stop = min(first + most, len(self.ids))
+        groups, count = -(-num // _GROUP), -(-num // most)
+        cuts = [groups * number // count * _GROUP for number in range(count)]
+        keep = range(num) if self.keep is None else self.keep
+        for first, stop in itertools.pairwise([*cuts, num]):
             yield Rows(
                 self.ids[first:stop],
                 self.positions[..., first:stop],
