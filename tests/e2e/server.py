@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import yaml
 
 from tests.support.ports import free_ports
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
+from ts_stateful.cli.main import main
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
 from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
@@ -52,17 +52,18 @@ _RESPONSE_TIMEOUT_S = 240
 
 
 def pack(output: Path, *arguments: str, model: Path | str | None = SHAPES_MODEL) -> Path:
-    """Runs archive.sh; returns the archive. Without a model the arguments say what is packed."""
-    named = [] if model is None else ["--model", str(model)]
-    done = subprocess.run(
-        [str(ROOT / "archive.sh"), *named, "--output", str(output), *arguments],
-        env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"archive.sh: {done.stderr}"
-    return Path(done.stdout.splitlines()[-1])
+    """Packs as archive.sh does, in this process, which has imported most of it; returns the archive.
+
+    Without a model the arguments say what is packed.
+    """
+    named = [] if model is None else [str(model)]
+    config = str(ROOT / "model-config.yaml")
+    options = ["pack", *named, "--config", config, "--output", str(output), *arguments]
+    path, complaints = io.StringIO(), io.StringIO()
+    with redirect_stdout(path), redirect_stderr(complaints):
+        status = main(options)
+    assert status == 0, f"ts-stateful pack: {complaints.getvalue()}"
+    return Path(path.getvalue().splitlines()[-1])
 
 
 def log_path(name: str) -> Path:

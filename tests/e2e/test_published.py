@@ -1,4 +1,4 @@
-"""Vision-language checkpoints in the hub's own layout: packed by archive.sh, served together, exact beside stock `generate`."""
+"""Vision-language checkpoints in the hub's own layout: packed, served together, exact beside stock `generate`."""
 
 from __future__ import annotations
 
