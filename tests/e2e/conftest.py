@@ -146,9 +146,10 @@ def session(speaker: Speaker) -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a server run in the same process, so that it is started once."""
+    """Tests that share a server run in the same process, so that it is started once; a file may name a group for its own."""
     for item in items:
-        if item.path.is_relative_to(ROOT / "tests" / "e2e"):
+        named = item.get_closest_marker("xdist_group")
+        if named is None and item.path.is_relative_to(ROOT / "tests" / "e2e"):
             item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
