@@ -256,23 +256,23 @@ def test_a_session_goes_on_at_another_server_for_its_principal(
     server: LocalServer, second: LocalServer, issuer: Issuer, profile: Profile
 ) -> None:
     """There by SageMaker's runtime API, whose custom attributes hold the token."""
-    name = f"moved-{profile.value}"
+    moved = f"moved-{profile.value}"
     tokens = {name: issuer.token(name) for name in ("alice", "bob")}
     with connected(server.http_url, tokens["alice"]) as alice:
-        session = alice.open(session_id=name, images=[SCENE])
+        session = alice.open(session_id=moved, images=[SCENE])
         assert session.prompt(_QUESTION).result() == "red"
-    invoke = {"headers": {SESSION_ID: name}, "timeout": DEADLINE_S}
+    invoke = {"headers": {SESSION_ID: moved}, "timeout": DEADLINE_S}
     url = f"{second.http_url}/invocations"
 
     def asked(principal: str, document: Any) -> httpx.Response:
-        headers = {SESSION_ID: name, CUSTOM_ATTRIBUTES: f"trace=1,token={tokens[principal]}"}
+        headers = {SESSION_ID: moved, CUSTOM_ATTRIBUTES: f"trace=1,token={tokens[principal]}"}
         return httpx.post(url, json=document, headers=headers, timeout=DEADLINE_S, trust_env=False)
 
     prompt = {"prompt": "And the square?"}
     assert error_of(asked("bob", prompt).json()) == ("session_not_found", 404)
     went_on = asked("alice", prompt)
     assert went_on.json()["text"] == "blue"
-    assert went_on.headers[SESSION_ID] == name
+    assert went_on.headers[SESSION_ID] == moved
     refused = httpx.post(url, json=prompt, trust_env=False, **invoke)  # type: ignore[arg-type]
     assert refused.status_code == 401
     router = Router([Instance(second.http_url)], FakeClock())

@@ -67,10 +67,7 @@ class Rows(NamedTuple):
     deepstack: Tensor | None = None
 
     def pieces(self, most: int) -> Iterator[Rows]:
-        """Yield pieces of at most `most` tokens, a multiple of 16, to be computed one after the other.
-
-        They are of like sizes: a piece of few tokens would have to read all weights as well.
-        """
+        """Yield pieces of like sizes, at most `most` tokens, a multiple of 16: one of few tokens would read all weights too."""
         num = len(self.ids)
         if num <= most:
             yield self
