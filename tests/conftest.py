@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ for _name in [name for name in os.environ if name.startswith("AWS_")]:
     del os.environ[_name]
 # Or a folder that is not there is asked for at the hub, again and again.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Collecting tests imports torch and transformers, which make a million objects that stay, and hardly any garbage.
+gc.disable()
 
 _LONG_ID = 100  # characters or bytes
 
@@ -57,6 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_is_e2e)
     for item in filter(_is_e2e, items):
         item.add_marker(pytest.mark.timeout(300))
+
+
+def pytest_collection_finish() -> None:
+    """The collector looks at what tests make, not at what was imported for them."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _is_e2e(item: pytest.Item) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -101,12 +101,9 @@ STEPS = {
 
 
 @pytest.fixture
-def frozen() -> Iterator[None]:
+def frozen() -> None:
     """Keep the collector from the objects of other tests, as the worker keeps it from torch's."""
-    gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def step_parser(raw: str) -> StepParser:

@@ -44,6 +44,8 @@ SEEING = (
     *("qwen3_omni", "qwen3_vl", "qwen3_vl_moe"),
 )
 READ_BY_NETWORK = {"gemma3_vision"}
+# Threads share outputs, rows, heads and experts, so a model of each kind shows what several of them do.
+BY_THREADS = ("gemma2", "gpt_oss", "llama", "mixtral", "qwen2_vl")
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
 )
@@ -66,6 +68,12 @@ def fused_of(forward: Forward) -> FusedLayers:
     library = language_kernels()
     keep_experts(forward.network, library, {})
     return FusedLayers(find_decoder(forward.network), forward.layout, forward.windows, library)
+
+
+def in_threads(*names: str) -> pytest.MarkDecorator:
+    """Run a test for each model on one thread, and for some on several."""
+    cases = [*((name, 1) for name in names), *((name, 3) for name in BY_THREADS)]
+    return pytest.mark.parametrize(("name", "threads"), cases, indirect=["threads"])
 
 
 @pytest.fixture(params=[1, 3])
@@ -97,7 +105,7 @@ def rows_of(model: Model, caches: list[KVCache], token: int) -> Rows:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", TEXT + SEEING)
+@in_threads(*TEXT, *SEEING)
 def test_logits_and_states_are_those_of_the_stock_layers(name: str, threads: int) -> None:
     """For any number of sessions of different lengths, step after step."""
     model = build(name)
@@ -120,7 +128,7 @@ def test_logits_and_states_are_those_of_the_stock_layers(name: str, threads: int
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", TEXT + SEEING)
+@in_threads(*TEXT, *SEEING)
 def test_short_prompts_are_those_of_the_stock_layers(name: str, threads: int) -> None:
     """Several tokens of some sessions beside single ones of others; only wanted logits are computed."""
     model = build(name)
@@ -152,7 +160,7 @@ def test_short_prompts_are_those_of_the_stock_layers(name: str, threads: int) ->
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", sorted({*TEXT, *SEEING} - {"qwen3_moe"}))  # 48 inputs
+@in_threads(*sorted({*TEXT, *SEEING} - {"qwen3_moe"}))  # 48 inputs
 def test_bfloat16_is_as_near_to_float32_as_stock_code(name: str, threads: int) -> None:
     """Weights, states and what is multiplied are rounded; stock code also rounds what it adds up."""
     model = build(name)
