@@ -114,7 +114,8 @@ class Decoding:
             penalties = [sequence.penalties for sequence in sequences]
             changed = self._model.penalties(rows, contexts, penalties)
             changed = forbid(changed, [s.matcher.mask if s.matcher else None for s in sequences])
-            tokens = sample(changed, [sequence.row for sequence in sequences])
+            settings = [sequence.row for sequence in sequences]
+            tokens = sample(changed, settings, self._model.forward.draw_rows)
             return choose_logprobs(rows, tokens, [sequence.num_logprobs for sequence in sequences])
 
         try:

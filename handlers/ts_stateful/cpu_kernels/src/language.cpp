@@ -1,6 +1,7 @@
 // The functions for language models. Compiled when first needed; see build.py.
 
 #include "attention.h"
+#include "draw.h"
 #include "layer.h"
 #include "shortlist.h"
 #include "threads.h"
@@ -101,6 +102,11 @@ EXPORT_WEIGHTS(float32, float)
 EXPORT_WEIGHTS(bfloat16, bfloat16)
 EXPORT_WEIGHTS(wide_bfloat16, wide_bfloat16)
 EXPORT_WEIGHTS(wide_float16, wide_float16)
+
+extern "C" void draw_rows_float32(const float* logits, int64_t rows, int64_t vocabulary, const Draw* settings, int64_t num_threads,
+                                  int64_t* tokens) {
+  draw_rows(logits, rows, vocabulary, settings, int(num_threads), tokens);
+}
 
 extern "C" int64_t most_rows() { return MOST; }
 

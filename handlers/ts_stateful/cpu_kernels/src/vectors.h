@@ -68,6 +68,9 @@ inline void store(float* p, V x) { _mm512_storeu_ps(p, x); }
 inline V add(V x, V y) { return _mm512_add_ps(x, y); }
 inline V mul(V x, V y) { return _mm512_mul_ps(x, y); }
 inline V fma(V x, V y, V z) { return _mm512_fmadd_ps(x, y, z); }
+inline V larger(V x, V y) { return _mm512_max_ps(x, y); }  // y where one is no number
+// Bit i: whether lane i is at least so much.
+inline uint32_t not_below(V x, float least) { return _mm512_cmp_ps_mask(x, all(least), _CMP_GE_OQ); }
 // z and the products of x and y: two neighbors in each lane.
 inline V dot(Pairs x, Pairs y, V z) {
 #ifdef __AVX512BF16__
@@ -133,6 +136,8 @@ inline void store(float* p, V x) { _mm256_storeu_ps(p, x); }
 inline V add(V x, V y) { return _mm256_add_ps(x, y); }
 inline V mul(V x, V y) { return _mm256_mul_ps(x, y); }
 inline V fma(V x, V y, V z) { return _mm256_fmadd_ps(x, y, z); }
+inline V larger(V x, V y) { return _mm256_max_ps(x, y); }
+inline uint32_t not_below(V x, float least) { return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x, all(least), _CMP_GE_OQ))); }
 inline V dot(Pairs x, Pairs y, V z) { return fma(second(x), second(y), fma(first(x), first(y), z)); }
 inline V sums(const V* x) {
   V a[2];
@@ -166,6 +171,12 @@ inline void store(float* p, V x) { std::memcpy(p, &x, sizeof x); }
 inline V add(V x, V y) { V r; EACH r.lane[i] = x.lane[i] + y.lane[i]; return r; }
 inline V mul(V x, V y) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i]; return r; }
 inline V fma(V x, V y, V z) { V r; EACH r.lane[i] = x.lane[i] * y.lane[i] + z.lane[i]; return r; }
+inline V larger(V x, V y) { V r; EACH r.lane[i] = x.lane[i] > y.lane[i] ? x.lane[i] : y.lane[i]; return r; }
+inline uint32_t not_below(V x, float least) {
+  uint32_t lanes = 0;
+  for (int i = 0; i < LANES; i++) lanes |= uint32_t(x.lane[i] >= least) << i;
+  return lanes;
+}
 inline V dot(Pairs x, Pairs y, V z) { return fma(x.odd, y.odd, fma(x.even, y.even, z)); }
 inline void split(float* p, V x) { EACH p[i / 2 + i % 2 * LANES] = x.lane[i]; }
 inline V sums(const V* x) {

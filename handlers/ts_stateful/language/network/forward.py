@@ -24,6 +24,7 @@ from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.deepstack import deepstack_added
 from ts_stateful.language.network.layer_kinds import layer_chunks
+from ts_stateful.language.network.sampler import DrawRows
 from ts_stateful.language.network.samples import apart, sample, sample_rows
 from ts_stateful.language.parallel.driver import Driver
 
@@ -56,6 +57,7 @@ class Forward:
         self.adapters = Adapters(network, {})
         self.driver: Driver | None = None  # of the model's other parts, on other devices
         self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for some steps, or for all
+        self.draw_rows: DrawRows | None = None  # from logits
         self.windows: list[int | None] = []  # of the layers' attention, as the model passed them
         self.for_kernels = False  # if kernels implement the layers' attention
         self.stock_attention = self.text_config._attn_implementation

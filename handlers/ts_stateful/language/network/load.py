@@ -38,6 +38,7 @@ from ts_stateful.language.network.model_support import (
     verified_forward,
 )
 from ts_stateful.language.network.penalties import Penalties
+from ts_stateful.language.network.sampler import find_draws
 from ts_stateful.language.parallel.group import all_ranks
 from ts_stateful.language.text.chat_template import ChatText
 from ts_stateful.language.text.placeholders import Placeholder
@@ -161,7 +162,7 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
     Of a model that is split, stock code computes all but the attention.
     """
     make_lean(model.network)
-    is_split = settings.tensor_parallel > 1
+    model.forward.draw_rows, is_split = find_draws(model.device), settings.tensor_parallel > 1
     if settings.pack_linears and not is_split:
         _replace_linears(model.network, model.device, compact=settings.compact_weights)
     if settings.fused_layers and model.forward.flat and not is_split:

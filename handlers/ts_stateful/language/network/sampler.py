@@ -5,8 +5,9 @@ A row's random number depends on its seed and its position only. So a turn gives
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
+from ts_stateful.language.kernels.cpu.library import functions_for
 from ts_stateful.language.kv.to_device import to_device
 
-__all__ = ["SamplingRow", "sample", "uniform"]
+__all__ = ["DrawRows", "SamplingRow", "find_draws", "sample", "uniform"]
 
+logger = logging.getLogger(__name__)
+
+DrawRows = Callable[..., None]  # of the compiled library: see `cpu_kernels/src/draw.h`
 _Numbers = NDArray[Any]
 _Array = Any  # of torch or of numpy
 _MASK = 2**64 - 1
@@ -44,14 +50,34 @@ def uniform(seed: int, position: int) -> float:
     return ((z ^ (z >> 31)) >> 11) / 2**53
 
 
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+def find_draws(device: torch.device) -> DrawRows | None:
+    """Return the compiled kernel for `sample` on a device, if it draws what is drawn without it."""
+    is_used = is_worthwhile(device, torch.float32)
+    library = load_library(cache_folder(), "language") if is_used else None
+    if library is None:
+        return None
+    kernel: DrawRows = functions_for(library, torch.float32).draw_rows
+    logits = 3 * torch.randn(16, 4000, generator=torch.Generator().manual_seed(0))
+    rows = [SamplingRow(0.7, top_k=i % 2 * 40, top_p=0.9, seed=i) for i in range(len(logits))]
+    if sample(logits, rows, kernel) == sample(logits, rows):
+        return kernel
+    logger.warning("numpy draws tokens: the compiled kernel draws others")
+    return None
+
+
+def sample(
+    logits: Tensor, rows: Sequence[SamplingRow], kernel: DrawRows | None = None
+) -> list[int]:
     """Return the next token of every row; `logits` is `(rows, vocabulary)`. Waits for the device once, for the tokens."""
-    tokens = _likeliest(logits)
     drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
-    if drawn:
-        chosen = to_device(drawn, logits.device)
-        some = logits if len(drawn) == len(rows) else logits[chosen]
-        tokens[chosen] = _draw(some.float(), [rows[index] for index in drawn])
+    if len(drawn) == len(rows):
+        tokens = _draw(logits.float(), rows, kernel)
+    else:
+        tokens = _likeliest(logits)
+        if drawn:
+            chosen = to_device(drawn, logits.device)
+            some = [rows[index] for index in drawn]
+            tokens[chosen] = _draw(logits[chosen].float(), some, kernel)
     result: list[int] = tokens.tolist()
     return result
 
@@ -63,7 +89,7 @@ def _likeliest(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+def _draw(logits: Tensor, rows: Sequence[SamplingRow], kernel: DrawRows | None) -> Tensor:
     vocabulary = logits.shape[-1]
     numbers = [
         (
@@ -77,7 +103,7 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     ]
     if logits.device.type == "cpu":
         with np.errstate(over="ignore", invalid="ignore"):  # of very low temperatures
-            return torch.from_numpy(_draw_on_cpu(logits, np.array(numbers)))
+            return torch.from_numpy(_draw_on_cpu(logits, np.array(numbers), kernel))
     # A GPU sorts fast, and is not waited for.
     settings = to_device(torch.tensor(numbers, dtype=torch.float64), logits.device)
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -85,13 +111,21 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return order.gather(1, ranks[:, None])[:, 0]
 
 
-def _draw_on_cpu(logits: Tensor, settings: _Numbers) -> _Numbers:
+def _draw_on_cpu(logits: Tensor, settings: _Numbers, kernel: DrawRows | None) -> _Numbers:
+    tokens, due = np.empty(len(settings), np.int64), np.arange(len(settings))
+    if kernel is not None:
+        logits, threads = logits.contiguous(), torch.get_num_threads()
+        own, result = settings.ctypes.data, tokens.ctypes.data
+        kernel(logits.data_ptr(), *logits.shape, own, threads, result)
+        due = np.flatnonzero(tokens < 0)  # they depend on tokens of low probability
+        if not len(due):
+            return tokens
+        logits, settings = logits[due], settings[due]
     apart = logits - logits.amax(dim=-1, keepdim=True)
     scales = (1 / settings[:, :1]).clip(max=np.finfo(np.float32).max)  # zero times it is no NaN
     relative = apart.mul_(torch.from_numpy(scales).float()).exp_()
     mass = relative.sum(dim=-1, keepdim=True, dtype=torch.float64).numpy()
     values, shares = logits.numpy(), relative.numpy()
-    tokens, due = np.empty(len(values), np.int64), np.arange(len(values))
     for least in _SHARES:
         tokens[due], is_known = _draw_from_head(values, shares, settings, mass, least)
         if is_known.all():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,9 @@ from transformers import (
 )
 
 from ts_stateful.language.network import sampler
-from ts_stateful.language.network.sampler import SamplingRow, sample, uniform
+from ts_stateful.language.network.sampler import SamplingRow, find_draws, sample, uniform
+
+KERNEL = find_draws(torch.device("cpu"))
 
 
 def logits(rows: int = 1, vocabulary: int = 20, seed: int = 0) -> torch.Tensor:
@@ -107,13 +111,39 @@ def test_few_sorted_logits_give_what_all_would(
     spread: float, allowed: int, step: float, seed: int, settings: list[SamplingRow]
 ) -> None:
     """For peaked and flat distributions, equal logits, few allowed tokens, and any settings in any batch."""
-    given_logits = logits(len(settings), 2000, seed) * spread / 2
+    given_logits = logits(len(settings), 2005, seed) * spread / 2
     if step:
         given_logits = (given_logits / step).round() * step
-    shuffled = torch.randperm(2000, generator=torch.Generator().manual_seed(seed))
+    shuffled = torch.randperm(2005, generator=torch.Generator().manual_seed(seed))
     given_logits[:, shuffled[allowed:]] = -torch.inf
     expected = [expected_draw(*pair) for pair in zip(given_logits, settings, strict=True)]
     assert sample(given_logits, settings) == expected
+    assert sample(given_logits, settings, KERNEL) == expected
+
+
+@pytest.mark.parametrize("strange", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("places", [slice(None), slice(3), slice(-1, None)])
+def test_the_kernel_leaves_strange_logits_to_numpy(strange: float, places: slice) -> None:
+    """A defective model gets any token, the same one, and the other rows get theirs."""
+    given_logits = logits(3, 100)
+    given_logits[1, places] = strange
+    rows = [SamplingRow(temperature=temperature, seed=7) for temperature in (1e-300, 0.7, 2.0)]
+    assert sample(given_logits, rows, KERNEL) == sample(given_logits, rows)
+
+
+@pytest.mark.skipif(KERNEL is None, reason="there is no kernel")
+def test_a_kernel_that_draws_others_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that a compiler has made wrong."""
+
+    def draw_first(*arguments: int) -> None:
+        ctypes.memset(arguments[-1], 0, 8 * arguments[1])
+
+    wrong = SimpleNamespace(draw_rows=draw_first)
+    monkeypatch.setattr(sampler, "functions_for", lambda *_: wrong)
+    assert find_draws(torch.device("cpu")) is None
+    assert "the compiled kernel draws others" in caplog.text
 
 
 def test_all_sorted_logits_give_the_same() -> None:

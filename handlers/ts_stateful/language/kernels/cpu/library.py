@@ -82,6 +82,7 @@ class Functions(NamedTuple):
     decode_layers: Callable[..., None]
     multiply_linear: Callable[..., None]
     find_highest: Callable[..., bool]
+    draw_rows: Callable[..., None]  # of logits in float32
     spread_threads: Callable[[int], None]
     most_rows: int
     most_linear_rows: int
@@ -150,6 +151,9 @@ def functions_for(
         ),
         find_highest=declared(
             "find_highest", of_weights, ctypes.c_bool, address, address, word, word, *(address,) * 3
+        ),
+        draw_rows=declared(
+            "draw_rows", "float32", None, address, word, word, address, word, address
         ),
         most_rows=library.most_rows(),
         most_linear_rows=declared("most_linear_rows", of_weights, word)(),
