@@ -47,10 +47,10 @@ def test_tokens_are_chosen_one_by_one_where_there_is_no_memory_for_all(
 ) -> None:
     """No session is idle that could give some, and none of those in progress is lost."""
 
-    def exhausted(logits: Tensor, rows: Items[SamplingRow]) -> list[int]:
+    def exhausted(logits: Tensor, rows: Items[SamplingRow], *kernel: Any) -> list[int]:
         if len(rows) > 1:
             raise torch.OutOfMemoryError
-        return sample(logits, rows)
+        return sample(logits, rows, *kernel)
 
     monkeypatch.setattr("ts_stateful.language.decoding.sample", exhausted)
     harness.open("other")
