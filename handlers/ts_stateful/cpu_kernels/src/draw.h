@@ -13,7 +13,8 @@
 
 namespace {
 
-constexpr float LIKELY = -8.3177662f;  // the logarithm of 2^-12, a share of the likeliest's probability
+// Logarithms of 2^-12 and 2^-24, shares of the likeliest's probability: those with the first are enough for most draws.
+constexpr float LIKELY[] = {-8.3177662f, -16.6355324f};
 constexpr int64_t AT_ONCE = 256;       // logits whose probabilities are added up in float32
 constexpr int64_t UNKNOWN = -1;
 
@@ -25,10 +26,10 @@ class Tokens {
  public:
   double mass = 0;  // the probability of all tokens, not a number if a logit is none
 
-  Tokens(const float* logits, int64_t vocabulary, double temperature)
+  Tokens(const float* logits, int64_t vocabulary, double temperature, float likely)
       : temperature(temperature), highest(highest_of(logits, vocabulary)) {
     const float scale = float(std::min(1 / temperature, double(std::numeric_limits<float>::max())));
-    const float least = highest + LIKELY / scale;
+    const float least = highest + likely / scale;
     for (int64_t begin = 0; begin < vocabulary; begin += AT_ONCE) {
       const int64_t end = std::min(vocabulary, begin + AT_ONCE);
       float sum = 0;
@@ -81,8 +82,8 @@ class Tokens {
 };
 
 // Return the token that is drawn from a row of logits; UNKNOWN if that depends on tokens that are not likely.
-inline int64_t draw(const float* logits, int64_t vocabulary, const Draw& settings) {
-  Tokens tokens(logits, vocabulary, settings.temperature);
+inline int64_t draw(const float* logits, int64_t vocabulary, const Draw& settings, float likely) {
+  Tokens tokens(logits, vocabulary, settings.temperature, likely);
   const bool is_open = std::isinf(settings.top_k), is_plain = is_open && settings.top_p >= 1 && settings.min_p <= 0;
   if (!(tokens.mass >= 1) || (!is_open && settings.top_k > double(tokens.size()))) return UNKNOWN;
   const int64_t most = is_open ? tokens.size() : int64_t(settings.top_k);
@@ -104,7 +105,10 @@ inline int64_t draw(const float* logits, int64_t vocabulary, const Draw& setting
 inline void draw_rows(const float* logits, int64_t rows, int64_t vocabulary, const Draw* settings, int num_threads, int64_t* tokens) {
   team.spread(num_threads);
 #pragma omp parallel for num_threads(num_threads) schedule(dynamic)
-  for (int64_t m = 0; m < rows; m++) tokens[m] = draw(logits + m * vocabulary, vocabulary, settings[m]);
+  for (int64_t m = 0; m < rows; m++) {
+    tokens[m] = UNKNOWN;
+    for (int i = 0; i < 2 && tokens[m] == UNKNOWN; i++) tokens[m] = draw(logits + m * vocabulary, vocabulary, settings[m], LIKELY[i]);
+  }
 }
 
 }  // namespace

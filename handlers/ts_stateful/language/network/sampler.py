@@ -126,7 +126,7 @@ def _draw_on_cpu(logits: Tensor, settings: _Numbers, kernel: DrawRows | None) ->
     relative = apart.mul_(torch.from_numpy(scales).float()).exp_()
     mass = relative.sum(dim=-1, keepdim=True, dtype=torch.float64).numpy()
     values, shares = logits.numpy(), relative.numpy()
-    for least in _SHARES if kernel is None else _SHARES[1:]:  # it has tried the first
+    for least in _SHARES if kernel is None else _SHARES[-1:]:  # it has tried the others
         tokens[due], is_known = _draw_from_head(values, shares, settings, mass, least)
         if is_known.all():
             break
