@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -127,8 +128,10 @@ class KVCache:
     keys: list[Tensor]
     values: list[Tensor]
     indexes: list[Tensor]
+    states: list[Tensor]  # all of them, as in `KVLayout.shapes`
     addresses: NDArray[np.int64]  # of the first layer's keys, its values, the next one's keys, ...
     _memory: Memory
+    _blocks: list[Tensor]  # all states, see `_split`
     _written: int  # the highest token since memory was last released
     _arrival: torch.cuda.Event | None  # when all copies from a GPU have reached the host
 
@@ -229,34 +232,32 @@ class KVCache:
             length = copy.recurrent.length
         copy.reserve(length)
         copy.length = length
-        _copy(self.states, copy.states, length)
+        _copy(self._blocks, copy._blocks, length)
         return copy
 
     def _empty(self) -> KVCache:
         """Return an empty cache of the same kind."""
         return KVCache(self._layout, self.device)
 
-    @property
-    def states(self) -> list[Tensor]:
-        """Keys and values of all layers, and the keys of indexes, as in `KVLayout.shapes`."""
-        return [*self.keys, *self.values, *self.indexes]
-
     def _replace(self, capacity: int, device: torch.device, pin: bool = False) -> None:
         """Continue in other memory, with the valid tokens. Nothing changes until all of it is allocated."""
         layout = self._layout
         memory = Memory(capacity * layout.token_elements, layout.dtype, device, pin)
-        keys, values, indexes = self._parts(memory.tensor, capacity)
+        blocks = self._split(memory.tensor, capacity)
         arrival = None
         if self.length:
             if self._arrival is not None and capacity != self.capacity:
                 self._arrival.synchronize()  # the CPU gathers a part of the states
-            _copy(self.states, [*keys, *values, *indexes], self.length)
+            _copy(self._blocks, blocks, self.length)
             arrival = _end_of_copies(self.device, device)
         if self._snapshot is not None:
             self._snapshot.release()  # or it would keep the old memory
         self.device, self.capacity = device, capacity
-        self.keys, self.values, self.indexes = keys, values, indexes
-        pairs = zip(keys, values, strict=True)
+        self._blocks, self.states = blocks, [part for block in blocks for part in block]
+        count = len(layout.layers)
+        self.keys, self.values = self.states[:count], self.states[count : 2 * count]
+        self.indexes = self.states[2 * count :]
+        pairs = zip(self.keys, self.values, strict=True)
         self.addresses = np.array([part.data_ptr() for pair in pairs for part in pair], np.int64)
         self._memory, self._written, self._arrival = memory, self.length, arrival
 
@@ -264,25 +265,26 @@ class KVCache:
         if self._snapshot is not None:
             self._snapshot.cut(length)
 
-    def _parts(self, memory: Tensor, capacity: int) -> list[list[Tensor]]:
-        """Return the keys and the values of all layers, and the keys of indexes, as views of `memory`."""
-        states, start = [], 0
-        for heads, dim in self._layout.shapes:
-            stop = start + heads * capacity * dim
-            states.append(memory[start:stop].view(heads, capacity, dim))
+    def _split(self, memory: Tensor, capacity: int) -> list[Tensor]:
+        """Return the states as views of `memory`: neighbors of one shape together, `(parts, heads, capacity, dim)`."""
+        blocks, start = [], 0
+        for (heads, dim), group in itertools.groupby(self._layout.shapes):
+            count = len(list(group))
+            stop = start + count * heads * capacity * dim
+            blocks.append(memory[start:stop].view(count, heads, capacity, dim))
             start = stop
-        count = len(self._layout.layers)
-        return [states[:count], states[count : 2 * count], states[2 * count :]]
+        return blocks
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor], length: int) -> None:
-    """Copy `length` tokens; between devices, as many as the targets have room for."""
+    """Copy `length` tokens of blocks; between devices, as many as the targets have room for."""
     for source, target in zip(sources, targets, strict=True):
-        if source.device == target.device:
-            target[:, :length].copy_(source[:, :length])
-        else:
+        if source.device == target.device:  # at once: each part would be a launch of its own
+            target[:, :, :length].copy_(source[:, :, :length])
+            continue
+        for part, place in zip(source, target, strict=True):
             # Both contiguous, or torch would gather them in pageable memory first.
-            target.copy_(source[:, : target.shape[1]].contiguous(), non_blocking=True)
+            place.copy_(part[:, : place.shape[1]].contiguous(), non_blocking=True)
 
 
 def _end_of_copies(source: torch.device, target: torch.device) -> torch.cuda.Event | None:

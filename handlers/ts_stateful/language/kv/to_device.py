@@ -23,5 +23,5 @@ def to_device(
     host = torch.as_tensor(values, dtype=dtype)
     if device.type != "cuda" or host.device.type != "cpu":
         return host.to(device)
-    # Torch keeps the pinned memory until the copy is done.
-    return host.pin_memory().to(device, non_blocking=True)
+    # Torch keeps the pinned memory until the copy is done. It does not pin a view that repeats numbers.
+    return host.contiguous().pin_memory().to(device, non_blocking=True)
