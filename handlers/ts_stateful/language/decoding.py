@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.engine.core import EngineCore
+from ts_stateful.language.ahead import depends_on_token_alone
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.grammar.matcher import forbid
@@ -16,7 +17,7 @@ from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.logprobs import Chosen, choose_logprobs
 from ts_stateful.language.network.memory import is_out_of_memory
-from ts_stateful.language.network.sampler import sample
+from ts_stateful.language.network.sampler import choose_tokens, sample
 from ts_stateful.language.runner import Logits, Runner
 from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.speculation import Drafter
@@ -45,6 +46,7 @@ class Decoding:
     def step(self) -> None:
         """Run the scheduler's next step."""
         logits = self._forward(self.drafter.extend(self._turns.scheduler.schedule()))
+        self.runner.ahead = None  # it is in these logits, or of no use any more
         row, rows = 0, []
         for sequence in logits.sequences:
             rows.append((sequence, row))
@@ -67,7 +69,8 @@ class Decoding:
             return []
         if len(due) < len(logits):
             logits = logits[to_device([row for _, row in due], logits.device)]
-        choices = self._choose(logits, [sequence for sequence, _ in due])
+        sequences = [sequence for sequence, _ in due]
+        choices = self._choose(logits, sequences, self._runs_ahead(sequences))
         return [
             (sequence, row + 1)
             for (sequence, row), chosen in zip(due, choices, strict=True)
@@ -106,8 +109,22 @@ class Decoding:
             self._turns.fail(sequence, reason)
             return Logits([], torch.empty(0))
 
-    def _choose(self, rows: Tensor, sequences: list[Sequence]) -> list[Chosen]:
-        """Choose the next token of each. Short of memory, evict idle sessions, or go row by row."""
+    def _runs_ahead(self, sequences: list[Sequence]) -> bool:
+        """Return True if the next step is to be computed as soon as the tokens of this one are chosen.
+
+        Prompts that wait are computed beside the next tokens, in one pass.
+        """
+        return (
+            self.runner.runs_ahead
+            and not self._turns.scheduler.has_prompts
+            and all(map(depends_on_token_alone, sequences))
+        )
+
+    def _choose(self, rows: Tensor, sequences: list[Sequence], ahead: bool) -> list[Chosen]:
+        """Choose the next token of each. Short of memory, evict idle sessions, or go row by row.
+
+        With `ahead` the next step is computed meanwhile.
+        """
 
         def choose() -> list[Chosen]:
             contexts = [sequence.ids for sequence in sequences]
@@ -115,7 +132,12 @@ class Decoding:
             changed = self._model.penalties(rows, contexts, penalties)
             changed = forbid(changed, [s.matcher.mask if s.matcher else None for s in sequences])
             settings = [sequence.row for sequence in sequences]
-            tokens = sample(changed, settings, self._model.forward.draw_rows)
+            inputs = changed, settings, self._model.forward.draw_rows
+            tokens = (
+                self.runner.run_ahead(sequences, choose_tokens(*inputs))
+                if ahead
+                else sample(*inputs)
+            )
             return choose_logprobs(rows, tokens, [sequence.num_logprobs for sequence in sequences])
 
         try:
@@ -123,11 +145,11 @@ class Decoding:
         except torch.OutOfMemoryError as error:
             clear_frames(error.__traceback__)
             if self._free_memory():
-                return self._choose(rows, sequences)
+                return self._choose(rows, sequences, ahead)
             if len(sequences) == 1:
                 raise
             single = zip(rows.split(1), sequences, strict=True)
-            return [chosen for row, one in single for chosen in self._choose(row, [one])]
+            return [chosen for row, one in single for chosen in self._choose(row, [one], False)]
 
     def _free_memory(self) -> bool:
         """Evict every idle session; return False if that freed nothing."""

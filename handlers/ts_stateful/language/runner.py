@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ts_stateful.language.ahead import Ahead, compute_rows, may_go_on
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.beside import Shown, VisionBeside
 from ts_stateful.language.encoders.encoder import Piece
 from ts_stateful.language.kv.spans import Span
+from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.kv.to_host import HostCopy
 from ts_stateful.language.network.image_positions import image_positions
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.network.memory import is_out_of_memory
 from ts_stateful.language.scheduler import Chunk
 
 __all__ = ["Logits", "Runner"]
+
+logger = logging.getLogger(__name__)
 
 
 class Logits(NamedTuple):
@@ -95,27 +103,72 @@ class Runner:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._forward = model.forward
+        # A CPU would only do the same work in another order. Graphs have no images beside the text.
+        beside = isinstance(model.encoder, VisionBeside)
+        self.runs_ahead = model.forward.device.type == "cuda" and not beside
+        self.ahead: Ahead | None = None  # for the next step alone
+        self.num_ahead = 0  # tokens whose logits were computed so
 
     @torch.inference_mode()
     def run(self, chunks: Iterable[Chunk[Sequence]]) -> Logits:
         """Compute every chunk; return the logits of the sequences whose last token was among them.
 
-        After an error every sequence is as it was before.
+        After an error every sequence is as it was before. What was computed ahead is not computed again.
         """
-        segments = [self._segment(*chunk) for chunk in chunks]
+        chunks = list(chunks)
+        computed = self.ahead.find(chunks) if self.ahead is not None else {}
+        left = [chunk for chunk in chunks if chunk[0] not in computed] if computed else chunks
+        segments = [self._segment(*chunk) for chunk in left]
         for segment in segments:
             segment.begin()
         try:
             results = [self._encode(segment) for segment in segments if not segment.is_of_use]
             of_use = [segment for segment in segments if segment.is_of_use]
             results += [self._pass(group) for group in self._passes(of_use)]
+            if self.ahead is not None and computed:
+                results.append(Logits([*computed], self.ahead.rows([*computed.values()])))
+            logits = Logits.join(results)
         except BaseException:
             for sequence, start, _ in segments:
                 sequence.context.kv.truncate(start)
             raise
         for segment in segments:
             segment.end()
-        return Logits.join(results)
+        for sequence in computed:
+            sequence.context.kv.length += 1
+        self.num_ahead += len(computed)
+        return logits
+
+    @torch.inference_mode()
+    def run_ahead(self, sequences: Items[Sequence], tokens: Tensor) -> list[int]:
+        """Return the next tokens of these turns, chosen on the device; meanwhile it computes the step after them.
+
+        The turns are as `depends_on_token_alone` has it. If the step cannot be computed, it comes later, as any other.
+        """
+        chosen = HostCopy(tokens)  # before the pass, which is not waited for
+        try:
+            self.ahead = self._launch(sequences, tokens, chosen)
+        except torch.AcceleratorError:
+            raise  # as in any pass
+        except Exception as error:  # a model may raise anything
+            clear_frames(error.__traceback__)
+            if not is_out_of_memory(error):  # which passes; this would come again
+                logger.warning("no step is computed ahead: %s: %s", type(error).__name__, error)
+                self.runs_ahead = False
+        return chosen.values
+
+    def _launch(self, sequences: Items[Sequence], tokens: Tensor, chosen: HostCopy) -> Ahead | None:
+        """Launch the pass over the tokens of the turns that may go on; return None if there are none, or no graph fits."""
+        going = [index for index, sequence in enumerate(sequences) if may_go_on(sequence)]
+        if not going:
+            return None
+        if len(going) < len(sequences):
+            sequences = [sequences[index] for index in going]
+            tokens = tokens[to_device(going, tokens.device)]
+        segments = [self._segment(sequence, 1) for sequence in sequences]
+        spans = [segment.span for segment in segments]
+        logits = compute_rows(self._forward, tokens, spans, self._positions(segments))
+        return None if logits is None else Ahead(sequences, going, chosen, logits)
 
     def _segment(self, sequence: Sequence, num_tokens: int) -> _Segment:
         start = sequence.context.kv.length

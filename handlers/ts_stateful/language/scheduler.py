@@ -49,6 +49,11 @@ class Scheduler(Generic[SequenceT]):
             if sequence in group:
                 group.remove(sequence)
 
+    @property
+    def has_prompts(self) -> bool:
+        """True if the next step computes chunks of prompts."""
+        return bool(self._prefilling)
+
     def schedule(self) -> list[Chunk[SequenceT]]:
         """Return the next step: a token for every turn that decodes, then chunks of prompts.
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from tests.support.harness import Harness
+from tests.support.running_ahead import runner_of
 from tests.support.tiny import MODELS
 from ts_stateful.config.schema import load_config
 from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Span
+from ts_stateful.language.kv.to_host import HostCopy
 from ts_stateful.language.network.load import Model, accelerate, build_model
 from ts_stateful.language.network.sampler import SamplingRow, sample
 from ts_stateful.protocol.requests import Prompt
@@ -75,6 +77,25 @@ def test_a_decode_step_waits_for_nothing_but_its_tokens() -> None:
             assert "tolist" in str(raised.traceback[-1].statement)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_steps_are_computed_ahead() -> None:
+    """All steps of a reply but its first one, and nothing waits for them before its token has arrived."""
+    harness = Harness(on_gpu("llama"))
+    harness.open("s")
+    harness.prompt("s", "Hello.", max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    assert runner_of(harness).num_ahead == NEW_TOKENS - 1
+
+
+def test_what_is_queued_later_is_not_waited_for() -> None:
+    """The chosen tokens are on the host while the next pass is still computed."""
+    copy = HostCopy(torch.arange(5, device=DEVICE))
+    torch.cuda._sleep(1_000_000_000)
+    end = torch.cuda.Event()
+    end.record()
+    assert copy.values == [0, 1, 2, 3, 4]
+    assert not end.query()
+    end.synchronize()
 
 
 def test_states_come_back_from_host_memory_as_they_were() -> None:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.harness import Harness, stock_reply
 from tests.support.pictures import noise
+from tests.support.running_ahead import runner_of, with_graphs
 from tests.support.store_engines import FailingStore
 from tests.support.tiny import llama, llava
 from ts_stateful.clock import Clock
@@ -47,6 +48,11 @@ def blind() -> Model:
 @cache
 def seeing() -> Model:
     return llava()
+
+
+@cache
+def model_with_graphs(sees: bool) -> Model:
+    return with_graphs("llava" if sees else "llama")
 
 
 @cache
@@ -324,7 +330,21 @@ class LateSchedules(RuleBasedStateMachine):
         assert not self.store.list("kv")
 
 
+class LateSchedulesAhead(LateSchedules):
+    """The same, of engines that compute steps ahead as on a GPU."""
+
+    def _start_engine(self) -> Harness:
+        self.model = model_with_graphs(self.sees)
+        harness = super()._start_engine()
+        runner_of(harness).runs_ahead = True
+        return harness
+
+
 # Without the phase that explains a failure, whose tracing costs more than the engine.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
 LateSchedules.TestCase.settings = settings(max_examples=20, stateful_step_count=50, phases=PHASES)
+LateSchedulesAhead.TestCase.settings = settings(
+    max_examples=8, stateful_step_count=50, phases=PHASES
+)
 TestLateSchedules = pytest.mark.timeout(600)(LateSchedules.TestCase)
+TestLateSchedulesAhead = pytest.mark.timeout(600)(LateSchedulesAhead.TestCase)

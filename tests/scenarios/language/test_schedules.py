@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.harness import Harness, stock_reply
+from tests.support.running_ahead import ahead, with_graphs
 from tests.support.tiny import llama
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Cancel, Close, Fork, Open, Prompt, Rewind
 from ts_stateful.store.backends.memory import MemoryStore
+from ts_stateful.store.base import Store
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 TEXTS = st.sampled_from(["Hi", "What color is the circle?", "And the square?", "äöü 🙂 " * 6])
@@ -29,6 +31,11 @@ SYSTEMS = st.sampled_from(
 @cache
 def model() -> Model:
     return llama()
+
+
+@cache
+def model_with_graphs() -> Model:
+    return with_graphs()
 
 
 @cache
@@ -65,13 +72,14 @@ class Schedules(RuleBasedStateMachine):
             limit["deviceCacheBytes"] = budget * token_bytes
         if spills:
             limit["store"] = {"kvSpill": True, "kvSpillBytes": 300 * token_bytes}
-        self.harness = Harness(
-            model(),
-            {"maxNumSequence": 3, "sequenceTimeoutMSec": 10**9, "handler": limit},
-            store=MemoryStore() if spills else None,
-        )
+        settings = {"maxNumSequence": 3, "sequenceTimeoutMSec": 10**9, "handler": limit}
+        self.harness = self.engine(settings, MemoryStore() if spills else None)
         self.talks: dict[str, Talk] = {}
         self.asked: dict[str, Asked] = {}
+
+    def engine(self, config: dict[str, Any], store: Store | None) -> Harness:
+        """Return the engine."""
+        return Harness(model(), config, store=store)
 
     @rule(name=NAMES, system=SYSTEMS)
     def open(self, name: str, system: str | None) -> None:
@@ -246,7 +254,17 @@ class Schedules(RuleBasedStateMachine):
             assert reply == reference
 
 
+class SchedulesAhead(Schedules):
+    """The same, of an engine that computes steps ahead as on a GPU."""
+
+    def engine(self, config: dict[str, Any], store: Store | None) -> Harness:
+        """Return the engine."""
+        return ahead(model_with_graphs(), config, store=store)
+
+
 # Without the phase that explains a failure, whose tracing costs more than the engine.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
 Schedules.TestCase.settings = settings(max_examples=30, stateful_step_count=40, phases=PHASES)
+SchedulesAhead.TestCase.settings = settings(max_examples=10, stateful_step_count=40, phases=PHASES)
 TestSchedules = pytest.mark.timeout(600)(Schedules.TestCase)
+TestSchedulesAhead = pytest.mark.timeout(600)(SchedulesAhead.TestCase)

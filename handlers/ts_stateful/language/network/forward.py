@@ -57,6 +57,7 @@ class Forward:
         self.adapters = Adapters(network, {})
         self.driver: Driver | None = None  # of the model's other parts, on other devices
         self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for some steps, or for all
+        self.graphs: DecodeGraphs | None = None  # if these are the shortcut
         self.draw_rows: DrawRows | None = None  # from logits
         self.windows: list[int | None] = []  # of the layers' attention, as the model passed them
         self.for_kernels = False  # if kernels implement the layers' attention
@@ -207,7 +208,7 @@ class Forward:
         assert self.cache.kernels is not None
         graphs = DecodeGraphs(self, capturer)
         graphs.prepare(*sample_rows(self, _KERNEL_COUNTS))
-        self._shortcut = graphs if graphs.sizes else None
+        self._shortcut = self.graphs = graphs if graphs.sizes else None
         return graphs.sizes
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_libr
 from ts_stateful.language.kernels.cpu.library import functions_for
 from ts_stateful.language.kv.to_device import to_device
 
-__all__ = ["DrawRows", "SamplingRow", "find_draws", "sample", "uniform"]
+__all__ = ["DrawRows", "SamplingRow", "choose_tokens", "find_draws", "sample", "uniform"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,17 +69,23 @@ def sample(
     logits: Tensor, rows: Sequence[SamplingRow], kernel: DrawRows | None = None
 ) -> list[int]:
     """Return the next token of every row; `logits` is `(rows, vocabulary)`. Waits for the device once, for the tokens."""
+    result: list[int] = choose_tokens(logits, rows, kernel).tolist()
+    return result
+
+
+def choose_tokens(
+    logits: Tensor, rows: Sequence[SamplingRow], kernel: DrawRows | None = None
+) -> Tensor:
+    """Return the tokens of `sample`, int64 `(rows,)`, on the device and without waiting for it."""
     drawn = [index for index, row in enumerate(rows) if row.temperature > 0]
     if len(drawn) == len(rows):
-        tokens = _draw(logits.float(), rows, kernel)
-    else:
-        tokens = _likeliest(logits)
-        if drawn:
-            chosen = to_device(drawn, logits.device)
-            some = [rows[index] for index in drawn]
-            tokens[chosen] = _draw(logits[chosen].float(), some, kernel)
-    result: list[int] = tokens.tolist()
-    return result
+        return _draw(logits.float(), rows, kernel)
+    tokens = _likeliest(logits)
+    if drawn:
+        chosen = to_device(drawn, logits.device)
+        some = [rows[index] for index in drawn]
+        tokens[chosen] = _draw(logits[chosen].float(), some, kernel)
+    return tokens
 
 
 def _likeliest(logits: Tensor) -> Tensor:

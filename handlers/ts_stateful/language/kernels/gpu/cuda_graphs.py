@@ -39,11 +39,16 @@ class RowInputs:
         self.ids = parts[1].view(1, num_rows)
         self.positions = parts[2].view(*axes, num_rows)
 
-    def fill(self, rows: Rows) -> None:
-        """Copy the numbers of as many rows as there is room for, without waiting for the copy."""
+    def fill(self, rows: Rows, tokens: Tensor | None = None) -> None:
+        """Copy the numbers of as many rows as there is room for, without waiting for the copy.
+
+        `tokens` are the ids of the first rows, if these are on the device.
+        """
         ids = torch.tensor(rows.ids)
         numbers = torch.cat([Table.of(rows.spans).buffer, ids, rows.positions.flatten()])
         self._buffer.copy_(to_device(numbers, self._buffer.device))
+        if tokens is not None:
+            self.ids[0, : len(tokens)] = tokens
 
 
 class DecodeStep(Protocol):
@@ -107,14 +112,17 @@ class DecodeGraphs:
         """Numbers of rows that have a graph, ascending."""
         return sorted(self._graphs)
 
-    def __call__(self, rows: Rows) -> Tensor | None:
-        """Return a step's logits, owned by the caller; None if no graph fits. The states must have room."""
+    def __call__(self, rows: Rows, tokens: Tensor | None = None) -> Tensor | None:
+        """Return a step's logits, owned by the caller; None if no graph fits. The states must have room.
+
+        `tokens` `(rows,)`, on the device, stand for the ids of the rows, which the host may not have yet.
+        """
         count = len(rows.ids)
         size = next((size for size in self.sizes if size >= count), None)
         if size is None or count > len(rows.spans) or rows.embedded is not None:
             return None
         graph = self._graphs[size]
-        graph.inputs.fill(self._padded(rows, size))
+        graph.inputs.fill(self._padded(rows, size), tokens)
         logits = graph.replay()[:count]
         return logits.clone() if rows.keep is None else logits[to_device(rows.keep, logits.device)]
 
