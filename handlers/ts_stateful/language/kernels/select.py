@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 _SPANS = ((0, 1), (70, 1), (3, 5), (300, 1))  # for verification: tokens before the step, and in it
 _WINDOW = 33
 _SOFTCAP = 5.0
+_EARLY_LAUNCHES = (
+    9  # the compute capability from which on a kernel may be launched while the one before it runs
+)
 _TOLERANCE = {torch.float32: 5e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
@@ -51,8 +54,11 @@ def find_kernels(layout: KVLayout, num_heads: int, device: torch.device) -> Kern
 def _triton(_: KVLayout, device: torch.device) -> Callable[[KVLayout], Kernels]:
     from ts_stateful.language.kernels.gpu.triton import TritonKernels  # noqa: PLC0415 - triton
 
-    num_processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return lambda layout: TritonKernels(layout, num_processors)
+    facts = torch.cuda.get_device_properties(device)
+    early = facts.major >= _EARLY_LAUNCHES
+    shared_bytes = facts.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    sizes = facts.multi_processor_count, shared_bytes
+    return lambda layout: TritonKernels(layout, *sizes, early=early)
 
 
 def _cpu(layout: KVLayout, _: torch.device) -> Callable[[KVLayout], Kernels] | None:

@@ -23,6 +23,7 @@ from ts_stateful.language.kv.spans import Block, Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.deepstack import deepstack_added
+from ts_stateful.language.network.fused_rows import FusedRows, find_fused_rows
 from ts_stateful.language.network.layer_kinds import layer_chunks
 from ts_stateful.language.network.sampler import DrawRows
 from ts_stateful.language.network.samples import apart, sample, sample_rows
@@ -58,6 +59,7 @@ class Forward:
         self.driver: Driver | None = None  # of the model's other parts, on other devices
         self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for some steps, or for all
         self.graphs: DecodeGraphs | None = None  # if these are the shortcut
+        self._fused: FusedRows | None = None
         self.draw_rows: DrawRows | None = None  # from logits
         self.windows: list[int | None] = []  # of the layers' attention, as the model passed them
         self.for_kernels = False  # if kernels implement the layers' attention
@@ -203,9 +205,13 @@ class Forward:
         return reason
 
     @torch.inference_mode()
-    def capture(self, capturer: Capturer) -> list[int]:
-        """Replay steps of single tokens from now on where that is faster; return their numbers of rows. Needs kernels."""
+    def capture(self, capturer: Capturer, *, fused: bool = False) -> list[int]:
+        """Replay steps of few tokens from now on where that is faster; return their numbers of rows. Needs kernels.
+
+        With `fused` they compute whole decoder layers, where there are such kernels.
+        """
         assert self.cache.kernels is not None
+        self._fused = find_fused_rows(self) if fused else None
         graphs = DecodeGraphs(self, capturer)
         graphs.prepare(*sample_rows(self, _KERNEL_COUNTS))
         self._shortcut = self.graphs = graphs if graphs.sizes else None
@@ -274,6 +280,8 @@ class Forward:
 
     def decode(self, inputs: RowInputs) -> Tensor:
         """Return the logits of rows by the kernels."""
+        if self._fused is not None and (logits := self._fused(inputs)) is not None:
+            return logits
         self.cache.begin_rows(inputs.table)
         return self._call(inputs.ids, inputs.positions)
 

@@ -170,7 +170,7 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
     kernels = settings.attention_kernels and model.forward.flat and _use_kernels(model, settings)
     if kernels and settings.cuda_graphs and model.device.type == "cuda" and not is_split:
         logger.info("capturing decode steps")
-        model.forward.capture(CudaCapturer())
+        model.forward.capture(CudaCapturer(), fused=settings.fused_layers)
 
 
 def _replace_linears(network: PreTrainedModel, device: torch.device, *, compact: bool) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
-from ts_stateful.language.kernels.cpu.decoder_layout import UnknownDecoderError, find_decoder
 from ts_stateful.language.kernels.cpu.kept_experts import are_served
 from ts_stateful.language.kernels.cpu.replace_linears import is_replaceable
+from ts_stateful.language.kernels.decoder_layout import UnknownDecoderError, find_decoder
 
 __all__ = ["find_compact"]
 

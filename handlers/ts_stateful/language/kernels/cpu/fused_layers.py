@@ -13,18 +13,19 @@ from transformers import PreTrainedModel
 
 from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
-from ts_stateful.language.kernels.cpu.decoder_layout import (
-    Decoder,
-    UnknownDecoderError,
-    find_decoder,
-)
-from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts, NormFacts, router_of
+from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts, NormFacts
 from ts_stateful.language.kernels.cpu.library import (
     StepFacts,
     functions_for,
     num_splits,
 )
 from ts_stateful.language.kernels.cpu.shortlist import Shortlist
+from ts_stateful.language.kernels.decoder_layout import (
+    Decoder,
+    UnknownDecoderError,
+    find_decoder,
+    router_of,
+)
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.kv.spans import Rows, Table
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 from torch import nn
 from transformers.activations import GELUTanh, SiLUActivation
 
-from ts_stateful.language.kernels.cpu.decoder_layout import Decoder, UnknownDecoderError
 from ts_stateful.language.kernels.cpu.kept_experts import TurnedExperts
 from ts_stateful.language.kernels.cpu.library import (
     LANES,
@@ -16,9 +15,16 @@ from ts_stateful.language.kernels.cpu.library import (
     LinearFacts,
     vector_width,
 )
+from ts_stateful.language.kernels.decoder_layout import (
+    Decoder,
+    UnknownDecoderError,
+    has_positions,
+    norms_of,
+    router_of,
+)
 from ts_stateful.language.kv.cache import LayerShape
 
-__all__ = ["LayerFacts", "NormFacts", "router_of"]
+__all__ = ["LayerFacts", "NormFacts"]
 
 _WORD: Final = ctypes.c_int64
 _CLAMPED: Final = 2  # the activation of gpt-oss
@@ -126,18 +132,17 @@ class LayerFacts(ctypes.Structure):
             UnknownDecoderError: the kernels do not support its dimensions or its activation.
         """
         attention = layer.self_attn
-        dim, kinds = attention.head_dim, decoder.rotary.kinds
-        kind = getattr(attention, "layer_type", None) or getattr(attention, "attention_type", None)
+        dim = attention.head_dim
         facts = cls(
             *_projections(attention),
             experts=_ExpertFacts.of(layer.mlp),
             window=window or 0,
-            turned=turned if _has_positions(attention) else 0,
-            positions=kinds.index(kind) if kinds[0] else 0,
+            turned=turned if has_positions(attention) else 0,
+            positions=decoder.rotary.kind_of(attention),
             neighbors=decoder.rotary.neighbors,
             residual=getattr(layer, "residual_multiplier", 1.0),
         )
-        for name, norm in _norms(layer).items():
+        for name, norm in norms_of(layer).items():
             setattr(facts, name, NormFacts.of(norm, decoder.norm_offset))
         cap = getattr(attention, "attn_logit_softcapping", None) or 0.0
         group = facts.q.out // facts.k.out
@@ -157,11 +162,6 @@ class LayerFacts(ctypes.Structure):
             raise UnknownDecoderError(f"layers of {inputs} to {outputs} are not supported")
 
 
-def router_of(mlp: Any) -> Any | None:
-    """Return the router of a stock feed-forward part; None if it has no experts to choose."""
-    return getattr(mlp, "router", None) or (mlp.gate if hasattr(mlp, "experts") else None)
-
-
 def _linear(linear: nn.Linear) -> LinearFacts:
     return LinearFacts.of(linear.weight, linear.bias)
 
@@ -174,25 +174,3 @@ def _projections(attention: Any) -> list[LinearFacts]:
     num = (packed.out_features - out.in_) // 2  # of keys, and of values
     parts = ((0, out.in_), (out.in_, num), (out.in_ + num, num))
     return [*(LinearFacts.part(packed, begin, some) for begin, some in parts), out]
-
-
-def _has_positions(attention: Any) -> bool:
-    """Return False for layers whose queries and keys are not rotated: SmolLM3's, and beside windows EXAONE 4's."""
-    if type(attention).__name__ == "Exaone4Attention":
-        return attention.sliding_window is None or bool(attention.is_sliding)
-    return bool(getattr(attention, "use_rope", True))
-
-
-def _norms(layer: Any) -> dict[str, Any]:
-    """Return the norms of a layer by their places; None for those that it does not have."""
-    names = {"norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-    if hasattr(layer, "post_feedforward_layernorm"):
-        names |= {
-            "attended_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "fed_norm": "post_feedforward_layernorm",
-        }
-    if hasattr(layer, "post_mlp_layernorm"):
-        names |= {"attended_norm": "post_self_attn_layernorm", "fed_norm": "post_mlp_layernorm"}
-    norms = {place: getattr(layer, name, None) for place, name in names.items()}
-    return norms | {name: getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")}

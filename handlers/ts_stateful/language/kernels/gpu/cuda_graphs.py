@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: a step of one token for each of several sessions, launched as a whole."""
+"""Steps of few tokens as CUDA graphs: each token is a row of its own, and a step is launched as a whole."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 _SIZES: Final = tuple(2**power for power in range(7, -1, -1))
 # Of the largest logit. It is the same arithmetic, if not always by the same algorithms.
 _TOLERANCE: Final = 0.02
+# Bytes of states that the tokens of prompts may read, each for itself: some 4 to 10 ms. A launched step reads them once, but
+# its launches take 20 ms and more.
+_MOST_READ: Final = 2**34
 _WARM_UPS: Final = 2
 _TIMED: Final = 5
 
@@ -97,6 +100,7 @@ class DecodeGraphs:
     A model of many small layers keeps a GPU waiting for Python. Its launches are the same in every step. Only numbers change:
     ids, positions, and the addresses of states, which kernels read from a table. So the launches are recorded once, on inputs
     that stay where they are, and replayed on new numbers. A step of fewer rows is padded with tokens of an unused session.
+    Tokens of a prompt are rows as well: all are written before any attends.
     """
 
     def __init__(self, model: DecodeStep, capturer: Capturer) -> None:
@@ -119,12 +123,17 @@ class DecodeGraphs:
         """
         count = len(rows.ids)
         size = next((size for size in self.sizes if size >= count), None)
-        if size is None or count > len(rows.spans) or rows.embedded is not None:
+        if size is None or rows.embedded is not None or self._num_read(rows) > _MOST_READ:
             return None
         graph = self._graphs[size]
         graph.inputs.fill(self._padded(rows, size), tokens)
         logits = graph.replay()[:count]
         return logits.clone() if rows.keep is None else logits[to_device(rows.keep, logits.device)]
+
+    def _num_read(self, rows: Rows) -> int:
+        """Return the bytes of states that the tokens of prompts read."""
+        prompts = [span for span in rows.spans if span.num_tokens > 1]
+        return self._model.layout.token_bytes * sum(s.num_tokens * s.stop for s in prompts)
 
     @torch.inference_mode()
     def prepare(self, one: Rows, other: Rows) -> None:
@@ -172,10 +181,11 @@ class DecodeGraphs:
 
     def _padded(self, rows: Rows, size: int) -> Rows:
         missing = size - len(rows.ids)
+        spans = [Span(s.kv, at, 1) for s in rows.spans for at in range(s.start, s.stop)]
         return Rows(
             [*rows.ids, *[0] * missing],
             torch.nn.functional.pad(rows.positions, (0, missing)),
-            [*rows.spans, *[self._unused] * missing],
+            [*spans, *[self._unused] * missing],
         )
 
 

@@ -28,9 +28,22 @@ _PROGRAMS_PER_PROCESSOR: Final = 4
 
 
 class TritonKernels:
-    """Implements `attention.Kernels` for one model; `num_processors` is the device's."""
+    """Implements `attention.Kernels` for one model.
 
-    def __init__(self, layout: KVLayout, num_processors: int) -> None:
+    `num_processors` and `shared_bytes`, those of a program's shared memory, are the device's. With `early` a kernel may be
+    launched while the one before it runs, and waits for it itself: the device must have that. `launch` are options of every
+    launch.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_processors: int,
+        shared_bytes: int = 2**16,
+        *,
+        early: bool = False,
+    ) -> None:
+        self.shared_bytes = shared_bytes
         self._layers = layout.layers
         self._itemsize = layout.dtype.itemsize
         self._state: Any = getattr(tl, str(layout.dtype).removeprefix("torch."))
@@ -38,6 +51,7 @@ class TritonKernels:
         emulated = triton.knobs.runtime.interpret and layout.dtype is torch.bfloat16
         self._product: Any = tl.float32 if emulated else self._state
         self._num_programs = num_processors * _PROGRAMS_PER_PROCESSOR
+        self.launch: dict[str, Any] = {"EARLY": early, **({"launch_pdl": True} if early else {})}
 
     def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
         """Store the new tokens' keys and values, `(heads, tokens, dim)`, in their sessions' states."""
@@ -53,6 +67,7 @@ class TritonKernels:
             KEY_BLOCK=triton.next_power_of_2(shape.key_dim),
             VALUE_BLOCK=triton.next_power_of_2(shape.value_dim),
             num_warps=1,
+            **self.launch,
         )
 
     def attend(
@@ -86,6 +101,7 @@ class TritonKernels:
             TILE=self._tile(layer),
             SINKS=rule.sinks is not None,
             num_warps=1,
+            **self.launch,
         )
         return output
 
@@ -120,6 +136,7 @@ class TritonKernels:
             SOFTCAP=rule.softcap is not None,
             num_warps=4,
             num_stages=2,
+            **self.launch,
         )
 
     def _tile(self, layer: int) -> int:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attend_kernel", "join_kernel", "write_kernel"]
+__all__ = ["attend_kernel", "follow", "join_kernel", "states_at", "write_kernel"]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
 _VARYING = ["num_tokens", "num_rows", "num_spans", "layer", "window"]
@@ -19,7 +20,15 @@ _STRIDES = ["key_head_stride", "key_token_stride", "value_head_stride", "value_t
 
 
 @triton.jit
-def _states_at(address, STATE: tl.constexpr):
+def follow(EARLY: tl.constexpr):
+    """Wait for the kernel before this one, if it was launched while that ran, and let the next one be launched."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def states_at(address, STATE: tl.constexpr):
     """Return the states whose address is stored at `address`; the alignment allows reads of 16 bytes at once."""
     return tl.multiple_of(tl.load(address).to(tl.pointer_type(STATE)), 16)
 
@@ -42,8 +51,10 @@ def write_kernel(
     VALUE_DIM: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Write one head of one token."""
+    follow(EARLY)
     token = tl.program_id(0)
     head = tl.program_id(1)
     span = tl.load(table + token)
@@ -55,13 +66,13 @@ def write_kernel(
     dims = tl.arange(0, KEY_BLOCK)
     source = keys + head * key_head_stride + token * key_token_stride
     key = tl.load(source + dims, mask=dims < KEY_DIM)
-    target = _states_at(addresses, STATE) + place * KEY_DIM
+    target = states_at(addresses, STATE) + place * KEY_DIM
     tl.store(target + dims, key.to(STATE), mask=dims < KEY_DIM)
 
     dims = tl.arange(0, VALUE_BLOCK)
     source = values + head * value_head_stride + token * value_token_stride
     value = tl.load(source + dims, mask=dims < VALUE_DIM)
-    target = _states_at(addresses + num_spans, STATE) + place * VALUE_DIM
+    target = states_at(addresses + num_spans, STATE) + place * VALUE_DIM
     tl.store(target + dims, value.to(STATE), mask=dims < VALUE_DIM)
 
 
@@ -98,8 +109,10 @@ def attend_kernel(
     VALUE_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Attend with the query heads of one key head of one row to this program's share of the row's tokens."""
+    follow(EARLY)
     row = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.program_id(2)
@@ -116,8 +129,8 @@ def attend_kernel(
     capacities = table + 2 * num_tokens + num_rows
     addresses = capacities + num_spans + 2 * num_spans * layer + span
     place = head * tl.load(capacities + span) + first + begin  # int64
-    keys = _states_at(addresses, STATE) + place * KEY_DIM
-    values = _states_at(addresses + num_spans, STATE) + place * VALUE_DIM
+    keys = states_at(addresses, STATE) + place * KEY_DIM
+    values = states_at(addresses + num_spans, STATE) + place * VALUE_DIM
 
     heads = tl.arange(0, GROUP_BLOCK)
     key_dims = tl.arange(0, KEY_BLOCK)
@@ -183,8 +196,10 @@ def join_kernel(
     VALUE_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     SINKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Join the splits of one head of one row."""
+    follow(EARLY)
     row = tl.program_id(0)
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)

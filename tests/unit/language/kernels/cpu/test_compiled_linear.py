@@ -19,9 +19,9 @@ from ts_stateful.language.kernels.cpu.compiled_linear import (
     _by_onednn,
     compile_linears,
 )
-from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.packed_linear import has_operators
 from ts_stateful.language.kernels.cpu.widening import Multiply, in_float32
+from ts_stateful.language.kernels.decoder_layout import find_decoder
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"

@@ -20,9 +20,9 @@ from tests.support.tiny import MODELS, MORE_MODELS, llama, save
 from tests.support.tiny.like_llama import FAR
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.cpu_kernels.build import is_worthwhile
-from ts_stateful.language.kernels.cpu.decoder_layout import find_decoder
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
 from ts_stateful.language.kernels.cpu.kept_experts import keep_experts
+from ts_stateful.language.kernels.decoder_layout import find_decoder
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.network.forward import Forward

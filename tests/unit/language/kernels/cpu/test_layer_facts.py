@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.support.tiny import MODELS, MORE_MODELS
-from ts_stateful.language.kernels.cpu.decoder_layout import UnknownDecoderError, find_decoder
 from ts_stateful.language.kernels.cpu.kept_experts import keep_experts
 from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts
+from ts_stateful.language.kernels.decoder_layout import UnknownDecoderError, find_decoder
 from ts_stateful.language.network.load import Model
 
 

@@ -79,9 +79,9 @@ def test_any_number_of_rows_is_replayed(num_rows: int) -> None:
     forward, stock = with_kernels("llama").forward, MODELS["llama"]().forward
     capturer = PlainCapturer()
     forward.capture(capturer)
-    before = capturer.num_replays
     lengths = [3, 70, 2, 20, 9][:num_rows]
     caches, expected_caches = prefilled(forward, *lengths), prefilled(stock, *lengths)
+    before = capturer.num_replays
     for number in range(3):
         found = decode(forward, caches, 5 + number)
         expected = decode(stock, expected_caches, 5 + number)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.support.tiny import MODELS, MORE_MODELS, llama
-from ts_stateful.language.kernels.cpu.decoder_layout import UnknownDecoderError, find_decoder
+from ts_stateful.language.kernels.decoder_layout import UnknownDecoderError, find_decoder
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,22 @@ class Rotary:
     def __call__(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of each kind of layer, `(kinds, tokens, rotated dimensions)` each."""
         if not self._is_constant or len(positions) > 1:  # M-RoPE has positions of three axes
-            return self._compute(hidden, positions)
+            return self.compute(hidden, positions)
         last = int(positions.max())
         if last >= self._known[0].shape[1]:
-            self._known = self._compute(hidden, torch.arange(last + last // 8 + _GRAIN)[None])
+            self._known = self.compute(hidden, torch.arange(last + last // 8 + _GRAIN)[None])
         cos, sin = self._known
         return cos.index_select(1, positions[0]), sin.index_select(1, positions[0])
 
-    def _compute(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def kind_of(self, attention: Any) -> int:
+        """Return the index of the kind of a layer's positions."""
+        if self.kinds[0] is None:
+            return 0
+        kind = getattr(attention, "layer_type", None) or getattr(attention, "attention_type", None)
+        return self.kinds.index(kind)
+
+    def compute(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Do so without looking at the positions, for which a GPU would be waited for."""
         found = [self._module(hidden, positions, *filter(None, (kind,))) for kind in self.kinds]
         cos, sin = (torch.cat(tables) for tables in zip(*found, strict=True))
         return self._whole(cos), self._whole(sin)

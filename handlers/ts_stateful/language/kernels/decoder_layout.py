@@ -12,10 +12,17 @@ from transformers.activations import GELUTanh, SiLUActivation
 
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 from ts_stateful.language.kernels.cpu.kept_experts import CompactExperts, TurnedExperts
-from ts_stateful.language.kernels.cpu.rotary import Rotary
+from ts_stateful.language.kernels.rotary import Rotary
 from ts_stateful.language.kv.spans import Rows
 
-__all__ = ["Decoder", "UnknownDecoderError", "find_decoder"]
+__all__ = [
+    "Decoder",
+    "UnknownDecoderError",
+    "find_decoder",
+    "has_positions",
+    "norms_of",
+    "router_of",
+]
 
 # Outermost classes that compute, without images or audio, only embeddings, decoder and output layer. So does a decoder's own
 # `...ForCausalLM`.
@@ -152,7 +159,7 @@ def find_decoder(network: PreTrainedModel) -> Decoder:
         _demand(not module.training, module, "is in training")
         kinds = {type(parameter) for parameter in module._parameters.values()}
         _demand(kinds <= {nn.Parameter, type(None)}, module, "has quantised weights")
-    weights = _weights_of(model, network.dtype)
+    weights = _weights_of(model, network)
     _demand(type(head) in (nn.Linear, CompiledLinear), head)
     _demand(getattr(config, "clip_qkv", None) is None, model, "clips queries, keys and values")
     _demand(len(model.layers) == config.num_hidden_layers, model.layers)
@@ -177,14 +184,14 @@ def _num_positions(config: Any) -> int | None:
     return int(config.rope_parameters["original_max_position_embeddings"]) if grows else None
 
 
-def _weights_of(model: Any, dtype: torch.dtype) -> torch.dtype:
-    """Return the one dtype of a decoder's linear layers and experts; `dtype` is that of all other parameters."""
+def _weights_of(model: Any, network: PreTrainedModel) -> torch.dtype:
+    """Return the one dtype of a decoder's linear layers and experts; all other parameters have the network's."""
     weights: torch.dtype = model.layers[0].self_attn.o_proj.weight.dtype  # see `compact_weights`
     for module in (*model.layers.modules(), model.norm):
         for parameter in module.parameters(recurse=False):
             is_matrix = isinstance(module, nn.Linear) and parameter.dim() > 1
-            expected = weights if is_matrix or parameter.dim() == 3 else dtype
-            plain = parameter.dtype is expected and _is_plain(parameter)
+            expected = weights if is_matrix or parameter.dim() == 3 else network.dtype
+            plain = parameter.dtype is expected and _is_plain(parameter, network.device)
             _demand(plain, model, f"has weights that are not plain {expected}")
     return weights
 
@@ -193,9 +200,9 @@ def _is_stock(module: nn.Module) -> bool:
     return type(module).__module__.startswith("transformers.models.")
 
 
-def _is_plain(weight: Tensor) -> bool:
+def _is_plain(weight: Tensor, device: torch.device) -> bool:
     return (
-        weight.device.type == "cpu"
+        weight.device == device
         and weight.layout is torch.strided
         and weight.is_contiguous()
         and not weight.is_mkldnn
@@ -205,3 +212,30 @@ def _is_plain(weight: Tensor) -> bool:
 def _demand(condition: bool, module: nn.Module, reason: str = "is not known") -> None:
     if not condition:
         raise UnknownDecoderError(f"{type(module).__name__} {reason}")
+
+
+def router_of(mlp: Any) -> Any | None:
+    """Return the router of a stock feed-forward part; None if it has no experts to choose."""
+    return getattr(mlp, "router", None) or (mlp.gate if hasattr(mlp, "experts") else None)
+
+
+def has_positions(attention: Any) -> bool:
+    """Return False for layers whose queries and keys are not rotated: SmolLM3's, and beside windows EXAONE 4's."""
+    if type(attention).__name__ == "Exaone4Attention":
+        return attention.sliding_window is None or bool(attention.is_sliding)
+    return bool(getattr(attention, "use_rope", True))
+
+
+def norms_of(layer: Any) -> dict[str, Any]:
+    """Return the norms of a layer by their places; None for those that it does not have."""
+    names = {"norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    if hasattr(layer, "post_feedforward_layernorm"):
+        names |= {
+            "attended_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "fed_norm": "post_feedforward_layernorm",
+        }
+    if hasattr(layer, "post_mlp_layernorm"):
+        names |= {"attended_norm": "post_self_attn_layernorm", "fed_norm": "post_mlp_layernorm"}
+    norms = {place: getattr(layer, name, None) for place, name in names.items()}
+    return norms | {name: getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")}

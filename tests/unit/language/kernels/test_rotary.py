@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.support.tiny import MODELS
-from ts_stateful.language.kernels.cpu.rotary import Rotary
+from ts_stateful.language.kernels.rotary import Rotary
 
 LLAMA3 = {
     "rope_type": "llama3",
