@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.driver import Driver
 from benchmarks.gpu import baselines
-from benchmarks.gpu.engine import Bench
+from benchmarks.gpu.engine import Bench, num_read
 from benchmarks.gpu.network import FULL, TINY, Size, build, text_part
 from benchmarks.servers import ROOT
 from ts_stateful.config.schema import Config, load_config
@@ -44,9 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     size = TINY if options.tiny else FULL
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    handler = {"attentionKernels": options.kernels, "cudaGraphs": options.graphs}
+    handler = {
+        "attentionKernels": options.kernels,
+        "cudaGraphs": options.graphs,
+        "fusedLayers": options.fused,
+    }
     config = load_config({"batchSize": 64, "handler": handler})
-    results = measure(size, device, dtype, config)
+    results = measure(size, device, dtype, config, engine_only=options.engine_only)
     folder = options.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     document = {"about": _about(device, dtype, handler), "size": size._asdict(), "samples": results}
@@ -57,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(size: Size, device: torch.device, dtype: torch.dtype, config: Config) -> Results:
+def measure(
+    size: Size, device: torch.device, dtype: torch.dtype, config: Config, *, engine_only: bool
+) -> Results:
     """Return raw samples by name; log and leave out what does not fit or cannot run here."""
     results: Results = {"copy_bytes_per_s": [baselines.copy_bandwidth(size.copied, device)]}
     network, processor = build(size, device, dtype)
@@ -69,6 +75,8 @@ def measure(size: Size, device: torch.device, dtype: torch.dtype, config: Config
     results["token_bytes"] = [float(model.forward.layout.token_bytes)]
     with Driver(model, config) as driver:
         _measure_engine(Bench(driver, device, size.history), size, results)
+    if engine_only:
+        return results
     del driver, model
     gc.collect()
     torch.cuda.empty_cache()  # no effect without a GPU
@@ -92,6 +100,8 @@ def _measure_engine(bench: Bench, size: Size, results: Results) -> None:
 def _measure_baselines(text: LlamaForCausalLM, size: Size, results: Results) -> None:
     transcript = size.history + size.num_new
     for _ in range(size.rounds):
+        work = partial(baselines.bare_pass_ms, text, size.history, size.num_new)
+        _sample(results, "bare_pass_ms", work)
         work = partial(baselines.generate_first_ms, text, transcript)
         _sample(results, "generate_first_ms", work)
         for rows in size.rows:
@@ -115,17 +125,19 @@ def report(size: Size, results: Results, about: dict[str, Any]) -> str:
     per_token = results["token_bytes"][0]
     lines = [
         f"{about['device']}, {about['dtype']}, {about['date'][:10]}, torch {about['torch']}, "
-        f"transformers {about['transformers']}; kernels {about['attentionKernels']}, graphs {about['cudaGraphs']}.",
+        f"transformers {about['transformers']}; attention kernels {about['attentionKernels']}, fused layers "
+        f"{about['fusedLayers']}, graphs {about['cudaGraphs']}.",
         f"Memory is copied at {bandwidth / 1e9:.0f} GB/s; the weights of a step are {weights / 1e9:.2f} GB, "
         f"a token's states {per_token / 1e3:.0f} kB.",
         "",
-        f"Decoding, {size.history} tokens of history in every row, tokens/s:",
+        f"Decoding, {num_read(size.history, size.steps):.0f} tokens of history in every row, tokens/s:",
         "",
         "| rows | engine | of the floor | floor (weights and states read once a step) | `generate` | continuous batching |",
         "|---|---|---|---|---|---|",
     ]
     for rows in size.rows:
-        floor_ms = 1000 * (weights + rows * size.history * per_token) / bandwidth
+        states = rows * num_read(size.history, size.steps) * per_token
+        floor_ms = 1000 * (weights + states) / bandwidth
         steps = [
             _median(results, f"{s}_step_ms_{rows}") for s in ("engine", "generate", "continuous")
         ]
@@ -137,6 +149,7 @@ def report(size: Size, results: Results, about: dict[str, Any]) -> str:
         "engine, states on the device": "engine_first_ms_resident",
         "engine, states in host memory": "engine_first_ms_host",
         f"bringing {size.history * per_token / 1e6:.0f} MB back from there": "restore_ms",
+        "the stock network's pass, states on the device": "bare_pass_ms",
         "`generate`, nothing kept": "generate_first_ms",
     }
     lines += ["", f"| first token after {size.history} + {size.num_new} | ms |", "|---|---|"]
@@ -190,6 +203,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--no-graphs", dest="graphs", action="store_false", help="launch every decode step"
+    )
+    parser.add_argument(
+        "--no-fused", dest="fused", action="store_false", help="decoder layers by torch's operators"
+    )
+    parser.add_argument(
+        "--engine-only", action="store_true", help="without `generate` and continuous batching"
     )
     parser.add_argument(
         "--output",

@@ -11,11 +11,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
+from transformers import (
+    ContinuousBatchingConfig,
+    DynamicCache,
+    GenerationConfig,
+    LlamaForCausalLM,
+)
 
 from benchmarks.inputs import Inputs
 
-__all__ = ["continuous_decode_ms", "copy_bandwidth", "generate_decode_ms", "generate_first_ms"]
+__all__ = [
+    "bare_pass_ms",
+    "continuous_decode_ms",
+    "copy_bandwidth",
+    "generate_decode_ms",
+    "generate_first_ms",
+]
 
 _WARM_UP = 4  # steps
 
@@ -41,6 +52,22 @@ def generate_decode_ms(network: LlamaForCausalLM, rows: int, history: int, steps
     _wait(network.device)
     times[-1] = time.perf_counter()  # the host may be ahead of the device
     return 1000 * (times[-1] - times[_WARM_UP]) / (len(times) - 1 - _WARM_UP)
+
+
+def bare_pass_ms(network: LlamaForCausalLM, history: int, num_new: int) -> float:
+    """Return the time of the stock network's pass over new tokens after a history whose states it has, to the next token."""
+    cache = DynamicCache(config=network.config)
+    ids = torch.tensor([_history(history + num_new)], device=network.device)
+
+    def work(some: Tensor) -> None:
+        with torch.inference_mode():
+            output = network(some, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            output.logits.argmax().item()
+
+    work(ids[:, :history])
+    work(ids[:, history:])  # warms up
+    cache.crop(-num_new)
+    return 1000 * _timed_s(lambda: work(ids[:, history:]), network.device)
 
 
 def generate_first_ms(network: LlamaForCausalLM, num_tokens: int) -> float:

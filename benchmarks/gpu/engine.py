@@ -14,9 +14,15 @@ from benchmarks.driver import Driver
 from benchmarks.inputs import Inputs, text_of
 from ts_stateful.protocol.requests import Close, Open, Prompt
 
-__all__ = ["Bench"]
+__all__ = ["Bench", "num_read"]
 
 _WARM_UP = 4  # steps
+_PROMPT = 8  # tokens before the steps that are timed
+
+
+def num_read(history: int, num_steps: int) -> float:
+    """Return the tokens of a session that a step of `decode_ms` reads: the mean of so many steps."""
+    return history + _PROMPT + _WARM_UP + num_steps / 2
 
 
 class Bench:
@@ -36,7 +42,7 @@ class Bench:
             self._driver.submit(
                 Prompt(
                     session_id=session,
-                    prompt=text_of(self._inputs.prompt(8)),
+                    prompt=text_of(self._inputs.prompt(_PROMPT)),
                     max_new_tokens=_WARM_UP + num_steps + num_rows + 64,
                     ignore_eos=True,
                     stream=True,
