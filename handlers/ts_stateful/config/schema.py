@@ -99,11 +99,11 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     compact_weights: bool = True
     """Of these layers, hold float32 weights in bfloat16 or float16 if it represents them exactly: half the bytes to read."""
     fused_layers: bool = True
-    """On a CPU with AVX2 or AVX-512, compute all layers of a Llama-like model in one call."""
+    """Compute all layers of a Llama-like model in one call on a CPU with AVX2 or AVX-512, by fused kernels on a GPU."""
     attention_kernels: bool = True
     """Compute the attention of all sessions' decode steps at once: Triton on a GPU, compiled C++ on a CPU."""
     cuda_graphs: bool = True
-    """On a GPU with these kernels, replay decode steps as CUDA graphs where that is faster."""
+    """On a GPU with these kernels, replay steps of few tokens as CUDA graphs where that is faster."""
     speculation: bool = True
     """Guess the tokens of replies that repeat their history, several in a pass; replies stay the same. On a CPU only."""
     stream_interval_sec: Annotated[float, Meta(ge=0, le=10)] = 0.04

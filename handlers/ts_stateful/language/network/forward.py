@@ -15,7 +15,9 @@ from transformers import PreTrainedModel
 
 from ts_stateful.language.kernels.attention import StepCache, unused_mask
 from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs, RowInputs
+from ts_stateful.language.kernels.gpu.fused_rows import FusedRows, find_fused_rows
 from ts_stateful.language.kernels.routers import all_chosen
+from ts_stateful.language.kernels.samples import apart, sample, sample_rows
 from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kernels.verify import verify_steps
 from ts_stateful.language.kv.cache import KVCache, KVLayout
@@ -23,10 +25,8 @@ from ts_stateful.language.kv.spans import Block, Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.deepstack import deepstack_added
-from ts_stateful.language.network.fused_rows import FusedRows, find_fused_rows
 from ts_stateful.language.network.layer_kinds import layer_chunks
 from ts_stateful.language.network.sampler import DrawRows
-from ts_stateful.language.network.samples import apart, sample, sample_rows
 from ts_stateful.language.parallel.driver import Driver
 
 __all__ = ["Forward"]
@@ -206,10 +206,7 @@ class Forward:
 
     @torch.inference_mode()
     def capture(self, capturer: Capturer, *, fused: bool = False) -> list[int]:
-        """Replay steps of few tokens from now on where that is faster; return their numbers of rows. Needs kernels.
-
-        With `fused` they compute whole decoder layers, where there are such kernels.
-        """
+        """Replay steps of few tokens where that is faster, `fused` if there are such kernels; return their numbers of rows."""
         assert self.cache.kernels is not None
         self._fused = find_fused_rows(self) if fused else None
         graphs = DecodeGraphs(self, capturer)

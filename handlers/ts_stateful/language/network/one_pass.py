@@ -13,6 +13,7 @@ from ts_stateful.language.kernels.indexes import few_chosen
 from ts_stateful.language.kernels.latent import keep_latents
 from ts_stateful.language.kernels.own_attention import exchange_methods
 from ts_stateful.language.kernels.routers import all_chosen
+from ts_stateful.language.kernels.samples import apart, sample
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.layer_kinds import (
@@ -22,7 +23,6 @@ from ts_stateful.language.network.layer_kinds import (
     layer_windows,
     short_chunks,
 )
-from ts_stateful.language.network.samples import apart, sample
 
 __all__ = ["find_forward"]
 

@@ -15,12 +15,12 @@ from tests.support.tiny.own_attention import gpt_neo
 from tests.support.tiny.small import SMALL
 from tests.support.tiny.text import WINDOW
 from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.language.kernels.samples import sample
 from ts_stateful.language.network import one_pass
 from ts_stateful.language.network.layer_kinds import layer_chunks, layer_windows
 from ts_stateful.language.network.layout import find_layout
 from ts_stateful.language.network.load import accelerate
 from ts_stateful.language.network.one_pass import find_forward
-from ts_stateful.language.network.samples import sample
 
 OWN_CODE = "computes its attention by code of its own, which takes one session at a time"
 LINEAR = (

@@ -12,11 +12,11 @@ from torch import Tensor
 from tests.support import tiny
 from tests.support.plain_capturer import PlainCapturer
 from ts_stateful.language.kernels.decoder_layout import UnknownDecoderError, find_decoder
+from ts_stateful.language.kernels.gpu import fused_rows
 from ts_stateful.language.kernels.gpu.cuda_graphs import RowInputs
+from ts_stateful.language.kernels.gpu.fused_rows import difference, find_fused_rows
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Rows, Span
-from ts_stateful.language.network import fused_rows
-from ts_stateful.language.network.fused_rows import difference, find_fused_rows
 from ts_stateful.language.network.load import Model
 
 pytest.importorskip("triton")

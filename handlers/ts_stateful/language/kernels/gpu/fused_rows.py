@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ts_stateful.language.kernels.decoder_layout import UnknownDecoderError, find_decoder
 from ts_stateful.language.kernels.gpu.cuda_graphs import RowInputs
+from ts_stateful.language.kernels.samples import apart, sample_rows
 from ts_stateful.language.kv.spans import Rows
-from ts_stateful.language.network.samples import apart, sample_rows
 
 if TYPE_CHECKING:  # it has them verified
     from ts_stateful.language.network.forward import Forward
