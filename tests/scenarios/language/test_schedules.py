@@ -95,28 +95,48 @@ class Schedules(RuleBasedStateMachine):
         else:
             self.talks[name] = Talk()
 
-    @rule(name=NAMES, text=TEXTS, max_new_tokens=st.integers(1, 8))
-    def prompt(self, name: str, text: str, max_new_tokens: int) -> None:
-        """At most one runs and two wait in a session."""
+    @rule(name=NAMES, text=TEXTS, max_new_tokens=st.integers(1, 8), count=st.integers(0, 12))
+    def prompt(self, name: str, text: str, max_new_tokens: int, count: int) -> None:
+        """At most one runs and two wait in a session, which is opened if need be; the engine works on it for some steps."""
+        if name not in self.talks:
+            self.open(name, None)
+        if name not in self.talks:  # there is no room
+            return
         command = Prompt(
             session_id=name, prompt=text, max_new_tokens=max_new_tokens, ignore_eos=True
         )
-        session = self.harness.engine.table.get(name) if name in self.talks else None
+        session = self.harness.engine.table.get(name)
         request = self.harness.submit(command)
         self.harness.pump()
-        if session is not None:
-            self.asked[request] = Asked(name, session, max_new_tokens)
-            self._settle()  # it may be refused at once, for want of memory
-        else:
-            assert self._code(request) in ("session_not_found", "session_closed", "session_expired")
+        self.asked[request] = Asked(name, session, max_new_tokens)
+        self._settle()  # it may be refused at once, for want of memory
+        self.steps(count)
 
+    @rule(name=NAMES)
+    def prompt_nobody(self, name: str) -> None:
+        """There is no such session, or no more."""
+        if name in self.talks:
+            return
+        request = self.harness.submit(Prompt(session_id=name, prompt="Hi"))
+        self.harness.pump()
+        assert self._code(request) in ("session_not_found", "session_closed", "session_expired")
+
+    @precondition(lambda self: self.asked)
     @rule(count=st.integers(1, 12))
     def steps(self, count: int) -> None:
-        """The engine works."""
+        """The engine works, and the store takes what it is given at once."""
         for _ in range(count):
             if self.harness.engine.busy:
                 self.harness.steps(1)
+                self.harness.pump()
                 self._settle()
+
+    @precondition(lambda self: self.asked)
+    @rule()
+    def finish(self) -> None:
+        """The engine works until it has nothing left to do."""
+        self.harness.run()
+        self._settle()
 
     @rule(name=NAMES)
     def cancel(self, name: str) -> None:
@@ -264,7 +284,7 @@ class SchedulesAhead(Schedules):
 
 # Without the phase that explains a failure, whose tracing costs more than the engine.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
-Schedules.TestCase.settings = settings(max_examples=30, stateful_step_count=40, phases=PHASES)
-SchedulesAhead.TestCase.settings = settings(max_examples=10, stateful_step_count=40, phases=PHASES)
+Schedules.TestCase.settings = settings(max_examples=100, stateful_step_count=40, phases=PHASES)
+SchedulesAhead.TestCase.settings = settings(max_examples=40, stateful_step_count=40, phases=PHASES)
 TestSchedules = pytest.mark.timeout(600)(Schedules.TestCase)
 TestSchedulesAhead = pytest.mark.timeout(600)(SchedulesAhead.TestCase)
