@@ -22,6 +22,7 @@ from benchmarks.driver import Driver
 from benchmarks.gpu import baselines
 from benchmarks.gpu.engine import Bench, num_read
 from benchmarks.gpu.network import FULL, TINY, Size, build, text_part
+from benchmarks.progress import Progress
 from benchmarks.servers import ROOT
 from ts_stateful.config.schema import Config, load_config
 from ts_stateful.language.network.load import Model, accelerate, build_model
@@ -50,73 +51,99 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "fusedLayers": options.fused,
     }
     config = load_config({"batchSize": 64, "handler": handler})
-    results = measure(size, device, dtype, config, engine_only=options.engine_only)
     folder = options.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    document = {"about": _about(device, dtype, handler), "size": size._asdict(), "samples": results}
-    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    page = report(size, results, document["about"])
+    about = _about(device, dtype, handler)
+    samples = Samples(folder / "results.json", {"about": about, "size": size._asdict()})
+    measure(size, device, dtype, config, samples, engine_only=options.engine_only)
+    page = report(size, samples.results, about)
     (folder / "report.md").write_text(page)
     sys.stdout.write(page)
     return 0
 
 
+class Samples:
+    """Raw samples by name, written to a file after each one, with `about` what they are of. Shows the progress on stderr."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self.results: Results = {}
+        self.progress = Progress(2)
+        self._path, self._about = path, about
+
+    def add(self, name: str, sample: float) -> None:
+        """Add a sample."""
+        self.results.setdefault(name, []).append(sample)
+        document = {**self._about, "samples": self.results}
+        self._path.write_text(json.dumps(document, indent=1) + "\n")
+
+    def take(self, name: str, work: Callable[[], float]) -> None:
+        """Add what `work` returns; log and leave out what does not fit or cannot run here."""
+        try:
+            self.add(name, work())
+        except (
+            Exception
+        ) as error:  # the library may raise anything; the other samples are still valid
+            logging.warning("%s: %s: %s", name, type(error).__name__, error)
+        self.progress.step(name)
+
+
 def measure(
-    size: Size, device: torch.device, dtype: torch.dtype, config: Config, *, engine_only: bool
-) -> Results:
-    """Return raw samples by name; log and leave out what does not fit or cannot run here."""
-    results: Results = {"copy_bytes_per_s": [baselines.copy_bandwidth(size.copied, device)]}
+    size: Size,
+    device: torch.device,
+    dtype: torch.dtype,
+    config: Config,
+    samples: Samples,
+    *,
+    engine_only: bool,
+) -> None:
+    """Measure the engine, and what it is compared with unless `engine_only`."""
+    samples.add("copy_bytes_per_s", baselines.copy_bandwidth(size.copied, device))
     network, processor = build(size, device, dtype)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model = build_model("llava", network, processor)
     accelerate(model, config.handler)
-    results["weight_bytes"] = [float(_weight_bytes(model))]
-    results["token_bytes"] = [float(model.forward.layout.token_bytes)]
-    with Driver(model, config) as driver:
-        _measure_engine(Bench(driver, device, size.history), size, results)
+    samples.add("weight_bytes", float(_weight_bytes(model)))
+    samples.add("token_bytes", float(model.forward.layout.token_bytes))
+    with samples.progress.stage("the engine"), Driver(model, config) as driver:
+        _measure_engine(Bench(driver, device, size.history), size, samples)
     if engine_only:
-        return results
+        return
     del driver, model
     gc.collect()
     torch.cuda.empty_cache()  # no effect without a GPU
-    _measure_baselines(text_part(network), size, results)
-    return results
+    with samples.progress.stage("`generate` and continuous batching"):
+        _measure_baselines(text_part(network), size, samples)
 
 
-def _measure_engine(bench: Bench, size: Size, results: Results) -> None:
+def _measure_engine(bench: Bench, size: Size, samples: Samples) -> None:
+    samples.progress.expect(size.rounds * (len(size.rows) + 3))
     for _ in range(size.rounds):
         for rows in size.rows:
-            _sample(results, f"engine_step_ms_{rows}", partial(bench.decode_ms, rows, size.steps))
+            samples.take(f"engine_step_ms_{rows}", partial(bench.decode_ms, rows, size.steps))
             bench.clear()
         for name, from_host in (("resident", False), ("host", True)):
             work = partial(bench.first_token_ms, size.num_new, from_host=from_host)
-            _sample(results, f"engine_first_ms_{name}", work)
+            samples.take(f"engine_first_ms_{name}", work)
             bench.clear()
-        _sample(results, "restore_ms", bench.restore_ms)
+        samples.take("restore_ms", bench.restore_ms)
         bench.clear()
 
 
-def _measure_baselines(text: LlamaForCausalLM, size: Size, results: Results) -> None:
+def _measure_baselines(text: LlamaForCausalLM, size: Size, samples: Samples) -> None:
     transcript = size.history + size.num_new
+    samples.progress.expect(size.rounds * (len(size.rows) + 2) + len(size.rows))
     for _ in range(size.rounds):
         work = partial(baselines.bare_pass_ms, text, size.history, size.num_new)
-        _sample(results, "bare_pass_ms", work)
+        samples.take("bare_pass_ms", work)
         work = partial(baselines.generate_first_ms, text, transcript)
-        _sample(results, "generate_first_ms", work)
+        samples.take("generate_first_ms", work)
         for rows in size.rows:
             work = partial(baselines.generate_decode_ms, text, rows, size.history, size.steps)
-            _sample(results, f"generate_step_ms_{rows}", work)
+            samples.take(f"generate_step_ms_{rows}", work)
     for rows in size.rows:  # once: every run begins with seconds of warm-up
         work = partial(baselines.continuous_decode_ms, text, rows, size.history, size.steps)
-        _sample(results, f"continuous_step_ms_{rows}", work)
-
-
-def _sample(results: Results, name: str, work: Callable[[], float]) -> None:
-    try:
-        results.setdefault(name, []).append(work())
-    except Exception as error:  # the library may raise anything; the other samples are still valid
-        logging.warning("%s: %s: %s", name, type(error).__name__, error)
+        samples.take(f"continuous_step_ms_{rows}", work)
 
 
 def report(size: Size, results: Results, about: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ They run the text part alone on the same weights. Histories are words and all ro
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,7 @@ def continuous_decode_ms(network: LlamaForCausalLM, rows: int, history: int, ste
     limits = ContinuousBatchingConfig(
         max_memory_percent=None if network.device.type == "cuda" else 0.05
     )
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
     outputs = network.generate_batch(
         [_history(history) for _ in range(rows)],
         generation_config=config,
