@@ -130,9 +130,11 @@ class Decoding:
             contexts = [sequence.ids for sequence in sequences]
             penalties = [sequence.penalties for sequence in sequences]
             changed = self._model.penalties(rows, contexts, penalties)
-            changed = forbid(changed, [s.matcher.mask if s.matcher else None for s in sequences])
+            masks = [s.matcher.mask if s.matcher else None for s in sequences]
+            kernels = self._model.forward.choices
+            changed = forbid(changed, masks, kernels.forbid_rows)
             settings = [sequence.row for sequence in sequences]
-            inputs = changed, settings, self._model.forward.draw_rows
+            inputs = changed, settings, kernels.draw_rows
             tokens = (
                 self.runner.run_ahead(sequences, choose_tokens(*inputs))
                 if ahead

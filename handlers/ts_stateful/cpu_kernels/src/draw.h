@@ -111,4 +111,23 @@ inline void draw_rows(const float* logits, int64_t rows, int64_t vocabulary, con
   }
 }
 
+// Copy logits (rows, vocabulary), with minus infinity for tokens that a row's mask does not allow: bit i % 32 of its word i / 32 is
+// 1 for a token that may come. A row without a mask stays as it is.
+inline void forbid_rows(const float* logits, int64_t rows, int64_t vocabulary, const uint32_t* const* masks, int num_threads,
+                        float* allowed) {
+  team.spread(num_threads);
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+  for (int64_t m = 0; m < rows; m++) {
+    const float* row = logits + m * vocabulary;
+    float* target = allowed + m * vocabulary;
+    for (int64_t begin = 0; begin < vocabulary; begin += 32) {
+      const uint32_t word = masks[m] ? masks[m][begin / 32] : ~uint32_t(0);
+      const int64_t count = std::min(vocabulary - begin, int64_t(32));
+#pragma omp simd
+      for (int64_t i = 0; i < count; i++)
+        target[begin + i] = (word >> i) & 1 ? row[begin + i] : -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
 }  // namespace

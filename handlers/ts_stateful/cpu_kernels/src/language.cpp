@@ -108,6 +108,11 @@ extern "C" void draw_rows_float32(const float* logits, int64_t rows, int64_t voc
   draw_rows(logits, rows, vocabulary, settings, int(num_threads), tokens);
 }
 
+extern "C" void forbid_rows_float32(const float* logits, int64_t rows, int64_t vocabulary, const uint32_t* const* masks,
+                                    int64_t num_threads, float* allowed) {
+  forbid_rows(logits, rows, vocabulary, masks, int(num_threads), allowed);
+}
+
 extern "C" int64_t most_rows() { return MOST; }
 
 // Prepare for torch's operators, which have the same threads.

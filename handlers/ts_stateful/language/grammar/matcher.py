@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -15,9 +15,10 @@ from torch import Tensor
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.protocol.errors import InvalidRequest
 
-__all__ = ["FIELD", "Matcher", "forbid"]
+__all__ = ["FIELD", "ForbidRows", "Matcher", "forbid"]
 
 FIELD = "response_format"  # that errors name
+ForbidRows = Callable[..., None]  # of the compiled library: see `cpu_kernels/src/draw.h`
 # Of processor time. A usual mask takes some 10 microseconds; all turns wait for one that takes longer.
 _MAX_MASK_S = 0.05
 
@@ -65,11 +66,20 @@ class Matcher:
             raise InvalidRequest(_reason(self._matcher), field=FIELD)
 
 
-def forbid(logits: Tensor, masks: Sequence[NDArray[np.int32] | None]) -> Tensor:
+def forbid(
+    logits: Tensor, masks: Sequence[NDArray[np.int32] | None], kernel: ForbidRows | None = None
+) -> Tensor:
     """Return logits `(rows, vocabulary)` with minus infinity for tokens that a row's mask does not allow; None allows all."""
     rows = [index for index, mask in enumerate(masks) if mask is not None]
     if not rows:
         return logits
+    if kernel is not None:
+        logits = logits.float().contiguous()
+        allowed = torch.empty_like(logits)
+        addresses = np.array([0 if mask is None else mask.ctypes.data for mask in masks], np.uint64)
+        given = logits.data_ptr(), *logits.shape, addresses.ctypes.data
+        kernel(*given, torch.get_num_threads(), allowed.data_ptr())
+        return allowed
     packed = np.stack([mask for mask in masks if mask is not None]).view(np.uint8)
     table = _penalty_of_bytes(logits.device)
     penalties = table[to_device(torch.from_numpy(packed), logits.device).int()]

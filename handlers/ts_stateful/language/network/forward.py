@@ -24,9 +24,9 @@ from ts_stateful.language.kv.cache import KVCache, KVLayout
 from ts_stateful.language.kv.spans import Block, Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
+from ts_stateful.language.network.choices import ChoiceKernels
 from ts_stateful.language.network.deepstack import deepstack_added
 from ts_stateful.language.network.layer_kinds import layer_chunks
-from ts_stateful.language.network.sampler import DrawRows
 from ts_stateful.language.parallel.driver import Driver
 
 __all__ = ["Forward"]
@@ -60,7 +60,7 @@ class Forward:
         self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for some steps, or for all
         self.graphs: DecodeGraphs | None = None  # if these are the shortcut
         self._fused: FusedRows | None = None
-        self.draw_rows: DrawRows | None = None  # from logits
+        self.choices = ChoiceKernels()  # from its logits
         self.windows: list[int | None] = []  # of the layers' attention, as the model passed them
         self.for_kernels = False  # if kernels implement the layers' attention
         self.stock_attention = self.text_config._attn_implementation

@@ -30,6 +30,7 @@ from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.adapters import Adapters, load_adapter
 from ts_stateful.language.network.checkpoint import hears, read_checkpoint
+from ts_stateful.language.network.choices import find_choices
 from ts_stateful.language.network.count_weights import weights_counted
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.model_support import (
@@ -38,7 +39,6 @@ from ts_stateful.language.network.model_support import (
     verified_forward,
 )
 from ts_stateful.language.network.penalties import Penalties
-from ts_stateful.language.network.sampler import find_draws
 from ts_stateful.language.parallel.group import all_ranks
 from ts_stateful.language.text.chat_template import ChatText
 from ts_stateful.language.text.placeholders import Placeholder
@@ -162,7 +162,7 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
     Of a model that is split, stock code computes all but the attention.
     """
     make_lean(model.network)
-    model.forward.draw_rows, is_split = find_draws(model.device), settings.tensor_parallel > 1
+    model.forward.choices, is_split = find_choices(model.device), settings.tensor_parallel > 1
     if settings.pack_linears and not is_split:
         _replace_linears(model.network, model.device, compact=settings.compact_weights)
     if settings.fused_layers and model.forward.flat and not is_split:

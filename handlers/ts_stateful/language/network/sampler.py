@@ -5,7 +5,6 @@ A row's random number depends on its seed and its position only. So a turn gives
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,13 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
-from ts_stateful.language.kernels.cpu.library import functions_for
 from ts_stateful.language.kv.to_device import to_device
 
-__all__ = ["DrawRows", "SamplingRow", "choose_tokens", "find_draws", "sample", "uniform"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["DrawRows", "SamplingRow", "choose_tokens", "sample", "uniform"]
 
 DrawRows = Callable[..., None]  # of the compiled library: see `cpu_kernels/src/draw.h`
 _Numbers = NDArray[Any]
@@ -48,21 +43,6 @@ def uniform(seed: int, position: int) -> float:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return ((z ^ (z >> 31)) >> 11) / 2**53
-
-
-def find_draws(device: torch.device) -> DrawRows | None:
-    """Return the compiled kernel for `sample` on a device, if it draws what is drawn without it."""
-    is_used = is_worthwhile(device, torch.float32)
-    library = load_library(cache_folder(), "language") if is_used else None
-    if library is None:
-        return None
-    kernel: DrawRows = functions_for(library, torch.float32).draw_rows
-    logits = 3 * torch.randn(16, 4000, generator=torch.Generator().manual_seed(0))
-    rows = [SamplingRow(0.7, top_k=i % 2 * 40, top_p=0.9, seed=i) for i in range(len(logits))]
-    if sample(logits, rows, kernel) == sample(logits, rows):
-        return kernel
-    logger.warning("numpy draws tokens: the compiled kernel draws others")
-    return None
 
 
 def sample(

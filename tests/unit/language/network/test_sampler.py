@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,9 +18,10 @@ from transformers import (
 )
 
 from ts_stateful.language.network import sampler
-from ts_stateful.language.network.sampler import SamplingRow, find_draws, sample, uniform
+from ts_stateful.language.network.choices import find_choices
+from ts_stateful.language.network.sampler import SamplingRow, sample, uniform
 
-KERNEL = find_draws(torch.device("cpu"))
+KERNEL = find_choices(torch.device("cpu")).draw_rows
 
 
 def logits(rows: int = 1, vocabulary: int = 20, seed: int = 0) -> torch.Tensor:
@@ -129,21 +128,6 @@ def test_the_kernel_leaves_strange_logits_to_numpy(strange: float, places: slice
     given_logits[1, places] = strange
     rows = [SamplingRow(temperature=temperature, seed=7) for temperature in (1e-300, 0.7, 2.0)]
     assert sample(given_logits, rows, KERNEL) == sample(given_logits, rows)
-
-
-@pytest.mark.skipif(KERNEL is None, reason="there is no kernel")
-def test_a_kernel_that_draws_others_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As one that a compiler has made wrong."""
-
-    def draw_first(*arguments: int) -> None:
-        ctypes.memset(arguments[-1], 0, 8 * arguments[1])
-
-    wrong = SimpleNamespace(draw_rows=draw_first)
-    monkeypatch.setattr(sampler, "functions_for", lambda *_: wrong)
-    assert find_draws(torch.device("cpu")) is None
-    assert "the compiled kernel draws others" in caplog.text
 
 
 def test_all_sorted_logits_give_the_same() -> None:

@@ -83,6 +83,7 @@ class Functions(NamedTuple):
     multiply_linear: Callable[..., None]
     find_highest: Callable[..., bool]
     draw_rows: Callable[..., None]  # of logits in float32
+    forbid_rows: Callable[..., None]  # in them
     spread_threads: Callable[[int], None]
     most_rows: int
     most_linear_rows: int
@@ -131,6 +132,7 @@ def functions_for(
     own = _NAMES[dtype]
     of_weights = own if weights in (None, dtype) else _WIDENED[weights]
 
+    of_logits = (address, word, word, address, word, address)
     declared = partial(_declared, library)
     library.most_rows.restype = word
     library.spread_threads.restype, library.spread_threads.argtypes = None, [word]
@@ -152,9 +154,8 @@ def functions_for(
         find_highest=declared(
             "find_highest", of_weights, ctypes.c_bool, address, address, word, word, *(address,) * 3
         ),
-        draw_rows=declared(
-            "draw_rows", "float32", None, address, word, word, address, word, address
-        ),
+        draw_rows=declared("draw_rows", "float32", None, *of_logits),
+        forbid_rows=declared("forbid_rows", "float32", None, *of_logits),
         most_rows=library.most_rows(),
         most_linear_rows=declared("most_linear_rows", of_weights, word)(),
         spread_threads=library.spread_threads,
