@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from ts_stateful.memory import without_collections
 
 _PROGRAM = """
 import resource, torch
@@ -34,3 +37,16 @@ def test_freed_memory_is_kept_until_it_is_given_back() -> None:
     )
     kept, taken = map(int, done.stdout.split())
     assert kept < 100 < 900 < taken
+
+
+def test_what_a_block_makes_is_never_looked_at() -> None:
+    """Nothing is collected in it, and afterwards only what is made later."""
+    before = gc.get_freeze_count()
+    try:
+        with without_collections():
+            assert not gc.isenabled()
+            made: list[list[int]] = [[] for _ in range(1000)]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= before + len(made)
+    finally:
+        gc.unfreeze()

@@ -124,8 +124,8 @@ class HandlerConfig(EngineConfig, frozen=True, kw_only=True):
     """Devices over which an engine splits the model. Every engine takes so many."""
     context_length: _Count | None = None
     """Tokens of a session. Unset: the model's own limit."""
-    prefill_chunk: _Count = 256
-    """Tokens prefilled between two decode steps."""
+    prefill_chunk: _Count | None = None
+    """Tokens prefilled between two decode steps. Unset: 256 on a CPU, 1,024 on a GPU."""
     shared_cache_bytes: _Natural = 256_000_000
     """The part of the device's bytes for embeddings and system prompts that no session uses any more."""
     host_cache_bytes: _Natural = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ts_stateful.language.scheduler import Scheduler
+from ts_stateful.language.scheduler import Scheduler, budget_of
 
 
 @dataclass(eq=False)
@@ -124,3 +124,10 @@ def test_blocks_are_not_cut() -> None:
     scheduler.add(turn)
     assert run(scheduler) == [(turn, 14)]
     assert run(scheduler) == [(turn, 6)]
+
+
+def test_a_gpu_takes_more_tokens_of_prompts_at_once() -> None:
+    """Unless their number is set."""
+    assert budget_of(None, "cpu") < budget_of(None, "cuda")
+    assert budget_of(7, "cpu") == budget_of(7, "cuda") == 7
+    assert budget_of(None, "meta") == budget_of(None, "cpu")

@@ -35,10 +35,11 @@ def check_budgets(handler: HandlerConfig) -> Iterator[Finding]:
         )
     if handler.store.kv_spill:
         yield from _check_spill(handler)
-    if handler.context_length is not None and handler.context_length < handler.prefill_chunk:
+    length, chunk = handler.context_length, handler.prefill_chunk
+    if length is not None and chunk is not None and length < chunk:
         yield warning(
             "handler.prefillChunk",
-            f"{handler.prefill_chunk} is longer than a context ({handler.context_length} tokens)",
+            f"{chunk} is longer than a context ({length} tokens)",
             "set it below handler.contextLength",
         )
 

@@ -15,7 +15,7 @@ from ts_stateful.language.encoders.loader import TurnMedia
 from ts_stateful.language.grammar.compiler import GrammarCompiler
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.persistence import NoPersistence
-from ts_stateful.language.scheduler import Scheduler
+from ts_stateful.language.scheduler import Scheduler, budget_of
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.inputs import TurnInputs
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
@@ -50,7 +50,7 @@ class Turns:
         grammars: GrammarCompiler,
     ) -> None:
         handler = core.config.handler
-        self.scheduler: Scheduler[Sequence] = Scheduler(handler.prefill_chunk)
+        self.scheduler = Scheduler[Sequence](budget_of(handler.prefill_chunk, model.device.type))
         self.outbox = TurnOutbox(core.outbox.events, core.clock, handler.stream_interval_sec, model)
         self.waiters = Waiters(self.outbox, handler.reattach_sec)
         self.table = core.table

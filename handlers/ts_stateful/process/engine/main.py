@@ -254,7 +254,8 @@ def follow(spec: EngineSpec, driver: DriverSocket) -> int:
         signal.signal(number, signal.SIG_IGN)  # its driver decides
     logging.getLogger().setLevel(logging.ERROR)  # the driver reports the rest
     config = load_config(spec.document)
-    module = import_module(_engine_module(config))
+    with without_collections():
+        module = import_module(_engine_module(config))
     try:
         follower = module.load_follower(config, _placement(spec, driver.rank), driver)
     except Exception:  # the process's boundary

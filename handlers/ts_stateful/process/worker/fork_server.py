@@ -11,7 +11,6 @@ The server would share the worker's session, environment and output, and could n
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import select
 import signal
@@ -198,7 +197,6 @@ class _Forker:
                 from ts_stateful.process.engine.main import preload  # noqa: PLC0415 - not in a worker
 
                 preload(spec_path)
-            gc.freeze()  # collections would write to the shared memory
         return on_cpu
 
     def _reap(self) -> None:

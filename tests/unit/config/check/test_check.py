@@ -117,7 +117,11 @@ def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
             {"handler": {"device": "cpu", "hostCacheBytes": 1 << 30}},
             ("warning", "handler.hostCacheBytes"),
         ),
-        (_GOOD, {"handler": {"contextLength": 128}}, ("warning", "handler.prefillChunk")),
+        (
+            _GOOD,
+            {"handler": {"contextLength": 128, "prefillChunk": 129}},
+            ("warning", "handler.prefillChunk"),
+        ),
         (_GOOD, {"handler": {"reattachSec": 90}}, ("warning", "handler.engineLingerSec")),
         (
             _GOOD,
