@@ -23,6 +23,7 @@ def limits_of(model: Model, config: Config, max_sessions: int | None) -> Limits:
     on_cpu = model.device.type == "cpu"
     device_bytes = settings.device_cache_bytes
     if device_bytes is None and model.device.type == "cuda":
+        torch.cuda.empty_cache()  # of weights that were joined, or loaded in another type
         device_bytes = int(_FREE_SHARE * torch.cuda.mem_get_info(model.device)[0])
     return Limits(
         max_sessions=max_sessions or frontend.max_sessions,

@@ -21,10 +21,8 @@ from ts_stateful.language.kv.spans import Table
 __all__ = ["MOST_ROWS", "FusedDecoder"]
 
 MOST_ROWS: Final = 32  # with more, cuBLAS computes them in less time
-_DTYPES: Final = (
-    torch.float32,
-    torch.bfloat16,
-)  # hidden states that are not yet normalized overflow float16
+# Hidden states that are not yet normalized overflow float16.
+_DTYPES: Final = (torch.float32, torch.bfloat16)
 _SMALLEST_DOT: Final = 16
 _WIDE: Final = 8192  # outputs, whose programs are many, also with larger tiles
 
@@ -32,9 +30,9 @@ _WIDE: Final = 8192  # outputs, whose programs are many, also with larger tiles
 class FusedDecoder:
     """The logits of a step of one token for each of at most `MOST_ROWS` rows; nothing in it waits for the device.
 
-    A stock layer is forty launches, and each takes longer than its work. Here it is seven, and products read their weights at
-    the memory's speed. Hidden states are float32, also in a bfloat16 network. Projections of the same inputs are joined, so the
-    network's parameters become parts of larger tensors.
+    A stock layer is forty launches, and each takes longer than its work. Here it is seven, or nine for several rows, and
+    products read their weights at nearly the memory's speed. Hidden states are float32, also in a bfloat16 network. Projections
+    of the same inputs are joined, so the network's parameters become parts of larger tensors.
 
     Raises:
         UnknownDecoderError: the kernels do not support the network's layers.
