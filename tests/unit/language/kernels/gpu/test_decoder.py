@@ -24,6 +24,10 @@ from ts_stateful.language.kernels.gpu import cuda_graphs, decoder
 from ts_stateful.language.kernels.gpu.decoder import MOST_ROWS, FusedDecoder, _tiles
 from ts_stateful.language.kernels.gpu.triton import TritonKernels
 
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are compiled for the GPU; test_gpu.py has replies"
+)
+
 # Families whose layers differ: grouped heads, norms of heads, norms after both parts, caps and windows, neighbors that rotate
 # together, joined projections, biases, positions of three axes, a residual's factor, layers without positions.
 FAMILIES = (
