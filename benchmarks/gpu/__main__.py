@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     about = _about(device, dtype, handler)
-    samples = Samples(folder / "results.json", {"about": about, "size": size._asdict()})
+    document = {"about": about, "size": size._asdict()}
+    progress = Progress(1 if options.engine_only else 2)
+    samples = Samples(folder / "results.json", document, progress)
     measure(size, device, dtype, config, samples, engine_only=options.engine_only)
     page = report(size, samples.results, about)
     (folder / "report.md").write_text(page)
@@ -65,9 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class Samples:
     """Raw samples by name, written to a file after each one, with `about` what they are of. Shows the progress on stderr."""
 
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+    def __init__(self, path: Path, about: dict[str, Any], progress: Progress) -> None:
         self.results: Results = {}
-        self.progress = Progress(2)
+        self.progress = progress
         self._path, self._about = path, about
 
     def add(self, name: str, sample: float) -> None:
@@ -80,9 +82,7 @@ class Samples:
         """Add what `work` returns; log and leave out what does not fit or cannot run here."""
         try:
             self.add(name, work())
-        except (
-            Exception
-        ) as error:  # the library may raise anything; the other samples are still valid
+        except Exception as error:  # of a library, any; the other samples are still valid
             logging.warning("%s: %s: %s", name, type(error).__name__, error)
         self.progress.step(name)
 

@@ -18,6 +18,7 @@ from ts_stateful.language.kv.spans import Rows
 __all__ = [
     "Decoder",
     "UnknownDecoderError",
+    "activation_of",
     "find_decoder",
     "has_positions",
     "norms_of",
@@ -82,11 +83,12 @@ _DECODERS: Final = {
     "SeedOssModel": 0.0,
     "SmolLM3Model": 0.0,
 }
+_ACTIVATIONS: Final = {nn.SiLU: "silu", SiLUActivation: "silu", GELUTanh: "gelu"}
 # Their modules are classes of their own source file, or these.
 _COMMON: Final = frozenset(
     {
         *(nn.Linear, CompiledLinear, nn.Embedding, nn.ModuleList, nn.Dropout),
-        *(CompactExperts, TurnedExperts, nn.SiLU, SiLUActivation, GELUTanh),
+        *(CompactExperts, TurnedExperts, *_ACTIVATIONS),
     }
 )
 
@@ -212,6 +214,18 @@ def _is_plain(weight: Tensor, device: torch.device) -> bool:
 def _demand(condition: bool, module: nn.Module, reason: str = "is not known") -> None:
     if not condition:
         raise UnknownDecoderError(f"{type(module).__name__} {reason}")
+
+
+def activation_of(mlp: Any) -> str:
+    """Return `silu` or `gelu`, which is computed by tanh: the activation of a stock feed-forward part, or of its experts.
+
+    Raises:
+        UnknownDecoderError: it is another one.
+    """
+    function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", mlp)
+    if type(function) not in _ACTIVATIONS:
+        raise UnknownDecoderError(f"{type(function).__name__} is not known")
+    return _ACTIVATIONS[type(function)]
 
 
 def router_of(mlp: Any) -> Any | None:

@@ -66,6 +66,10 @@ class Rows(NamedTuple):
     embedded: Tensor | None = None
     deepstack: Tensor | None = None
 
+    def first(self, count: int) -> Rows:
+        """Return the first rows of a step in which each session has one token."""
+        return Rows(self.ids[:count], self.positions[..., :count], self.spans[:count])
+
     def pieces(self, most: int) -> Iterator[Rows]:
         """Yield pieces of like sizes, at most `most` tokens, a multiple of 16: one of few tokens would read all weights too."""
         num = len(self.ids)

@@ -6,7 +6,6 @@ import ctypes
 from typing import Any, Final
 
 from torch import nn
-from transformers.activations import GELUTanh, SiLUActivation
 
 from ts_stateful.language.kernels.cpu.kept_experts import TurnedExperts
 from ts_stateful.language.kernels.cpu.library import (
@@ -18,6 +17,7 @@ from ts_stateful.language.kernels.cpu.library import (
 from ts_stateful.language.kernels.decoder_layout import (
     Decoder,
     UnknownDecoderError,
+    activation_of,
     has_positions,
     norms_of,
     router_of,
@@ -28,7 +28,7 @@ __all__ = ["LayerFacts", "NormFacts"]
 
 _WORD: Final = ctypes.c_int64
 _CLAMPED: Final = 2  # the activation of gpt-oss
-_ACTIVATIONS: Final = {nn.SiLU: 0, SiLUActivation: 0, GELUTanh: 1}
+_ACTIVATIONS: Final = {"silu": 0, "gelu": 1}
 
 
 class NormFacts(ctypes.Structure):
@@ -71,10 +71,7 @@ class _ExpertFacts(ctypes.Structure):
             facts = cls._chosen(router_of(mlp), experts, _CLAMPED)
             facts.alpha, facts.limit = experts.alpha, experts.limit
             return facts
-        function = getattr(experts, "act_fn", None) or getattr(experts, "activation_fn", experts)
-        if type(function) not in _ACTIVATIONS:
-            raise UnknownDecoderError(f"{type(function).__name__} is not known")
-        activation = _ACTIVATIONS[type(function)]
+        activation = _ACTIVATIONS[activation_of(experts)]
         if experts is not mlp:
             return cls._chosen(router_of(mlp), experts, activation)
         if hasattr(mlp, "gate_up_proj"):

@@ -166,10 +166,10 @@ class DecodeGraphs:
             return model.decode(inputs)
 
         count = min(size, len(one.ids))
-        inputs.fill(self._padded(_first(one, count), size))
+        inputs.fill(self._padded(one.first(count), size))
         work()  # compiles kernels
         replay = self._capturer.capture(work)
-        inputs.fill(self._padded(_first(other, count), size))
+        inputs.fill(self._padded(other.first(count), size))
         found, expected = replay().clone()[:count].float(), work()[:count].float()
         apart, largest = float((found - expected).abs().max()), float(expected.abs().max())
         if not apart <= _TOLERANCE * max(1.0, largest):  # also NaN
@@ -187,10 +187,6 @@ class DecodeGraphs:
             torch.nn.functional.pad(rows.positions, (0, missing)),
             [*spans, *[self._unused] * missing],
         )
-
-
-def _first(rows: Rows, count: int) -> Rows:
-    return Rows(rows.ids[:count], rows.positions[..., :count], rows.spans[:count])
 
 
 class CudaCapturer:

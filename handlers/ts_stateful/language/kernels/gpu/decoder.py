@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from ts_stateful.language.kernels.decoder_layout import Decoder, UnknownDecoderError
@@ -47,11 +46,10 @@ class FusedDecoder:
     ) -> None:
         if layout.dtype not in _DTYPES:
             raise UnknownDecoderError(f"{layout.dtype} is not supported on a GPU")
+        if decoder.num_positions is not None:  # which the host would have to look at
+            raise UnknownDecoderError("queries that grow with positions are not supported on a GPU")
         self._decoder = decoder
         self._kernels = kernels
-        self._state: Any = getattr(tl, str(layout.dtype).removeprefix("torch."))
-        emulated = triton.knobs.runtime.interpret and layout.dtype is torch.bfloat16
-        self._product: Any = tl.float32 if emulated else self._state
         self._layers = [
             DecoderLayer.of(decoder, *each)
             for each in zip(decoder.layers, layout.layers, windows, strict=True)
@@ -126,7 +124,7 @@ class FusedDecoder:
             factor,
             **tiles,
             EVEN=num_inputs % tiles["INPUTS"] == 0,
-            PRODUCT=self._product,
+            PRODUCT=self._kernels.product,
             NORM=norm is not None,
             BIASED=bias is not None,
             ACTIVATION=activation,
@@ -161,7 +159,7 @@ class FusedDecoder:
             *(projected, cosines, sines, projected if norm is None else norm.weight, queries),
             *(table.buffer, table.num_rows, table.num_spans, index),
             *((0.0, 0.0) if norm is None else (norm.epsilon, norm.offset)),
-            STATE=self._state,
+            STATE=self._kernels.state,
             HEADS=num_heads,
             KEY_HEADS=shape.heads,
             DIM=dim,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ts_stateful.language.kernels.gpu.triton_code import follow, states_at
+from ts_stateful.language.kernels.gpu.triton_code import follow, locate, states_at
 
 __all__ = ["GELU", "SILU", "norm_kernel", "project_kernel", "turn_kernel"]
 
@@ -202,9 +202,6 @@ def turn_kernel(
     else:
         is_value = (head - HEADS) // KEY_HEADS
         key_head = (head - HEADS) % KEY_HEADS
-        span = tl.load(table + token)
-        position = tl.load(table + num_rows + token)
-        capacities = table + 3 * num_rows
-        address = capacities + num_spans + (2 * layer + is_value) * num_spans + span
-        place = key_head * tl.load(capacities + span) + position  # int64
-        tl.store(states_at(address, STATE) + place * DIM + dims, x.to(STATE), mask=inside)
+        keys, place = locate(table, token, key_head, num_rows, num_rows, num_spans, layer)
+        states = states_at(keys + is_value * num_spans, STATE)
+        tl.store(states + place * DIM + dims, x.to(STATE), mask=inside)

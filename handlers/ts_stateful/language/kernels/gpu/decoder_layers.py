@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
-from transformers.activations import GELUTanh, SiLUActivation
+from torch import Tensor
 
 from ts_stateful.language.kernels.decoder_layout import (
     Decoder,
     UnknownDecoderError,
+    activation_of,
     has_positions,
     norms_of,
     router_of,
@@ -23,7 +23,7 @@ from ts_stateful.language.kv.cache import LayerShape
 
 __all__ = ["DecoderLayer", "Linear", "Norm"]
 
-_ACTIVATIONS: Final = {nn.SiLU: SILU, SiLUActivation: SILU, GELUTanh: GELU}
+_ACTIVATIONS: Final = {"silu": SILU, "gelu": GELU}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +97,7 @@ class DecoderLayer:
             UnknownDecoderError: the kernels do not support it.
         """
         attention, mlp = layer.self_attn, layer.mlp
-        function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", mlp)
-        if router_of(mlp) is not None or type(function) not in _ACTIVATIONS:
+        if router_of(mlp) is not None:
             raise UnknownDecoderError(f"{type(mlp).__name__} is not supported on a GPU")
         if shape.key_dim != attention.head_dim or shape.value_dim != attention.head_dim:
             raise UnknownDecoderError(f"states of {shape} are not supported on a GPU")
@@ -113,7 +112,7 @@ class DecoderLayer:
             gate_up=_gate_up(mlp),
             down=Linear.of(mlp.down_proj),
             head_norms=_both(norms.pop("q_norm"), norms.pop("k_norm"), attention.head_dim),
-            activation=_ACTIVATIONS[type(function)],
+            activation=_ACTIVATIONS[activation_of(mlp)],
             rule=Rule(
                 attention.scaling,
                 getattr(attention, "attn_logit_softcapping", None),

@@ -58,7 +58,7 @@ def find_fused_rows(forward: Forward) -> FusedRows | None:
 def difference(forward: Forward, fused: FusedRows) -> str:
     """Return how logits or states of steps differ from the model's; empty if they agree."""
     one, other = sample_rows(forward, _COUNTS)
-    for rows in (one, _first(other, 1)):
+    for rows in (one, other.first(1)):
         inputs = RowInputs(
             len(rows.ids), len(forward.layout.layers), forward.position_axes, forward.device
         )
@@ -76,10 +76,6 @@ def difference(forward: Forward, fused: FusedRows) -> str:
             if reason:
                 return f"{what}: {reason}"
     return ""
-
-
-def _first(rows: Rows, count: int) -> Rows:
-    return Rows(rows.ids[:count], rows.positions[..., :count], rows.spans[:count])
 
 
 def _new_states(rows: Rows) -> list[Tensor]:

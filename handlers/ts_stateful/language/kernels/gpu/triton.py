@@ -31,8 +31,8 @@ class TritonKernels:
     """Implements `attention.Kernels` for one model.
 
     `num_processors` and `shared_bytes`, those of a program's shared memory, are the device's. With `early` a kernel may be
-    launched while the one before it runs, and waits for it itself: the device must have that. `launch` are options of every
-    launch.
+    launched while the one before it runs, and waits for it itself: the device must have that. `state` and `product` are the
+    types of states and of what is multiplied, `launch` options of every launch.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class TritonKernels:
         self.shared_bytes = shared_bytes
         self._layers = layout.layers
         self._itemsize = layout.dtype.itemsize
-        self._state: Any = getattr(tl, str(layout.dtype).removeprefix("torch."))
+        self.state: Any = getattr(tl, str(layout.dtype).removeprefix("torch."))
         # Triton's interpreter would multiply the bits of bfloat16 as integers.
         emulated = triton.knobs.runtime.interpret and layout.dtype is torch.bfloat16
-        self._product: Any = tl.float32 if emulated else self._state
+        self.product: Any = tl.float32 if emulated else self.state
         self._num_programs = num_processors * _PROGRAMS_PER_PROCESSOR
         self.launch: dict[str, Any] = {"EARLY": early, **({"launch_pdl": True} if early else {})}
 
@@ -61,7 +61,7 @@ class TritonKernels:
             *(keys, values, table.buffer, table.num_tokens, table.num_rows, table.num_spans, layer),
             *keys.stride()[:2],
             *values.stride()[:2],
-            STATE=self._state,
+            STATE=self.state,
             KEY_DIM=shape.key_dim,
             VALUE_DIM=shape.value_dim,
             KEY_BLOCK=triton.next_power_of_2(shape.key_dim),
@@ -124,8 +124,8 @@ class TritonKernels:
             *query.stride()[:2],
             shape.key_dim**-0.5 if rule.scale is None else rule.scale,
             rule.softcap or 0.0,
-            STATE=self._state,
-            PRODUCT=self._product,
+            STATE=self.state,
+            PRODUCT=self.product,
             GROUP=group,
             KEY_DIM=shape.key_dim,
             VALUE_DIM=shape.value_dim,

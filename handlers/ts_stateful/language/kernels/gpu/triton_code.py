@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["attend_kernel", "follow", "join_kernel", "states_at", "write_kernel"]
+__all__ = ["attend_kernel", "follow", "join_kernel", "locate", "states_at", "write_kernel"]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
 _VARYING = ["num_tokens", "num_rows", "num_spans", "layer", "window"]
@@ -31,6 +31,16 @@ def follow(EARLY: tl.constexpr):
 def states_at(address, STATE: tl.constexpr):
     """Return the states whose address is stored at `address`; the alignment allows reads of 16 bytes at once."""
     return tl.multiple_of(tl.load(address).to(tl.pointer_type(STATE)), 16)
+
+
+@triton.jit
+def locate(table, token, head, num_tokens, num_rows, num_spans, layer):
+    """Return where the address of a token's keys is stored, and its place in them; that of values is `num_spans` further."""
+    span = tl.load(table + token)
+    position = tl.load(table + num_tokens + token)
+    capacities = table + 2 * num_tokens + num_rows
+    addresses = capacities + num_spans + 2 * num_spans * layer + span
+    return addresses, head * tl.load(capacities + span) + position  # int64
 
 
 @triton.jit(do_not_specialize=[*_VARYING, *_STRIDES])
@@ -57,11 +67,7 @@ def write_kernel(
     follow(EARLY)
     token = tl.program_id(0)
     head = tl.program_id(1)
-    span = tl.load(table + token)
-    position = tl.load(table + num_tokens + token)
-    capacities = table + 2 * num_tokens + num_rows
-    addresses = capacities + num_spans + 2 * num_spans * layer + span
-    place = head * tl.load(capacities + span) + position  # int64
+    addresses, place = locate(table, token, head, num_tokens, num_rows, num_spans, layer)
 
     dims = tl.arange(0, KEY_BLOCK)
     source = keys + head * key_head_stride + token * key_token_stride

@@ -107,11 +107,11 @@ def test_more_rows_are_left_to_the_model() -> None:
     assert fused_of(model)(inputs) is None
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "olmo2", "mixtral"])
+@pytest.mark.parametrize("name", ["gpt_oss", "olmo2", "mixtral", "ministral3"])
 def test_layers_that_are_not_supported_are_named(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Experts and norms of all heads are stock code's, which is no reason to warn."""
+    """Experts, norms of all heads and queries that grow are stock code's, which is no reason to warn."""
     model = made(name)
     with caplog.at_level(logging.INFO):
         assert find_fused_rows(model.forward) is None
