@@ -28,7 +28,7 @@ BALANCE = 1000  # what the account of every sequence of `ledger` begins with; it
 # machine takes from one step to the next.
 _NARROW: dict[str, Any] = {"batchSize": 3, "maxNumSequence": 2, "sequenceMaxIdleMSec": 10_000}
 # Every id that was ever used keeps a place in TorchServe's sequence batch until it is idle for long enough.
-_WIDE: dict[str, Any] = {"batchSize": 193, "maxNumSequence": 192}
+_WIDE: dict[str, Any] = {"batchSize": 193, "maxNumSequence": 192, "maxBatchDelay": 5}
 _ASGI = ("ledger", "meter", "counter", "ledger-queued")
 
 

@@ -41,8 +41,9 @@ class AsyncMailbox:
 
     def expect(self, request_id: str) -> None:
         """See `Mailbox`; called in the loop."""
-        self._loop = asyncio.get_running_loop()
-        self._slots.setdefault(request_id, _Slot())
+        # Asking for the loop is a call of the system, in Python 3.11.
+        self._loop = self._loop or asyncio.get_running_loop()
+        self._slots[request_id] = _Slot()
 
     def post(self, event: Event) -> None:
         """See `Mailbox`."""
@@ -65,7 +66,8 @@ class AsyncMailbox:
         """Wait for events of an expected request, and return all there are, in order."""
         slot = self._slots[request_id]
         if not slot.events:
-            slot.waiter = asyncio.get_running_loop().create_future()
+            assert self._loop is not None  # since `expect`
+            slot.waiter = self._loop.create_future()
             try:
                 await slot.waiter
             finally:

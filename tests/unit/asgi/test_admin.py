@@ -190,13 +190,13 @@ def test_a_session_is_closed_at_its_model() -> None:
     """Or at the first one, or that which is named: only the store may have it."""
     chat = PlayedModel("chat", Outcome())
     other = PlayedModel("other", Outcome((listed("a"),)))
-    client = client_of(chat, other)
-    assert client.post("/sessions/a/close").json()["closed"] == 1
-    assert (chat.closed, other.closed) == ([], ["a"])
-    client.post("/sessions/b/close")
-    client.post("/sessions/c/close", params={"model": "other"})
-    assert (chat.closed, other.closed) == (["b"], ["a", "c"])
-    assert client.post("/sessions/c/close", params={"model": "x"}).status_code == 404
+    with client_of(chat, other) as client:  # in one loop
+        assert client.post("/sessions/a/close").json()["closed"] == 1
+        assert (chat.closed, other.closed) == ([], ["a"])
+        client.post("/sessions/b/close")
+        client.post("/sessions/c/close", params={"model": "other"})
+        assert (chat.closed, other.closed) == (["b"], ["a", "c"])
+        assert client.post("/sessions/c/close", params={"model": "x"}).status_code == 404
 
 
 @pytest.mark.parametrize("verb", ["evict", "expire"])
